@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.aten.op_predicates import moves
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import leaf_of
 from pipeline.program import Port, Program
@@ -208,20 +208,17 @@ def index_limits(program: Program) -> dict[str, int]:
 
 def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
     """Yield the indices that a node reads, each with the static length of the table."""
+    args: Argument = node.args
     if node.target in (aten.embedding.default, aten._embedding_bag.default, aten.embedding_bag.padding_idx):
-        yield from _entry(node.args[1], node.args[0], 0)
+        read = [(0, args[1])]
     elif node.target in (aten.index_select.default, aten.gather.default):
-        yield from _entry(node.args[2], node.args[0], node.args[1])
-    elif node.target is aten.index.Tensor:
-        for dim, index in enumerate(node.args[1]):  # type: ignore[arg-type]
-            yield from _entry(index, node.args[0], dim)
-
-
-def _entry(index: object, table: object, dim: Any) -> Iterator[tuple[torch.fx.Node, int]]:
-    shape = table.meta["val"].shape if isinstance(table, torch.fx.Node) else ()
-    size = shape[dim] if len(shape) else None
-    if isinstance(index, torch.fx.Node) and isinstance(size, int):
-        yield index, size
+        read = [(args[1], args[2])]
+    else:
+        read = list(enumerate(args[1])) if node.target is aten.index.Tensor else []
+    shape = args[0].meta["val"].shape if read and isinstance(args[0], torch.fx.Node) else ()
+    for dim, index in read if shape else ():
+        if isinstance(index, torch.fx.Node) and isinstance(shape[dim], int):
+            yield index, shape[dim]
 
 
 def _origin(node: torch.fx.Node) -> str:
