@@ -29,7 +29,7 @@ from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_at, dim_at, distinct
-from pipeline.testing.compare_outputs import difference
+from pipeline.testing.compare import outputs_difference
 from pipeline.testing.memory import Echoes, Snapshot, sharing
 from pipeline.trt import has_gpu
 
@@ -336,5 +336,5 @@ class _Run:
         return got, want
 
     def compare(self, kind: Kind, what: str, want: object, best: object, got: object, where: str) -> None:
-        if fault := difference(what, want, best, got, self.module.program, self.executor):
+        if fault := outputs_difference(what, want, best, got, self.module.program, self.executor):
             raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_printed(self.module.compiled)}")

@@ -86,7 +86,7 @@ _RECURRENT = Units(16, "what a step rounds is handed on to the next", "tensor", 
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
 
-def _each(names: str, row: Units) -> dict[str, Units]:
+def _each(names: str, row: Units) -> dict[object, Units]:
     return dict.fromkeys(names.split(), row)
 
 

@@ -172,7 +172,7 @@ def recurrent(draw: Draw, target: Target) -> Call:
     steps, features = layer.steps, layer.features
     shape = ("n", steps, features) if batch_first else (steps, "n", features)
     x = draw(tensors(shape, layer.dtype, values="unit"))
-    sizes = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
     return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
 
 
@@ -181,5 +181,5 @@ def packed(draw: Draw, target: Target) -> Call:
     layer = draw(layers(PACKED[target]))
     x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
     lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))
-    sizes = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
     return Call(target, (x, lengths, layer.state, layer.params, *layer.options), sizes=sizes)
