@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Literal, NoReturn, TypeVar
 
 import torch
@@ -92,17 +93,14 @@ def check(
 
     Args:
         call: the operator with its arguments.
-        registry: the converters.
-        decompositions: our own decompositions, which take precedence over converters.
-        settings: default settings if None.
+        registry, decompositions, settings: for the compilation. Our own decompositions take precedence over converters.
         dynamic: False fixes the sizes; True requires named sizes in the call; None takes the call as it is.
         build: also build the engine.
         executors: the executors to run on; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
         devices: also capture for these (``"cuda"``): a call whose graph differs there is checked on both.
         used: fail if the target's own converter was not used, because a decomposition came first.
 
-    Returns:
-        ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
+    Returns ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
 
     Raises:
         CheckError: a check failed; the message has a snippet that reproduces it.
@@ -114,16 +112,13 @@ def check(
     decompose, validate = Decompose(registry, decompositions), Validate(registry)
     partitioned = attempt("converts", call, lambda: avoid_faults(partition(validate(decompose(made.program)))))
     if partitioned.fallbacks:
-        refused = (verdict for verdict in partitioned.verdicts.values() if not verdict.supported)
-        return Rejected(call, tuple(reason for verdict in refused for reason in verdict.reasons))
+        refused = (verdict.reasons for verdict in partitioned.verdicts.values() if not verdict.supported)
+        return Rejected(call, tuple(chain.from_iterable(refused)))
     converted = _convert(call, partitioned)
-    was_used = _uses(partitioned, call.target)
-    if used and not was_used:
-        fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+    was_used = _was_used(call, partitioned, used)
     build = build or "tensorrt" in (executors or ())
     built = attempt("builds", call, lambda: build_stage(converted)) if build else None
-    usual: tuple[Executor, ...] = ("reference", "tensorrt") if build and has_gpu() else ("reference",)
-    for executor in usual if executors is None else executors:
+    for executor in usual_executors(build) if executors is None else executors:
         run_beside_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
         _check_on_device(device, call, partitioned.program, registry, decompositions, settings)
@@ -170,10 +165,18 @@ def _convert(call: Call, partitioned: Partitioned) -> Converted:
     return first
 
 
-def _uses(partitioned: Partitioned, target: object) -> bool:
-    """Return whether an engine has a node of the target itself."""
-    kept = {node.name for node in partitioned.program.graph.nodes if node.target is target}
-    return any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
+def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
+    """Return whether an engine has a node of the target itself; fail if it was ``demanded`` and has none."""
+    kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
+    found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
+    if demanded and not found:
+        fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+    return found
+
+
+def usual_executors(build: bool) -> tuple[Executor, ...]:
+    """Return the executors to compare on: the reference, and TensorRT if engines are built and there is a GPU."""
+    return ("reference", "tensorrt") if build and has_gpu() else ("reference",)
 
 
 def run_beside_eager(call: Call, made: Made, compiled: Compiled, executor: Executor) -> None:

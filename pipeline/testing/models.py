@@ -29,9 +29,9 @@ from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_at, dim_at, distinct
+from pipeline.testing.check import usual_executors
 from pipeline.testing.compare import outputs_difference
 from pipeline.testing.memory import Echoes, Snapshot, sharing
-from pipeline.trt import has_gpu
 
 Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]
 Entry = Literal["dims", "inputs", "exported"]
@@ -168,7 +168,7 @@ def check_model(
     compiled = _compile_twice(model, compile, entry)
     _check_blocks(compiled.partitioned)
     _check_read(compiled)
-    for executor in executors or (("reference", "tensorrt") if build and has_gpu() else ("reference",)):
+    for executor in executors or usual_executors(build):
         _run(model, compiled, executor, strided)
     return compiled
 
