@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from statistics import median
 
-import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.naming import module_path, node_of
 from pipeline.build.kernels import Kernel, steps
 from pipeline.compiled import Compiled
 from pipeline.errors import line_of
-from pipeline.network.engine import Engine
-from pipeline.profiling.kernels import Span, timed
-from pipeline.profiling.matching import Match, matched
+from pipeline.profiling.kernels import Span, timed, usual
+from pipeline.profiling.matching import matched
 from pipeline.program import Segment, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.profile import LayerTime, NodeTime, Profile, SegmentTime
@@ -70,10 +69,8 @@ def _median(times: Sequence[float]) -> float:
 def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> SegmentTime:
     whole = _median(measured.segments.get(segment.name, ()))
     if segment.kind == "torch":
-        nodes = tuple(_operators(compiled, segment.nodes))
-        return SegmentTime(
-            segment.name, "pytorch", whole, (LayerTime(segment.name, whole, nodes, "segment"),), "events"
-        )
+        only = LayerTime(segment.name, whole, tuple(_operators(compiled, segment.nodes)), "segment")
+        return SegmentTime(segment.name, "pytorch", whole, (only,), "events")
     rows = _medians(measured.layers.get(segment.name, ()))
     layers = tuple(_layers(compiled, segment, rows, measured.metadata.get(segment.name, {})))
     timings = timed(rows, measured.kernels.get(segment.name, ()))
@@ -88,10 +85,8 @@ def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> Segmen
 
 def _medians(runs: Sequence[Rows]) -> Rows:
     """Return the rows of an engine: medians over the runs whose rows are the most common ones."""
-    shapes = [tuple(name for name, _ in rows) for rows in runs]
-    names = max(shapes, key=shapes.count, default=())
-    alike = [rows for rows, shape in zip(runs, shapes, strict=True) if shape == names]
-    return [(name, median(rows[i][1] for rows in alike)) for i, name in enumerate(names)]
+    alike = zip(*usual(runs, lambda row: row[0]), strict=True)
+    return [(rows[0][0], median(taken for _, taken in rows)) for rows in alike]
 
 
 def _layers(
@@ -102,24 +97,17 @@ def _layers(
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
     own = compiled.layer_names(engine, network)
-    found = matched(names, _steps(engine), list(own), metadata)
+    planned: tuple[Kernel, ...] = ()
+    with suppress(ValueError):
+        planned = steps(engine.checked())
+    found = matched(names, planned, list(own), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
-        nodes = tuple(_operators(compiled, _nodes_of(evolve(match, layers=tuple(own.get(n, n) for n in match.layers)))))
+        computed = dict.fromkeys(node_of(own.get(layer, layer)) for layer in match.layers)
+        nodes = tuple(_operators(compiled, computed))
         yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 
 
-def _steps(engine: Engine) -> tuple[Kernel, ...]:
-    try:
-        return steps(engine.checked())
-    except ValueError:
-        return ()
-
-
-def _nodes_of(match: Match) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node_of(layer) for layer in match.layers))
-
-
-def _operators(compiled: Compiled, names: Sequence[str]) -> Iterator[str]:
+def _operators(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
     """Return those names that are operators of the program."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)
@@ -133,11 +121,6 @@ def _nodes(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[Node
         for name in layer.nodes:
             times[name] += layer.milliseconds / len(layer.nodes)
             shared[name] = max(shared[name], len(layer.nodes) - 1)
-    for node in compiled.program.graph.nodes:
-        if node.name in times:
-            yield _node(node, times[node.name], shared[node.name])
-
-
-def _node(node: torch.fx.Node, milliseconds: float, shared: int) -> NodeTime:
-    where = node.meta.get("where") or line_of(node.meta)
-    return NodeTime(node.name, milliseconds, module_path(node), where, qualified_name(node.target), shared)
+    for node in (node for node in compiled.program.graph.nodes if node.name in times):
+        name, where = node.name, node.meta.get("where") or line_of(node.meta)
+        yield NodeTime(name, times[name], module_path(node), where, qualified_name(node.target), shared[name])

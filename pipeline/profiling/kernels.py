@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import frozen
 
@@ -26,6 +26,7 @@ WRONG, ODD, MORE, COPY = 8.0, 4.0, 0.5, 0.3
 """The costs of an assignment: a kernel of another row's name; no kernel, or a kernel for a row that has none; a second
 kernel, or a library's for a generated one; a copy."""
 _WRITTEN = re.compile(r"_0x[0-9a-f]{16,}")
+T = TypeVar("T")
 _ELEMENTWISE = re.compile(r"__myl_(?!Fc|Corr)")
 
 
@@ -40,8 +41,7 @@ class Span:
 
 @frozen
 class Timed:
-    """The times of a segment by its kernels: for each row the kernels' names and milliseconds; and the time between
-    them."""
+    """The times of a segment: each row's kernels by name and their milliseconds; and the time between kernels."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float
@@ -68,18 +68,23 @@ def timed(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> 
 
     rows: names and milliseconds from TensorRT's profiler. runs: the kernels of each run.
     """
-    shapes = [tuple(span.name for span in run) for run in runs]
-    if not shapes:
+    if not runs:
         return None
-    names = max(shapes, key=shapes.count)
-    alike = [run for run, shape in zip(runs, shapes, strict=True) if shape == names]
-    taken = [median(run[i].milliseconds for run in alike) for i in range(len(names))]
-    given = aligned(rows, list(zip(names, taken, strict=True)))
+    alike = usual(runs, lambda span: span.name)
+    kernels = [(spans[0].name, median(span.milliseconds for span in spans)) for spans in zip(*alike, strict=True)]
+    given = aligned(rows, kernels)
     if given is None:
         return None
-    places = [[i for i, row in enumerate(given) if row == place] for place in range(len(rows))]
-    found = tuple((tuple(names[i] for i in each), sum(taken[i] for i in each)) for each in places)
+    own = [[kernel for kernel, row in zip(kernels, given, strict=True) if row == place] for place in range(len(rows))]
+    found = tuple((tuple(name for name, _ in each), sum(taken for _, taken in each)) for each in own)
     return Timed(found, median(map(_gap_milliseconds, alike)))
+
+
+def usual(runs: Sequence[Sequence[T]], name: Callable[[T], str]) -> list[Sequence[T]]:
+    """Return the runs whose rows have the most common names."""
+    names = [tuple(map(name, run)) for run in runs]
+    most = max(names, key=names.count, default=())
+    return [run for run, each in zip(runs, names, strict=True) if each == most]
 
 
 def _gap_milliseconds(run: Sequence[Span]) -> float:

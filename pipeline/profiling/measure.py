@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 from attrs import define, field, frozen
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled, CompiledModule
@@ -27,12 +27,7 @@ from pipeline.trt import LIBRARY, has_gpu, trt
 RUNS, WARMUP = 50, 10
 
 
-def profile(
-    compiled: Compiled,
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    runs: int = RUNS,
-) -> Profile:
+def profile(compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = RUNS) -> Profile:
     """Return the profile of a call with these inputs on the current GPU.
 
     The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, the layers of each engine
@@ -58,18 +53,8 @@ def profile(
         layers, metadata = layer_times(compiled, call, runs)
         kernels = kernel_times(compiled, call, runs)
         graphs, why = graph_times(compiled, call, runs)
-    measured = Measured(
-        segments=segments,
-        layers=layers,
-        metadata=metadata,
-        kernels=kernels,
-        calls=calls,
-        graphs=graphs,
-        no_graph=why,
-        gpu=torch.cuda.get_device_name(),
-        library=LIBRARY,
-        inputs=call.described,
-    )
+    gpu = torch.cuda.get_device_name()
+    measured = Measured(segments, layers, metadata, kernels, calls, graphs, why, gpu, LIBRARY, call.described)
     return assembled(compiled, measured)
 
 
@@ -113,18 +98,14 @@ class Call:
     @property
     def described(self) -> tuple[str, ...]:
         """Return the inputs as text."""
-        leaves = torch.utils._pytree.tree_leaves(self.copies)
-        return tuple(_described(leaf) for leaf in leaves)
+        return tuple(
+            f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
+            for x in tree_leaves(self.copies)
+        )
 
 
 def _on_gpu(value: object) -> object:
     return value.detach().to("cuda", copy=True) if isinstance(value, torch.Tensor) else value
-
-
-def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return repr(value)
 
 
 def mark() -> torch.cuda.Event:
@@ -227,7 +208,9 @@ def layer_times(
             return run
         context = run.session.context
         recorder = recorders[segment.name] = LayerRecorder()
-        metadata[segment.name] = inspected(run.session.loaded.cuda_engine, context)
+        inspector = run.session.loaded.cuda_engine.create_engine_inspector()
+        inspector.execution_context = context
+        metadata[segment.name] = metadata_of(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
         return partial(recorded, run, context, recorder)
 
     module.instrument(wrapped)
@@ -249,19 +232,13 @@ def recorded(
     return outputs
 
 
-def inspected(engine: object, context: object) -> Mapping[str, Sequence[str]]:
-    """Return the network's layers for each engine layer, by name, from the inspector."""
-    inspector = engine.create_engine_inspector()  # type: ignore[attr-defined]
-    inspector.execution_context = context
-    return metadata_of(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
-
-
 def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
     """Return each segment's kernels by run, from CUPTI through torch's profiler; none if another profiler runs."""
     module = instrumentable(compiled)
     call.warm(module)
     order: list[str] = []
     aheads: defaultdict[str, Ahead] = defaultdict(Ahead)
+
     module.instrument(lambda segment, run: partial(bounded, order, segment.name, aheads[segment.name], run))
     seen = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
     try:
@@ -274,7 +251,9 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
             torch.cuda.synchronize()
     finally:
         seen.stop()
-    return by_segment(order, spans(seen))
+    found = (e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
+    spans = [Span(e.name, 1e-3 * e.time_range.start, 1e-3 * e.time_range.elapsed_us()) for e in found]
+    return by_segment(order, spans)
 
 
 def bounded(
@@ -287,12 +266,6 @@ def bounded(
     outputs = ahead(run, inputs, turn)
     busy(1)
     return outputs
-
-
-def spans(seen: torch.profiler.profile) -> list[Span]:
-    """Return the kernels in a profiler's records."""
-    found = (e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
-    return [Span(e.name, 1e-3 * e.time_range.start, 1e-3 * e.time_range.elapsed_us()) for e in found]
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:

@@ -94,16 +94,15 @@ def _replayed(
 
     Their graphs share one pool of memory.
     """
-    recorded = [each.settings.cuda_graphs for each in programs]
     pool: Argument = None
-    every: list[list[torch.cuda.CUDAGraph | None]] = []
+    every: list[torch.cuda.CUDAGraph | None] = []
     for call, count in zip(calls, counts, strict=True):
-        every.append([])
-        for module, on in zip(modules, recorded, strict=True):
-            if on and not any(graph for graphs in every for graph in graphs):  # torch keeps no pool without a graph
+        for module, program in zip(modules, programs, strict=True):
+            recorded = program.settings.cuda_graphs
+            if recorded and not any(every):  # torch keeps no pool without a graph
                 pool = torch.cuda.graph_pool_handle()
-            every[-1].append(_graph_of(module, call, pool) if on else None)
-        yield _replay_times(every[-1], count)
+            every.append(_graph_of(module, call, pool) if recorded else None)
+        yield _replay_times(every[-len(programs) :], count)
 
 
 def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:

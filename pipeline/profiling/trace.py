@@ -22,14 +22,11 @@ def write(profile: Profile, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    text = json.dumps({"traceEvents": list(events(profile)), "displayTimeUnit": "ms", "otherData": _about(profile)})
+    about = {"gpu": profile.gpu, "library": profile.library, "runs": str(profile.runs)}
+    about["inputs"] = ", ".join(profile.inputs)
+    text = json.dumps({"traceEvents": list(events(profile)), "displayTimeUnit": "ms", "otherData": about})
     with replacing(Path(path)) as file:
         file.write(text.encode())
-
-
-def _about(profile: Profile) -> dict[str, str]:
-    about = {"gpu": profile.gpu, "library": profile.library, "runs": str(profile.runs)}
-    return {**about, "inputs": ", ".join(profile.inputs)}
 
 
 def events(profile: Profile) -> Iterator[Event]:

@@ -33,7 +33,7 @@ from pipeline.improvements.quantizing import block_of, rounded, weight_of
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import identity, qualified_name
 from pipeline.records.wording import kind_of, one_of
-from pipeline.verification.calibration import Range, ranges
+from pipeline.verification.eager import Range, ranges
 
 Weights = Literal["int8", "int4", "fp8"]
 Activations = Literal["int8", "fp8"]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from attrs import evolve, field, frozen
+from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.support import of_kind
-from pipeline.aten.types import Argument, Leaf, Target
+from pipeline.aten.types import Argument, Function, Leaf, Target
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Range
 from pipeline.testing.values import generate
 
 Sizes: TypeAlias = Mapping[str, int]
+T = TypeVar("T")
 
 
 @frozen(repr=False)
@@ -38,12 +41,16 @@ class Size:
 
     def at(self, sizes: Mapping[str, Any]) -> Leaf:
         """Return the value for these sizes, which may be symbolic."""
+        return self.computed(sizes, lambda function, a, b: function(a, b))
+
+    def computed(self, sizes: Mapping[str, T], step: Callable[[Function, T, T | int], T]) -> T:
+        """Return the result of the expression's operations, each computed by ``step``."""
         value = sizes[self.names[0]]
         for name in self.names[1:]:
-            value = value * sizes[name]
-        value = value if self.divisor == 1 else value // self.divisor
-        value = value if self.scale == 1 else value * self.scale
-        return value if self.offset == 0 else value + self.offset
+            value = step(operator.mul, value, sizes[name])
+        value = value if self.divisor == 1 else step(operator.floordiv, value, self.divisor)
+        value = value if self.scale == 1 else step(operator.mul, value, self.scale)
+        return value if self.offset == 0 else step(operator.add, value, self.offset)
 
     def __repr__(self) -> str:
         return _record("Size", [repr(self.name)], _changed(self, "scale", "offset", "divisor"))
@@ -101,11 +108,14 @@ class TensorSpec:
         return _record("TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed)
 
 
+def argument_at(leaf: object, sizes: Mapping[str, object]) -> Leaf:
+    """Return the value of a `Size` for these sizes; anything else unchanged."""
+    return leaf.at(sizes) if isinstance(leaf, Size) else leaf
+
+
 def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
     """Return a dim's value for these sizes; anything else unchanged."""
-    if isinstance(dim, Size):
-        return dim.at(sizes)
-    return sizes[dim] if isinstance(dim, str) else dim
+    return sizes[dim] if isinstance(dim, str) else argument_at(dim, sizes)
 
 
 def _names(dim: object) -> tuple[str, ...]:
@@ -121,8 +131,7 @@ def _ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
 
 
 def _range(name: str, size: Argument) -> Range:
-    """Return the range of a size: for ``3`` from 1 to 8 (or twice the size), tuned for 3; ``(min, opt, max)``
-    unchanged."""
+    """Return the range of a size: for ``3`` from 1 to 8 (or twice the size), tuned for 3."""
     if isinstance(size, Range):
         return size
     low, opt, high = size if isinstance(size, tuple) else (min(1, size), size, max(8, 2 * size))
@@ -159,9 +168,9 @@ class Call:
         if any(spec.constant and spec.names for spec in self.specs):
             raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
 
-    def leaves(self) -> Iterator[object]:
+    def leaves(self) -> list[Leaf]:
         """Return the arguments, with sequences flattened."""
-        yield from _leaves((*self.args, *self.kwargs.values()))
+        return tree_leaves((self.args, tuple(self.kwargs.values())))
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -191,7 +200,13 @@ class Call:
     def static(self) -> Call:
         """Return the same call with numbers in place of names."""
         sizes = self.opt
-        args, kwargs = self.map(lambda leaf: _fixed(leaf, sizes))
+
+        def fixed(leaf: Leaf) -> Leaf:
+            if isinstance(leaf, TensorSpec):
+                return evolve(leaf, shape=[dim_at(d, sizes) for d in leaf.shape], values=leaf.values_at(sizes))
+            return argument_at(leaf, sizes)
+
+        args, kwargs = self.map(fixed)
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
     def bound(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
@@ -205,14 +220,9 @@ class Call:
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
     def fill(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return arguments with these tensors in place of ``specs``, and with the values of ``Size`` for these
-        sizes."""
+        """Return arguments with these tensors in place of ``specs``, and the values of ``Size`` for these sizes."""
         rest = iter(tensors)
-        return self.map(
-            lambda leaf: (
-                next(rest) if isinstance(leaf, TensorSpec) else leaf.at(sizes) if isinstance(leaf, Size) else leaf
-            )
-        )
+        return self.map(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_at(leaf, sizes))
 
     def eager(self, sizes: Sizes | None = None) -> Leaf:
         """Return the result in eager PyTorch."""
@@ -222,18 +232,12 @@ class Call:
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
         """Return a few sets of sizes inside the ranges, without repetition: opt, min, max, and a mixture."""
-        names = list(self.sizes)
-        least = {n: self.sizes[n].min for n in names}
-        most = {n: min(self.sizes[n].max, 9) if self.sizes[n].min <= 9 else self.sizes[n].max for n in names}
-        mixed = {n: (least if i % 2 else most)[n] for i, n in enumerate(names)}
-        tried = [
-            self.opt,
-            most,
-            least,
-            mixed,
-            {n: max(min(self.sizes[n].opt + 1, self.sizes[n].max), least[n]) for n in names},
-        ]
-        return tuple(dict(t) for t in dict.fromkeys(tuple(sizes.items()) for sizes in tried))
+        ranges = self.sizes.items()
+        least = {n: r.min for n, r in ranges}
+        most = {n: min(r.max, 9) if r.min <= 9 else r.max for n, r in ranges}
+        mixed = {n: (least if i % 2 else most)[n] for i, n in enumerate(most)}
+        above = {n: min(r.opt + 1, r.max) for n, r in ranges}
+        return distinct(self.opt, most, least, mixed, above)
 
     def map(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return the arguments with ``f`` applied to each leaf; sequences become lists."""
@@ -246,11 +250,9 @@ class Call:
     def __repr__(self) -> str:
         """Return Python that creates the call (with ``import torch`` and ``from pipeline.testing import *``)."""
         given = [f"torch.ops.{qualified_name(self.target)}", _printed(self.args)]
-        more = (
-            {"kwargs": f"{{{', '.join(f'{k!r}: {_printed(v)}' for k, v in self.kwargs.items())}}}"}
-            if self.kwargs
-            else {}
-        )
+        more: dict[str, str] = {}
+        if self.kwargs:
+            more["kwargs"] = f"{{{', '.join(f'{k!r}: {_printed(v)}' for k, v in self.kwargs.items())}}}"
         if self.sizes:
             more["sizes"] = repr({n: (r.min, r.opt, r.max) for n, r in self.sizes.items()})
         if self.outputs is not None:
@@ -265,22 +267,13 @@ class Call:
         return hash(repr(self))
 
 
-def _leaves(values: Argument) -> Iterator[Leaf]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _leaves(value)
-        else:
-            yield value
+def distinct(*sizes: dict[str, int]) -> tuple[dict[str, int], ...]:
+    """Return sets of sizes without repetition."""
+    return tuple(each for i, each in enumerate(sizes) if each not in sizes[:i])
 
 
 def _mapped(value: object, f: Callable[[Leaf], object]) -> Leaf:
     return [_mapped(v, f) for v in value] if isinstance(value, list | tuple) else f(value)
-
-
-def _fixed(leaf: object, sizes: Sizes) -> Leaf:
-    if isinstance(leaf, TensorSpec):
-        return evolve(leaf, shape=tuple(dim_at(d, sizes) for d in leaf.shape), values=leaf.values_at(sizes))
-    return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
 
 def _record(name: str, values: Sequence[str], more: Mapping[str, str]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NoReturn, TypeVar
+from itertools import chain
+from typing import Literal, NoReturn, TypeVar
 
 import torch
 from attrs import field, frozen
@@ -15,7 +16,7 @@ from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry, Rejection
 from pipeline.errors import PipelineError
 from pipeline.network.description import Network
-from pipeline.program import Converted, Partitioned, Program, Verdict
+from pipeline.program import Converted, Partitioned, Program
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 from pipeline.stages import Decompose, Validate, avoid_faults, convert, partition, refit_map
@@ -92,17 +93,14 @@ def check(
 
     Args:
         call: the operator with its arguments.
-        registry: the converters.
-        decompositions: our own decompositions, which take precedence over converters.
-        settings: default settings if None.
+        registry, decompositions, settings: for the compilation. Our own decompositions take precedence over converters.
         dynamic: False fixes the sizes; True requires named sizes in the call; None takes the call as it is.
         build: also build the engine.
         executors: the executors to run on; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
         devices: also capture for these (``"cuda"``): a call whose graph differs there is checked on both.
         used: fail if the target's own converter was not used, because a decomposition came first.
 
-    Returns:
-        ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
+    Returns ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
 
     Raises:
         CheckError: a check failed; the message has a snippet that reproduces it.
@@ -111,30 +109,20 @@ def check(
     """
     call, settings = _with_sizes(call, dynamic), settings or CompilationSettings()
     made = program_of(call, settings)
-    partitioned = _partitioned(call, made, Decompose(registry, decompositions), Validate(registry))
+    decompose, validate = Decompose(registry, decompositions), Validate(registry)
+    partitioned = attempt("converts", call, lambda: avoid_faults(partition(validate(decompose(made.program)))))
     if partitioned.fallbacks:
-        return Rejected(call, _reasons(partitioned))
+        refused = (verdict.reasons for verdict in partitioned.verdicts.values() if not verdict.supported)
+        return Rejected(call, tuple(chain.from_iterable(refused)))
     converted = _convert(call, partitioned)
     was_used = _was_used(call, partitioned, used)
-    built = attempt("builds", call, lambda: build_stage(converted)) if build or _has(executors, "tensorrt") else None
-    for executor in executors if executors is not None else _executors(built is not None):
+    build = build or "tensorrt" in (executors or ())
+    built = attempt("builds", call, lambda: build_stage(converted)) if build else None
+    for executor in usual_executors(build) if executors is None else executors:
         run_beside_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
         _check_on_device(device, call, partitioned.program, registry, decompositions, settings)
-    return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
-
-
-def _partitioned(call: Call, made: Made, *stages: Any) -> Partitioned:
-    """Return the call's program after these stages, `partition` and `avoid_faults`."""
-    found: Partitioned = attempt("converts", call, lambda: _through((*stages, partition, avoid_faults), made.program))
-    return found
-
-
-def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
-    """Return whether the target's own converter was used; fail if it was ``demanded`` and was not."""
-    if not (found := _uses(partitioned, call.target)) and demanded:
-        fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
-    return found
+    return Checked(call, converted.networks, call.sizes_to_try, was_used, build)
 
 
 def _with_sizes(call: Call, dynamic: bool | None) -> Call:
@@ -157,23 +145,16 @@ def _check_on_device(
 ) -> None:
     """Check the call as captured for another device, if the program differs; skip a call that torch lacks there."""
     there = settings.evolve(device=device)
-    decompose = Decompose(registry, decompositions)
     try:
         with suppress(CallError):
             made = program_of(call, there).program
-            if computes_alike(program, attempt("converts", call, lambda: decompose(made))):
+            if computes_alike(program, attempt("converts", call, lambda: Decompose(registry, decompositions)(made))):
                 return
             result = check(call, registry=registry, decompositions=decompositions, settings=there)
             if isinstance(result, Rejected):
                 fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
     except CheckError as error:
         raise CheckError(error.kind, call, f"as on {device}: {error.message}") from error
-
-
-def _through(stages: Sequence[Any], record: Any) -> Any:
-    for stage in stages:
-        record = stage(record)
-    return record
 
 
 def _convert(call: Call, partitioned: Partitioned) -> Converted:
@@ -184,23 +165,18 @@ def _convert(call: Call, partitioned: Partitioned) -> Converted:
     return first
 
 
-def _uses(partitioned: Partitioned, target: object) -> bool:
-    """Return whether an engine has a node of the target itself."""
-    kept = {node.name for node in partitioned.program.graph.nodes if node.target is target}
-    return any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
+def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
+    """Return whether an engine has a node of the target itself; fail if it was ``demanded`` and has none."""
+    kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
+    found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
+    if demanded and not found:
+        fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+    return found
 
 
-def _reasons(partitioned: Partitioned) -> tuple[Rejection, ...]:
-    refused: list[Verdict] = [v for v in partitioned.verdicts.values() if not v.supported]
-    return tuple(reason for verdict in refused for reason in verdict.reasons)
-
-
-def _executors(built: bool) -> tuple[Executor, ...]:
-    return ("reference", "tensorrt") if built and has_gpu() else ("reference",)
-
-
-def _has(executors: Sequence[Executor] | None, executor: Executor) -> bool:
-    return executors is not None and executor in executors
+def usual_executors(build: bool) -> tuple[Executor, ...]:
+    """Return the executors to compare on: the reference, and TensorRT if engines are built and there is a GPU."""
+    return ("reference", "tensorrt") if build and has_gpu() else ("reference",)
 
 
 def run_beside_eager(call: Call, made: Made, compiled: Compiled, executor: Executor) -> None:
@@ -211,7 +187,8 @@ def run_beside_eager(call: Call, made: Made, compiled: Compiled, executor: Execu
 
 
 def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledModule, executor: Executor) -> None:
-    results = attempt("runs", call, lambda: module(*made.arguments(call, sizes)), sizes, executor)
+    where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
+    results = attempt("runs", call, lambda: module(*made.arguments(call, sizes)), where)
     want = expected(call, sizes, [fake.dtype for fake in _fakes(made.program)])
     _agrees(want, made.program)
     for i, got in enumerate(results):
@@ -219,12 +196,11 @@ def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledMo
         if fault:
             what = f"result {i}" if len(results) > 1 else "the result"
             networks = "\n\n".join(map(str, module.compiled.networks))
-            fail("values", call, f"{what}{_at(sizes, executor)}: {fault}\n\n{networks}")
+            fail("values", call, f"{what}{where}: {fault}\n\n{networks}")
 
 
 def _agrees(want: Expected, program: Program) -> None:
-    """Raise a `CallError` if eager and fake tensors disagree on a dtype or size: a converter can only follow the
-    latter.
+    """Raise a `CallError` if eager and fake tensors disagree on a dtype or size: converters can only follow the latter.
 
     Torch 2.11 has ``int(6 * 1.7)``, the size at hand, for ``int(k * 1.7)`` in upsample_linear1d of dynamic size.
     """
@@ -242,20 +218,13 @@ def _fakes(program: Program) -> list[torch.Tensor]:
     return [values[output.value] for output in program.outputs]
 
 
-def _at(sizes: Mapping[str, int], executor: str) -> str:
-    return f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
-
-
-def attempt(
-    kind: Kind, call: Call, f: Callable[[], T], sizes: Mapping[str, int] | None = None, executor: str = ""
-) -> T:
+def attempt(kind: Kind, call: Call, f: Callable[[], T], where: str = "") -> T:
     """Call a function; its exceptions become a `CheckError` of this kind."""
     try:
         return f()
     except CheckError:
         raise
     except Exception as error:
-        where = _at(sizes, executor) if sizes is not None else ""
         raise CheckError(kind, call, f"{type(error).__name__}{where}: {error}") from error
 
 

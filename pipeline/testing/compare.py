@@ -1,4 +1,5 @@
-"""Compare results with float64: they must be no worse than eager's; integers and bools must equal eager's."""
+"""Compare the results of a call, or of a whole program leaf by leaf, with float64: they must be no worse than eager's;
+integers and bools must equal eager's."""
 
 from __future__ import annotations
 
@@ -6,10 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from attrs import field, frozen
+from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Leaf
+from pipeline.program import Program
+from pipeline.records.wording import kind_of
 from pipeline.testing.calls import Call
-from pipeline.testing.ulps import Units, units_for
+from pipeline.testing.memory import named_leaves
+from pipeline.testing.ulps import PROGRAM, Units, units_for
+
+LARGEST = 8.0
+"""The expected bound of values inside a program; an error may be that of a number as large."""
 
 
 @frozen
@@ -36,7 +44,11 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
     doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
     rounded = next((t.dtype for t in given if t.is_floating_point()), None)
     rounds = rounded is not None and units_for(call.target, rounded).rounds_numbers
-    exact = _run(call, sizes, doubles, lambda value: _double(_rounded_to(rounded, value) if rounds else value))
+
+    def as_exact(value: Leaf) -> Leaf:
+        return torch.tensor(value, dtype=rounded).item() if rounds and isinstance(value, float) else _double(value)
+
+    exact = _run(call, sizes, doubles, as_exact)
     eager = _run(call, sizes, given)
     if eager is None:
         if exact is None:
@@ -47,7 +59,10 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
         absolute = _run(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _double)
     nothing = (None,) * len(eager)
     pairs = tuple(e is not None and e.is_complex() for e in eager)
-    absolute = tuple(_bound_of_parts(a) if pair else a for a, pair in zip(absolute or nothing, pairs, strict=True))
+    absolute = tuple(  # the bound of a complex number is that of each of its parts
+        torch.stack((a, a), -1) if pair and a is not None else a
+        for a, pair in zip(absolute or nothing, pairs, strict=True)
+    )
     return Expected(call, _as_real_pairs(eager), _as_real_pairs(exact or nothing), absolute, _largest(doubles), pairs)
 
 
@@ -66,16 +81,6 @@ def _is_inexact(t: torch.Tensor) -> bool:
 def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
     """Return complex results as pairs of reals."""
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
-
-
-def _bound_of_parts(absolute: Leaf) -> Leaf:
-    """Return the bound of a complex number for each of its parts."""
-    return None if absolute is None else torch.stack((absolute, absolute), -1)
-
-
-def _rounded_to(dtype: torch.dtype | None, value: object) -> Leaf:
-    """Return a Python float rounded to a dtype; anything else unchanged."""
-    return torch.tensor(value, dtype=dtype).item() if isinstance(value, float) else value
 
 
 def _double(value: object) -> Leaf:
@@ -128,7 +133,9 @@ def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> 
         got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor)
     )
     fault = _describe_first(wrong, got, eager, exact)
-    return fault or (_zero_signs(got, eager) if row.signed_zeros and row.scale == "element" else "")
+    if fault or not row.signed_zeros or row.scale != "element":
+        return fault
+    return _describe_first((got == 0) & (eager == 0) & (got.signbit() != eager.signbit()), got, eager, eager)
 
 
 def _tolerance(
@@ -161,11 +168,6 @@ def _wrong_elements(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor,
     return ~(same | (close & got.isfinite() & (eager.isfinite() | exact.isfinite())))
 
 
-def _zero_signs(got: torch.Tensor, eager: torch.Tensor) -> str:
-    wrong = (got == 0) & (eager == 0) & (got.signbit() != eager.signbit())
-    return _describe_first(wrong, got, eager, eager)
-
-
 def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
     """Describe the first wrong element, and the number of wrong ones."""
     if not bool(wrong.any()):
@@ -174,3 +176,52 @@ def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor,
     fault = f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the first at {list(at)}: "
     values = f"{got[at].item()!r}, eager gives {eager[at].item()!r}"
     return fault + values + (f", float64 {exact[at].item()!r}" if exact is not eager else "")
+
+
+def outputs_difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:
+    """Describe how ``got`` differs from eager's ``want`` (``best``: the same in float64); empty if it does not."""
+    wanted, spec = named_leaves(want)
+    given, our_spec = tree_flatten(got)
+    if spec != our_spec:
+        return f"the {what}s are structured as {our_spec}, eager's as {spec}"
+    exact = tree_flatten(best)[0] if best is not None else [None] * len(given)
+    dtype = _coarsest(program)
+    for (where, eager), ours, double in zip(wanted, given, exact, strict=True):
+        if fault := _leaf_difference(eager, double, ours, dtype, executor):
+            return f"{what}{where}: {fault}"
+    return ""
+
+
+def _coarsest(program: Program) -> torch.dtype:
+    """Return the dtype with the coarsest rounding among the floats that the program computes in."""
+    values = [n.meta.get("val") for n in program.graph.nodes]
+    floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return max(floats - {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def _leaf_difference(eager: object, exact: object, got: object, dtype: torch.dtype, executor: str) -> str:
+    if not isinstance(eager, torch.Tensor):
+        return "" if type(got) is type(eager) and got == eager else f"{got!r}, eager gives {eager!r}"
+    if not isinstance(got, torch.Tensor):
+        return f"{kind_of(got)}, eager gives a tensor"
+    for name in ("dtype", "shape", "device"):
+        if getattr(got, name) != getattr(eager, name):
+            return f"the {name} is {getattr(got, name)}, eager's is {getattr(eager, name)}"
+    wrong = _wrong_in_program(eager, exact, got, dtype, executor) if eager.is_floating_point() else got != eager
+    if not bool(wrong.any()):
+        return ""
+    at = tuple(map(int, wrong.nonzero()[0]))
+    return f"at {list(at)} {got[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
+
+
+def _wrong_in_program(
+    eager: torch.Tensor, exact: object, got: torch.Tensor, dtype: torch.dtype, executor: str
+) -> torch.Tensor:
+    """Return a mask of elements further from float64 than twice eager's own worst error plus the units of a program."""
+    best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
+    best, single, ours = best.double(), eager.double(), got.double()
+    worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
+    largest = float(best.abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
+    units = PROGRAM[dtype].allowed(executor, dtype) * torch.finfo(dtype).eps
+    close = (ours - best).abs() <= 2 * worst + units * max(LARGEST, largest)
+    return ~(close | (ours == single) | (ours.isnan() & single.isnan()))

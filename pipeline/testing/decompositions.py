@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import TypeAlias
 
 import hypothesis
 
 from pipeline.aten.types import Function, Operator, Target
-from pipeline.compiled import Compiled
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.declare import targets_of
 from pipeline.converters.decompositions import DecompositionTable
@@ -59,13 +59,17 @@ def check_decomposition(
     """
     own = DecompositionTable().register(decomposition)
     stage = Decompose(registry, decompositions | own)
-    wanted, banned = tuple(map(_Named, expected)), tuple(map(_Named, unexpected))
+    wanted, banned = _named(expected), _named(unexpected)
+    validate = Validate(registry)
 
     def tried(call: Call) -> None:
         made = program_of(call, settings or CompilationSettings())
         program = attempt("decomposes", call, lambda: stage(made.program))
         _check_operators(call, program, wanted, banned)
-        run_beside_eager(call, made, _compiled(call, program, registry), "reference")
+        compiled = attempt(
+            "converts", call, lambda: refit_map(unbuilt(convert(avoid_faults(partition(validate(program))))))
+        )
+        run_beside_eager(call, made, compiled, "reference")
 
     for call in calls:
         tried(call)
@@ -73,43 +77,25 @@ def check_decomposition(
         _draw(own, tried, profile or hypothesis.settings())
 
 
-class _Named:
-    """Operators in the forms that a test may use: overloads, packets or names."""
-
-    def __init__(self, key: Target) -> None:
-        self.targets = frozenset(targets_of(key))
-        self.name = key if isinstance(key, str) else str(key)
-
-    def __str__(self) -> str:
-        return self.name
+Named: TypeAlias = dict[str, frozenset[Target]]
+"""Operators by the overload, packet or name that a test gives for them."""
 
 
-def operators_of(program: Program) -> Iterator[Operator]:
-    """Return the operators that a program calls, each once, in order."""
-    yield from dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
+def _named(keys: Iterable[Target]) -> Named:
+    return {str(key): frozenset(targets_of(key)) for key in keys}
 
 
-def _check_operators(
-    call: Call, program: Program, expected: tuple[_Named, ...], unexpected: tuple[_Named, ...]
-) -> None:
-    found = list(operators_of(program))
+def _check_operators(call: Call, program: Program, expected: Named, unexpected: Named) -> None:
+    found = dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
     becomes = f"it becomes {', '.join(map(qualified_name, found)) or 'a constant'}"
     if call.target not in program.decomposed:
         fail("decomposes", call, f"the decomposition is not used; {becomes}")
-    own = () if any(call.target in each.targets for each in expected) else (_Named(call.target),)
-    missing = [each for each in expected if not each.targets & set(found)]
-    present = [each for each in (*unexpected, *own) if each.targets & set(found)]
-    faults = [f"without {each}, which is expected" for each in missing] + [
-        f"with {each}, which is not" for each in present
-    ]
+    if not any(call.target in targets for targets in expected.values()):
+        unexpected = unexpected | _named([call.target])
+    faults = [f"without {name}, which is expected" for name, targets in expected.items() if not targets & found.keys()]
+    faults += [f"with {name}, which is not" for name, targets in unexpected.items() if targets & found.keys()]
     if faults:
         fail("decomposes", call, f"{becomes}: {'; '.join(faults)}")
-
-
-def _compiled(call: Call, program: Program, registry: ConverterRegistry) -> Compiled:
-    """Run the remaining stages; return a compiled program without engines."""
-    validate = Validate(registry)
-    return attempt("converts", call, lambda: refit_map(unbuilt(convert(avoid_faults(partition(validate(program)))))))
 
 
 def _draw(targets: Iterable[Operator], tried: Function, profile: hypothesis.settings) -> None:

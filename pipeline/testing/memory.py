@@ -15,8 +15,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """Return a pytree's leaves with their paths, and its structure. Leaves in a type that was registered without keys
-    are numbered."""
+    """Return a pytree's leaves with their paths (numbers in a type registered without keys), and its structure."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
@@ -80,10 +79,14 @@ def sharing(
     )
     results = len(tensors(ours))
     for i, j in combinations(range(len(mine)), 2):
-        if i < results:
-            fault = _pair(mine[i][1], mine[j][1], other[i][1], other[j][1])
-            if fault and not ("one tensor" in fault and any(other[i][1] is echo for echo in echoes)):
-                return f"{mine[i][0]} and {mine[j][0]} {fault}"
+        (place, a), (there, b), (_, other_a), (_, other_b) = mine[i], mine[j], other[i], other[j]
+        if i >= results:
+            break
+        if other_a is other_b and a is not b:
+            if not any(other_a is echo for echo in echoes):
+                return f"{place} and {there} are one tensor in eager, and two here"
+        elif _share(a, b) and not _share(other_a, other_b):
+            return f"{place} and {there} share memory, and do not in eager"
     return ""
 
 
@@ -99,14 +102,6 @@ def kept(ours: Sequence[object], theirs: Sequence[object]) -> str:
 
 def _rows(what: str, tree: object) -> Iterator[tuple[str, torch.Tensor]]:
     return ((f"{what}{place}", tensor) for place, tensor in tensors(tree))
-
-
-def _pair(a: torch.Tensor, b: torch.Tensor, other_a: torch.Tensor, other_b: torch.Tensor) -> str:
-    if other_a is other_b and a is not b:
-        return "are one tensor in eager, and two here"
-    if _share(a, b) and not _share(other_a, other_b):
-        return "share memory, and do not in eager"
-    return ""
 
 
 def _share(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from attrs import evolve, frozen
 from torch.export import Dim
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from pipeline.artifact.engine_cache_stage import wanted_engines
 from pipeline.aten.types import Argument, Leaf, Spec
@@ -28,10 +28,10 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
-from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
-from pipeline.testing.compare_outputs import difference
+from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_at, dim_at, distinct
+from pipeline.testing.check import usual_executors
+from pipeline.testing.compare import outputs_difference
 from pipeline.testing.memory import Echoes, Snapshot, sharing
-from pipeline.trt import has_gpu
 
 Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]
 Entry = Literal["dims", "inputs", "exported"]
@@ -69,64 +69,58 @@ class Model:
             torch.manual_seed(0)
             return self.make().eval()
 
+    def at(self, end: Literal["min", "opt", "max"]) -> dict[str, int]:
+        """Return the sizes at this end of their ranges."""
+        return {name: getattr(size, end) for name, size in self.sizes.items()}
+
     @property
     def opt(self) -> dict[str, int]:
         """Return the sizes of the example."""
-        return {name: size.opt for name, size in self.sizes.items()}
+        return self.at("opt")
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
         """Return the optimal, least and largest sizes, and for each name one in between."""
-        least, most = ({n: getattr(r, end) for n, r in self.sizes.items()} for end in ("min", "max"))
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
-        return tuple(dict(t) for t in dict.fromkeys(tuple(s.items()) for s in (self.opt, least, most, between)))
+        return distinct(self.opt, self.at("min"), self.at("max"), between)
 
     def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
         """Return fresh arguments for these sizes; ``strided``: tensors of rank 2 or more are not contiguous."""
-        flat, spec = tree_flatten((self.args, self.kwargs))
-        values = [self._value(i, leaf, sizes) for i, leaf in enumerate(flat)]
-        arguments: Arguments = tree_unflatten([_strided(v) if strided else v for v in values], spec)
-        return arguments
 
-    @staticmethod
-    def _value(index: int, leaf: object, sizes: Sizes) -> Leaf:
-        if isinstance(leaf, TensorSpec):
-            return evolve(leaf, seed=leaf.seed + 101 * index).at(sizes)
-        return leaf.at(sizes) if isinstance(leaf, Size) else leaf
+        def value(index: int, leaf: object) -> Leaf:
+            if not isinstance(leaf, TensorSpec):
+                return argument_at(leaf, sizes)
+            x = evolve(leaf, seed=leaf.seed + 101 * index).at(sizes)
+            return torch.stack([x, torch.zeros_like(x)], -1)[..., 0] if strided and x.dim() > 1 else x
+
+        flat, spec = tree_flatten((self.args, self.kwargs))
+        arguments: Arguments = tree_unflatten([value(i, leaf) for i, leaf in enumerate(flat)], spec)
+        return arguments
 
     def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
         """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each name; None without names."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
-        args, kwargs = tree_map(lambda leaf: _dims(leaf, dims), (self.args, self.kwargs))
+
+        def spec(leaf: object) -> object:
+            if not isinstance(leaf, TensorSpec):
+                return Dim.DYNAMIC if isinstance(leaf, Size) else None
+            return {i: dim_at(d, dims) for i, d in enumerate(leaf.shape) if not isinstance(d, int)} or None
+
+        args, kwargs = tree_map(spec, (self.args, self.kwargs))
         return inspect.signature(model.forward).bind(*args, **kwargs).arguments if dims else None
 
     def as_inputs(self) -> Arguments:
         """Return the arguments as ``pipeline.Input``, with ranges."""
-        ends = [{n: getattr(r, end) for n, r in self.sizes.items()} for end in ("min", "opt", "max")]
-        inputs: Arguments = tree_map(lambda leaf: _input(leaf, ends), (self.args, self.kwargs))
+        ends = self.at("min"), self.at("opt"), self.at("max")
+
+        def as_input(leaf: object) -> object:
+            if not isinstance(leaf, TensorSpec):
+                return leaf
+            low, opt, high = ([dim_at(d, sizes) for d in leaf.shape] for sizes in ends)
+            return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=leaf.dtype)
+
+        inputs: Arguments = tree_map(as_input, (self.args, self.kwargs))
         return inputs
-
-
-def _strided(value: object) -> object:
-    """Return a tensor of the same values with a gap after each in memory."""
-    if not isinstance(value, torch.Tensor) or value.dim() < 2:
-        return value
-    return torch.stack([value, torch.zeros_like(value)], -1)[..., 0]
-
-
-def _dims(leaf: object, dims: Mapping[str, object]) -> object:
-    if isinstance(leaf, Size):
-        return Dim.DYNAMIC
-    if not isinstance(leaf, TensorSpec):
-        return None
-    return {i: dim_at(d, dims) for i, d in enumerate(leaf.shape) if not isinstance(d, int)} or None
-
-
-def _input(leaf: object, ends: Sequence[Sizes]) -> object:
-    if not isinstance(leaf, TensorSpec):
-        return leaf
-    low, opt, high = ([dim_at(d, sizes) for d in leaf.shape] for sizes in ends)
-    return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=leaf.dtype)
 
 
 def check_model(
@@ -174,7 +168,7 @@ def check_model(
     compiled = _compile_twice(model, compile, entry)
     _check_blocks(compiled.partitioned)
     _check_read(compiled)
-    for executor in executors or (("reference", "tensorrt") if build and has_gpu() else ("reference",)):
+    for executor in executors or usual_executors(build):
         _run(model, compiled, executor, strided)
     return compiled
 
@@ -193,13 +187,7 @@ def capture_model(
     return _captured(_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
 
-def _model(
-    make: Callable[[], torch.nn.Module],
-    args: Argument,
-    kwargs: Argument,
-    sizes: Mapping[str, object] | None,
-    entry: Entry,
-) -> Model:
+def _model(make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None, entry: Entry) -> Model:
     """Return the arguments of ``check_model`` as a record; raise a TypeError or ValueError for a wrong one."""
     if isinstance(make, torch.nn.Module):
         raise TypeError(f"make is {kind_of(make)}: pass what makes the model, such as lambda: model")
@@ -207,11 +195,9 @@ def _model(
         raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
     if isinstance(args, TensorSpec | str):
         raise TypeError(f"args is {kind_of(args)}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
-    return Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
-
-
-def _specs(args: Argument, kwargs: Argument) -> Iterator[object]:
-    return (leaf for leaf in tree_flatten((tuple(args), dict(kwargs or {})))[0] if isinstance(leaf, TensorSpec | Size))
+    args, kwargs = tuple(args), dict(kwargs or {})
+    specs = tuple(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, TensorSpec | Size))
+    return Model(make, args, kwargs, Call(None, specs, sizes=sizes or {}).sizes)
 
 
 def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
@@ -262,15 +248,17 @@ def _check_blocks(partitioned: Partitioned) -> None:
     operators = {n.name for n in program.graph.nodes if is_operator(n)}
     for segment in partitioned.engine_segments if partitioned.fallbacks else ():
         count = sum(name in operators for name in segment.nodes)
-        if count < settings.min_block_size:
-            raise ModelError(
-                "blocks", f"{segment.name} has {count} operators, min_block_size={settings.min_block_size}"
-            )
+        if count < (least := settings.min_block_size):
+            raise ModelError("blocks", f"{segment.name} has {count} operators, min_block_size={least}")
     if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
         raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
         raise ModelError("blocks", f"a node in PyTorch has no reason: {list(partitioned.fallbacks)}")
-    _check_order(partitioned, program)
+    known = {p.name for p in program.inputs} | set(program.buffers)
+    for segment in partitioned.segments:
+        if missing := {p.name for p in segment.inputs if p.kind == "tensor"} - known:
+            raise ModelError("blocks", f"{segment.name} reads {sorted(missing)} before a segment computes it")
+        known |= {p.name for p in segment.outputs}
 
 
 def _check_read(compiled: Compiled) -> None:
@@ -282,33 +270,18 @@ def _check_read(compiled: Compiled) -> None:
             raise ModelError("blocks", f"no layer of {network.name} reads its input {', '.join(unread)}")
 
 
-def _check_order(partitioned: Partitioned, program: Program) -> None:
-    known = {p.name for p in program.inputs} | set(program.buffers)
-    for segment in partitioned.segments:
-        missing = {p.name for p in segment.inputs if p.kind == "tensor"} - known
-        if missing:
-            raise ModelError("blocks", f"{segment.name} reads {sorted(missing)} before a segment computes it")
-        known |= {p.name for p in segment.outputs}
-
-
 def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
     """Run the compiled model beside eager and float64, each with a state of its own, and compare."""
-    module, eager, exact = compiled.module(executor), model.made(), _double(model.made())
+    module, eager, exact = compiled.module(executor), model.made(), model.made().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
     tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
     for sizes, spread in tries:
         where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items())}{' strided' * spread} on {executor}"
         ours, theirs, doubles = (model.arguments(sizes, strided=spread) for _ in range(3))
-        run = _Run(module, eager, exact, ours, theirs, _double(doubles), where, executor)
+        doubles = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, doubles)
+        run = _Run(module, eager, exact, ours, theirs, doubles, where, executor)
         if sizes == model.opt or run.is_captured():
             run.twice()
-
-
-def _double(value: object) -> Leaf:
-    """Return a module, or arguments, in float64."""
-    if isinstance(value, torch.nn.Module):
-        return value.double()
-    return tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v, value)
 
 
 @frozen
@@ -345,36 +318,23 @@ class _Run:
         with torch.no_grad():
             with Echoes() as echoes:
                 want = self.eager(*self.theirs[0], **self.theirs[1])
-            best = self.best()
+            try:
+                best = self.exact(*self.doubles[0], **self.doubles[1])
+            except (RuntimeError, ValueError):  # an operator does not accept float64 together with other dtypes
+                best = None
         try:
             got = self.module(*self.ours[0], **self.ours[1])
         except Exception as error:
             raise ModelError("runs", f"{type(error).__name__}{where}: {error}") from error
         self.compare("values", "result", want, best, got, where)
         self.compare("mutation", "input", self.theirs, self.doubles, self.ours, where)
-        self.compare("mutation", "buffer", *self.buffers(), where)
+        mutated = {name: buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
+        theirs, doubles = ({name: m.get_buffer(name) for name in mutated} for m in (self.eager, self.exact))
+        self.compare("mutation", "buffer", theirs, doubles, mutated, where)
         if fault := sharing(got, self.ours, want, self.theirs, echoes.heard):
             raise ModelError("aliasing", f"{fault}{where}")
         return got, want
 
-    def best(self) -> object:
-        """Return the results in float64; None if an operator does not accept float64 together with other dtypes."""
-        try:
-            return self.exact(*self.doubles[0], **self.doubles[1])
-        except (RuntimeError, ValueError):
-            return None
-
-    def buffers(self) -> tuple[dict[str, Leaf], dict[str, Leaf], dict[str, Leaf]]:
-        """Return the buffers that the program mutates: eager's, float64's and ours."""
-        ours = {name: buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
-        return (
-            {name: self.eager.get_buffer(name) for name in ours},
-            {name: self.exact.get_buffer(name) for name in ours},
-            ours,
-        )
-
     def compare(self, kind: Kind, what: str, want: object, best: object, got: object, where: str) -> None:
-        fault = difference(what, want, best, got, self.module.program, self.executor)
-        if fault:
-            networks = "\n\n".join([str(self.module.compiled.partitioned), *map(str, self.module.compiled.networks)])
-            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{networks}")
+        if fault := outputs_difference(what, want, best, got, self.module.program, self.executor):
+            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_printed(self.module.compiled)}")

@@ -49,8 +49,7 @@ class Made:
 
 
 def program_of(call: Call, settings: CompilationSettings) -> Made:
-    """Build the program: inputs and constants, sizes read from the inputs, arithmetic on sizes, the call, its
-    results."""
+    """Build the program: inputs, constants, sizes read from the inputs, arithmetic on sizes, the call, its results."""
     if settings.device == "cuda":
         ensure_cuda_guard()
     with tracing_for(settings.device, settings.compute_capabilities):
@@ -100,57 +99,39 @@ class _Builder:
             node.meta["val"] = torch.empty([*shape, 2] if pairs else shape, dtype=dtype, device=self.device)
         if spec.constant:
             self.parameters[node.name] = self.call.tensors()[index]
-        return self.shown(aten.view_as_complex.default, node) if pairs else node
-
-    def shown(self, view: Argument, node: torch.fx.Node) -> torch.fx.Node:
-        """Create the node that converts a node's value to pairs of reals, or pairs to complex numbers."""
-        made = self.graph.call_function(view, (node,))
-        with self.mode:
-            made.meta["val"] = view(node.meta["val"].resolve_conj())
-        return made
+        return self.step(aten.view_as_complex.default, node) if pairs else node
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
         """Create a node that reads each size: from the shape of an input, or else from an input of its own."""
         own = []
+        inputs = [(x, spec.shape) for x, spec in zip(tensors, self.call.specs, strict=True) if not spec.constant]
         for name in self.call.sizes:
-            place = self.place(name)
-            if place is None:
+            read = next(((x, shape.index(name)) for x, shape in inputs if name in shape), None)
+            if read is None:
                 node = self.graph.placeholder(name)
                 own.append(name)
             else:
-                node = self.graph.call_function(aten.sym_size.int, (tensors[place[0]], place[1]))
+                node = self.graph.call_function(aten.sym_size.int, read)
             node.meta["val"] = self.symbols[name]
             self.size_nodes[name] = node
         return own
 
-    def place(self, name: str) -> tuple[int, int] | None:
-        """Return the first input and dim that is exactly this size."""
-        specs = enumerate(self.call.specs)
-        return next(((i, s.shape.index(name)) for i, s in specs if not s.constant and name in s.shape), None)
-
     def argument(self, leaf: object, tensors: Any) -> Any:
-        """Return an argument of the node: a node, or a plain value."""
+        """Return an argument of the node: a node, or a plain value; sizes are computed in torch.export's form."""
         if isinstance(leaf, TensorSpec):
             return next(tensors)
-        return self.arithmetic(leaf) if isinstance(leaf, Size) else leaf
+        return leaf.computed(self.size_nodes, self.step) if isinstance(leaf, Size) else leaf
 
-    def arithmetic(self, size: Size) -> torch.fx.Node:
-        """Create the nodes that compute a size, in torch.export's form."""
-        node = self.size_nodes[size.names[0]]
-        for name in size.names[1:]:
-            node = self.step(operator.mul, node, self.size_nodes[name])
-        node = node if size.divisor == 1 else self.step(operator.floordiv, node, size.divisor)
-        node = node if size.scale == 1 else self.step(operator.mul, node, size.scale)
-        return node if size.offset == 0 else self.step(operator.add, node, size.offset)
-
-    def step(self, function: Target, a: torch.fx.Node, b: Argument) -> torch.fx.Node:
-        node = self.graph.call_function(function, (a, b))
-        node.meta["val"] = function(a.meta["val"], b.meta["val"] if isinstance(b, torch.fx.Node) else b)
+    def step(self, function: Target, *args: Argument) -> torch.fx.Node:
+        """Create a node, and compute its value."""
+        node = self.graph.call_function(function, args)
+        values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+        with self.mode:
+            node.meta["val"] = function(*(v.resolve_conj() if isinstance(v, torch.Tensor) else v for v in values))
         return node
 
     def meta(self, args: Argument, kwargs: Argument) -> Any:
-        """Return the call's result on fake tensors. A guard that leaves a size only one value is an error of the
-        call."""
+        """Return the call's result on fake tensors; raise a `CallError` if a guard leaves a size only one value."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), exporting():
@@ -166,13 +147,8 @@ class _Builder:
         """Create the nodes of requested results, pairs where they are complex; ``getitem`` takes them from a tuple."""
         value, found = node.meta["val"], [node]
         if isinstance(value, tuple | list):
-            found = [self.item(node, i) for i in (self.call.outputs or range(len(value)))]
-        return [self.shown(aten.view_as_real.default, n) if n.meta["val"].is_complex() else n for n in found]
-
-    def item(self, node: torch.fx.Node, index: int) -> torch.fx.Node:
-        item = self.graph.call_function(operator.getitem, (node, index))
-        item.meta["val"] = node.meta["val"][index]
-        return item
+            found = [self.step(operator.getitem, node, i) for i in (self.call.outputs or range(len(value)))]
+        return [self.step(aten.view_as_real.default, n) if n.meta["val"].is_complex() else n for n in found]
 
     def program(self, outputs: list[torch.fx.Node], settings: CompilationSettings) -> Program:
         self.graph.output(tuple(outputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class Tally:
 
     passed: int = 0
     used: int = 0
-    reasons: dict[str, int] = field(factory=dict)
+    reasons: Counter[str] = field(factory=Counter)
     seen: set[Call] = field(factory=set, repr=False)
     refused: list[CallError] = field(factory=list, repr=False)
 
@@ -67,11 +68,10 @@ class Tally:
             self.passed += 1
             self.used += result.used
             return
-        for reason in result.reasons:
-            self.reasons[reason.reason] = self.reasons.get(reason.reason, 0) + 1
+        self.reasons.update(reason.reason for reason in result.reasons)
 
     def __str__(self) -> str:
-        rows = [f"  {count} x {reason}" for reason, count in sorted(self.reasons.items(), key=lambda row: -row[1])]
+        rows = [f"  {count} x {reason}" for reason, count in self.reasons.most_common()]
         rows += [f"  PyTorch does not take {len(self.refused)}: {self.refused[0]}"] if self.refused else []
         return "\n".join([f"{self.passed} calls passed, {self.used} of them by the converter itself", *rows])
 
@@ -111,7 +111,6 @@ def check_target(
             f"no strategy for {qualified_name(target)}: its arguments are tied to one another; pass strategy=…"
         )
     tally = Tally()
-    profile = profile or hypothesis.settings()
 
     def checked(call: Call) -> Checked | Rejected:
         build = build_every > 0 and zlib.crc32(repr(call).encode()) % build_every == 0
@@ -120,8 +119,8 @@ def check_target(
 
     drawn = drawn.filter(lambda call: call.dynamic) if dynamic else drawn
     drawn = drawn.map(lambda call: call.static()) if dynamic is False else drawn
-    draw(drawn, lambda call: tally.run(call, checked), profile)
-    _something_was_tested(target, tally)
+    draw(drawn, lambda call: tally.run(call, checked), profile or hypothesis.settings())
+    _check_tested(qualified_name(target), tally)
     return tally
 
 
@@ -129,30 +128,23 @@ def draw(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.setti
     """Run a function on drawn calls, ``profile.max_examples`` in all."""
     for number in range(0, profile.max_examples, ROUND):
         count = min(ROUND, profile.max_examples - number)
-        _round(drawn, run, hypothesis.settings(profile, max_examples=count, **_ALWAYS), number)
+
+        @hypothesis.settings(profile, max_examples=count, **_ALWAYS)
+        @hypothesis.given(drawn)
+        def calls(call: Call) -> None:
+            run(call)
+
+        (hypothesis.seed(number)(calls) if profile.derandomize else calls)()  # another seed in each round
 
 
-def _round(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings, number: int) -> None:
-    """Run some calls, with another seed in each round."""
-
-    @profile
-    @hypothesis.given(drawn)
-    def calls(call: Call) -> None:
-        run(call)
-
-    (hypothesis.seed(number)(calls) if profile.derandomize else calls)()
-
-
-def _something_was_tested(target: object, tally: Tally) -> None:
+def _check_tested(name: str, tally: Tally) -> None:
     if len(tally.refused) > len(tally.seen) / 2:
-        raise AssertionError(
-            f"{qualified_name(target)}: most calls that are drawn are none\n{tally}"
-        ) from tally.refused[0]
+        raise AssertionError(f"{name}: most calls that are drawn are none\n{tally}") from tally.refused[0]
     if not tally.passed:
-        raise AssertionError(f"{qualified_name(target)}: nothing was tested, every call was rejected\n{tally}")
+        raise AssertionError(f"{name}: nothing was tested, every call was rejected\n{tally}")
     if not tally.used and any(call.inputs or call.dynamic for call in tally.seen):  # the rest is folded, rightly
         raise AssertionError(
-            f"{qualified_name(target)}: its converter was never used: it is decomposed first "
+            f"{name}: its converter was never used: it is decomposed first "
             "(pass decompositions=DECOMPOSITIONS.without(target) to leave it whole)"
         )
 

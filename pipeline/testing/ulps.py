@@ -74,11 +74,6 @@ _PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2
 _TIES = Units(
     0, "chosen, not computed; which of two zeros is chosen differs with the place in eager", signed_zeros=False
 )
-_CHOSEN = (
-    "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort cummax cummin "
-    "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices "
-    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
-)
 _ATTENTION = Units(4, "a mean weighted by what sums of products give, which may cancel", "tensor", tf32=2e-3)
 _NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tensor", signed_zeros=False)
 _CURVE = Units(
@@ -90,44 +85,43 @@ _STEPS = Units(32, "each step of an elimination rounds, and divides by what is l
 _RECURRENT = Units(16, "what a step rounds is handed on to the next", "tensor", tf32=4e-3, signed_zeros=False)
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
+
+def _each(names: str, row: Units) -> dict[object, Units]:
+    return dict.fromkeys(names.split(), row)
+
+
 ULPS: Final[Mapping[object, Units]] = {
-    **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _SUM),
-    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _SUM),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only", "unfold_backward"), _SUM),
-    **dict.fromkeys(("sigmoid", "silu"), _TAIL),
-    **dict.fromkeys(
-        ("addcmul", "addcdiv", "lerp", "linalg_cross"), Units(4, "a product is added, and may cancel", "tensor")
-    ),
-    **dict.fromkeys(
-        ("logsumexp", "logcumsumexp"),
+    **_each("sum mean cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d", _SUM),
+    **_each("adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d", _SUM),
+    **_each("_embedding_bag _embedding_bag_forward_only unfold_backward", _SUM),
+    **_each("sigmoid silu", _TAIL),
+    **_each("addcmul addcdiv lerp linalg_cross", Units(4, "a product is added, and may cancel", "tensor")),
+    **_each(
+        "logsumexp logcumsumexp",
         Units(4, "a logarithm near 0 has few of the bits of the sum, which is near 1", "tensor"),
     ),
-    **dict.fromkeys(("remainder", "fmod"), Units(DEFAULT.units, DEFAULT.reason, rounds_numbers=True)),
+    **_each("remainder fmod", Units(DEFAULT.units, DEFAULT.reason, rounds_numbers=True)),
     "prod": Units(8, "the order of a product of many factors is free, and each rounds"),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
-    **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),
-    **dict.fromkeys(_CHOSEN.split(), _TIES),
-    **dict.fromkeys(("add", "sub", "rsub"), Units(1, "other times alpha is rounded before it is added", "tensor")),
-    **dict.fromkeys(("log_softmax", "_log_softmax"), Units(2, "a difference, which may cancel", "tensor")),
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
-    **dict.fromkeys(("addmv", "addbmm"), _PRODUCT),
-    **dict.fromkeys(("erfc", "special_erfcx", "erfinv"), Units(6, "a polynomial of twelve terms, and an exponential")),
-    **dict.fromkeys(("lgamma", "digamma"), Units(16, "terms that cancel where the function is 0", "tensor")),
+    **_each("maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort", _TIES),
+    **_each("cummax cummin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _TIES),
+    **_each("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d", _TIES),
+    **_each("add sub rsub", Units(1, "other times alpha is rounded before it is added", "tensor")),
+    **_each("log_softmax _log_softmax", Units(2, "a difference, which may cancel", "tensor")),
+    **_each("mm bmm addmm baddbmm matmul linear mv dot convolution addmv addbmm", _PRODUCT),
+    **_each("erfc special_erfcx erfinv", Units(6, "a polynomial of twelve terms, and an exponential")),
+    **_each("lgamma digamma", Units(16, "terms that cancel where the function is 0", "tensor")),
     "rms_norm": Units(4, "a mean of squares, a root, a quotient and a product, each rounded"),
-    **dict.fromkeys(("layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "instance_norm"), _MOMENTS),
-    **dict.fromkeys(("batch_norm", "native_batch_norm", "_native_batch_norm_legit"), _MOMENTS),
-    "_native_batch_norm_legit_no_training": _MOMENTS,
-    **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), _ATTENTION),
-    **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), _NEIGHBOURS),
-    **dict.fromkeys(("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _CURVE),
-    **dict.fromkeys(("grid_sampler", "grid_sampler_2d"), _CURVE),
-    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _FOURIER),
-    **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_triangular", "cholesky_solve"), _STEPS),
-    **dict.fromkeys(("cholesky_inverse", "linalg_solve", "linalg_det", "linalg_slogdet"), _STEPS),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
-    **dict.fromkeys(("packed_lstm", "packed_gru", "packed_rnn_tanh", "packed_rnn_relu"), _RECURRENT),
-    **dict.fromkeys(("linear_attention", "selective_scan"), _RECURRENT),
+    **_each("var_mean std_mean layer_norm native_layer_norm group_norm native_group_norm instance_norm", _MOMENTS),
+    **_each("batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training", _MOMENTS),
+    **_each("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _ATTENTION),
+    **_each("upsample_linear1d upsample_bilinear2d upsample_trilinear3d", _NEIGHBOURS),
+    **_each("upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d", _CURVE),
+    **_each("_fft_c2c _fft_r2c _fft_c2r", _FOURIER),
+    **_each("linalg_inv_ex linalg_cholesky_ex linalg_solve_triangular cholesky_solve cholesky_inverse", _STEPS),
+    **_each("linalg_solve linalg_det linalg_slogdet", _STEPS),
+    **_each("lstm gru rnn_tanh rnn_relu packed_lstm packed_gru packed_rnn_tanh packed_rnn_relu", _RECURRENT),
+    **_each("linear_attention selective_scan", _RECURRENT),
 }
 """The rows by operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
 

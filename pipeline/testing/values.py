@@ -11,12 +11,6 @@ import torch
 Make = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
 
 
-def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-    return _between(0 if dtype == torch.uint8 else -9, 9)(shape, dtype, generator)
-
-
 def _between(low: int, high: int) -> Make:
     """Return a generator of integers from ``low`` to ``high``, both included."""
     return lambda shape, dtype, generator: torch.randint(low, high + 1, shape, generator=generator)
@@ -29,18 +23,26 @@ def _uniform(low: float, high: float) -> Make:
     return make
 
 
-def _positive(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    make = _uniform(0.1, 4.0) if dtype.is_floating_point else _between(1, 9)
-    return make(shape, dtype, generator)
+def _signed(most: int) -> Make:
+    """Return a generator of integers up to ``most``, of both signs where the dtype has them."""
+    return lambda shape, dtype, generator: _between(0 if dtype == torch.uint8 else -most, most)(shape, dtype, generator)
+
+
+def _either(floats: Make, others: Make) -> Make:
+    """Return a generator of floats for float dtypes, and of others for others."""
+    return lambda shape, dtype, generator: (floats if dtype.is_floating_point else others)(shape, dtype, generator)
+
+
+_normal = _either(
+    lambda shape, dtype, generator: torch.randn(shape, generator=generator, dtype=torch.float64), _signed(9)
+)
+_positive = _either(_uniform(0.1, 4.0), _between(1, 9))
+_small = _signed(3)
 
 
 def _nonzero(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     sign = 1 if dtype == torch.uint8 else torch.randint(0, 2, shape, generator=generator) * 2 - 1
     return _positive(shape, dtype, generator) * sign
-
-
-def _small(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    return _between(0 if dtype == torch.uint8 else -3, 3)(shape, dtype, generator)
 
 
 def _choice(pool: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
@@ -53,12 +55,7 @@ _ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 10
 def _without(unwanted: Callable[[float], bool]) -> Make:
     """Return a generator of the values of ``special``, without some floats."""
     allowed = torch.tensor([value for value in _ODD if not unwanted(value)], dtype=torch.float64)
-
-    def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        special = dtype.is_floating_point
-        return _choice(allowed, shape, generator) if special else _special(shape, dtype, generator)
-
-    return make
+    return _either(lambda shape, dtype, generator: _choice(allowed, shape, generator), _special)
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -92,12 +89,11 @@ def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator)
     if dtype.is_floating_point:
         return _uniform(-1000.0, 1000.0)(shape, dtype, generator)
     high = {torch.int64: 1 << 40, torch.int32: 1 << 30}.get(dtype, 127)
-    return _between(0 if dtype == torch.uint8 else -high, high)(shape, dtype, generator)
+    return _signed(high)(shape, dtype, generator)
 
 
 def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate distinct values: shuffled steps around zero, of a half in floats, of 2**33 + 1 in int64, of 1 in
-    others."""
+    """Generate distinct values: shuffled steps of 1 around zero, of a half in floats, of 2**33 + 1 in int64."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
     step = 0.5 if dtype.is_floating_point else (1 << 33) + 1 if dtype == torch.int64 else 1

@@ -35,8 +35,7 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Form:
-    """An alternative form for nodes: a function on the program, then one on its verdicts. Each raises
-    `NotPossibleError` if it does not apply."""
+    """A form for nodes: functions on the program and on its verdicts; both raise `NotPossibleError` if inapplicable."""
 
     action: str
     rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -56,11 +55,9 @@ def in_float32(program: Program, nodes: Sequence[str]) -> Program:
 
 def _widened(rewriting: Rewriting, node: Node) -> None:
     def cast(value: Node) -> Node:
-        return (
-            rewriting.create(aten._to_copy.default, (value,), {"dtype": torch.float32}, node)
-            if _is_half(value)
-            else value
-        )
+        if not _is_half(value):
+            return value
+        return rewriting.create(aten._to_copy.default, (value,), {"dtype": torch.float32}, node)
 
     args, kwargs = map_arg((node.args, dict(node.kwargs)), cast)
     kwargs = {k: torch.float32 if v in HALVES else v for k, v in kwargs.items()}
@@ -76,9 +73,10 @@ def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
         if item.target is not operator.getitem:
             raise NotPossibleError(f"{old.name} returns a tuple, and {item.name} reads it as a whole, not an item")
         index: Argument = item.args[1]
-        made = (
-            new[index] if isinstance(new, list | tuple) else rewriting.create(operator.getitem, (new, index), {}, item)
-        )
+        if isinstance(new, list | tuple):
+            made = new[index]
+        else:
+            made = rewriting.create(operator.getitem, (new, index), {}, item)
         rewriting.replace(item, _as_before(rewriting, item, made))
 
 
@@ -99,21 +97,16 @@ def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Progra
     """Return the program with these nodes decomposed by torch's decompositions, ``depth`` times."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     for node in [n for n in rewriting.graph.nodes if n.name in nodes]:
-        _take_place(rewriting, node, _inlined(rewriting, node, depth))
+        template, inputs = _template(rewriting, node, depth)
+
+        def emit(each: Node, args: Argument, kwargs: Argument, *, before: Node = node) -> Node:
+            with rewriting.graph.inserting_before(before):
+                made = rewriting.graph.create_node("call_function", each.target, args, kwargs)
+            made.meta = {**origin(before.meta), "val": each.meta.get("val")}
+            return made
+
+        _take_place(rewriting, node, pasted(template.graph, inputs, emit))
     return rewriting.finished()
-
-
-def _inlined(rewriting: Rewriting, node: Node, depth: int) -> object:
-    """Insert a node's decomposition before it; return the result."""
-    template, inputs = _template(rewriting, node, depth)
-
-    def emit(each: Node, args: Argument, kwargs: Argument) -> Node:
-        with rewriting.graph.inserting_before(node):
-            made = rewriting.graph.create_node("call_function", each.target, args, kwargs)
-        made.meta = {**origin(node.meta), "val": each.meta.get("val")}
-        return made
-
-    return pasted(template.graph, inputs, emit)
 
 
 def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:

@@ -91,7 +91,7 @@ class Varied:
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
-        if not _is_inexact(ours):
+        if not ours.is_floating_point():
             return mask & torch.isin(ours, self.values.to(ours.device))
         low, high = float(self.values.min()) - bound * size, float(self.values.max()) + bound * size
         return mask & (ours >= low) & (ours <= high)
@@ -154,27 +154,28 @@ def judged(
         the exact output that change when matmuls are rounded differently; called only if the error is beyond the bound.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
-        return evolve(row, exact="eager", error=0.0 if _equal(ours, eager) else float("inf"), elements=1)
+        equal = type(ours) is type(eager) and bool(ours == eager or (ours != ours and eager != eager))
+        return evolve(row, exact="eager", error=0.0 if equal else float("inf"), elements=1)
     if (ours.shape, ours.dtype) != (eager.shape, eager.dtype):
         return evolve(row, exact="eager", error=float("inf"), elements=eager.numel())
-    known = isinstance(exact, torch.Tensor) and exact.shape == eager.shape and _kind(exact) == _kind(eager)
+    known = isinstance(exact, torch.Tensor) and exact.shape == eager.shape
+    known = known and (exact.is_floating_point(), exact.is_complex()) == (eager.is_floating_point(), eager.is_complex())
     row = evolve(row, exact=row.exact if known else "eager", elements=eager.numel())
     ours, eager, exact = (v.detach().to(eager.device) for v in (ours, eager, exact if known else eager))
     found = _measured(row, bound, ours, eager, exact, None)
     if found.holds or eager.is_complex():
         return found
+    inexact = eager.is_floating_point()
     a, b, c = (_parts(v) for v in (ours, eager, exact))
     size = scale(c)
-    errors = _errors(a, b, c, size) if _is_inexact(eager) else (ours != exact).double()
-    values = a if _is_inexact(eager) else ours
+    errors = _errors(a, b, c, size) if inexact else (ours != exact).double()
+    values = a if inexact else ours
     left_out = torch.zeros_like(eager, dtype=torch.bool)
     for each in varied():
         before = None
-        while (
-            not found.holds and before != found.undecided
-        ):  # without elements that eager gets wrong the bound is smaller
+        while not found.holds and before != found.undecided:  # the bound shrinks without elements that eager gets wrong
             before, more = found.undecided, left_out | each.explains(values, errors, found.bound, size)
-            if _is_inexact(eager) and 2 * int(more.sum()) > more.numel():
+            if inexact and 2 * int(more.sum()) > more.numel():
                 break  # the output is just sensitive to rounding
             left_out, found = more, _measured(row, bound, ours, eager, exact, more)
         if isinstance(each, Drawn) and found.norm_bound:
@@ -182,14 +183,6 @@ def judged(
         if found.holds:
             break
     return found
-
-
-def _equal(ours: object, eager: object) -> bool:
-    return type(ours) is type(eager) and bool(ours == eager or (ours != ours and eager != eager))
-
-
-def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex()
 
 
 def _measured(
@@ -202,7 +195,7 @@ def _measured(
 ) -> OutputAgreement:
     decided = torch.ones_like(eager, dtype=torch.bool) if unstable is None else ~unstable
     undecided = int(decided.numel() - decided.sum())
-    if not _is_inexact(eager):
+    if not (eager.is_floating_point() or eager.is_complex()):
         theirs, mine = ((v != exact) & decided for v in (eager, ours))
         wrong = mine & (ours != eager)  # eager's values are right as well: rounding decides them
         error, own = (float("inf") if bool(v.any()) else 0.0 for v in (wrong, theirs))
@@ -224,10 +217,6 @@ def _errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: 
     odd = ~ours.isfinite() | ~exact.isfinite()
     gap = ((ours - exact).abs() / size).nan_to_num(float("inf"), float("inf"), float("inf"))
     return torch.where(odd, torch.where(same, 0.0, float("inf")), gap)
-
-
-def _is_inexact(t: torch.Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
 
 
 def _parts(t: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,15 @@
 """Run a captured program with PyTorch's own operators: as eager does, in a wider dtype, or with matmuls rounded
-differently. The model that it was captured from is not needed."""
+differently. The model that it was captured from is not needed. Calibration records the ranges of activations so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
+from attrs import frozen
+from torch import Tensor
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -96,7 +98,9 @@ class Eager:
         if node.op == "placeholder":
             return self.moved(given[name] if name in given else self.weight(name))
         value = held_by(self.program.graph_module, str(node.target))
-        return placed(value, self.held, self.constant) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
+        if not isinstance(value, torch.fx.GraphModule):
+            return self.moved(value)
+        return placed(value, lambda held: held.to(self.device, wider(held.dtype, self.dtype)), self.constant)
 
     def weight(self, placeholder: str) -> torch.Tensor:
         """Return a parameter, a buffer, or a constant computed from them; the model's own tensor if it is one."""
@@ -104,10 +108,6 @@ class Eager:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
         return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
-
-    def held(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor that a graph of control flow reads."""
-        return tensor.to(self.device, wider(tensor.dtype, self.dtype))
 
     def moved(self, value: object) -> Argument:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
@@ -131,8 +131,7 @@ class Eager:
         if isinstance(value, torch.fx.Node):
             value = self.env[value]
         if isinstance(value, torch.Tensor):
-            dtype = wider(value.dtype, self.dtype)
-            return value if dtype == value.dtype else value.to(dtype)
+            return value.to(wider(value.dtype, self.dtype))
         return self.constant(value)
 
     def constant(self, value: object) -> Argument:
@@ -192,3 +191,44 @@ def _above(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
         seen.update(new)
         waiting += new
     return frozenset(seen)
+
+
+@frozen
+class Range:
+    """The rule for the range of an activation: the greatest magnitude, or a percentile of all magnitudes."""
+
+    percentile: float | None = None
+
+    def of(self, x: Tensor) -> float:
+        """Return the range of one batch."""
+        sizes = x.detach().float().abs().reshape(-1)
+        if not sizes.numel():
+            return 0.0
+        if self.percentile is None:
+            return float(sizes.max())
+        place = max(1, round(self.percentile / 100 * sizes.numel()))
+        return float(sizes.kthvalue(min(place, sizes.numel())).values)
+
+
+class Calibration(Eager):
+    """A program run in eager that records the range of each requested activation, over all batches."""
+
+    def __init__(self, program: Program, wanted: Iterable[str], range: Range) -> None:
+        super().__init__(program, program.parameters, torch.device("cpu"))
+        self.wanted, self.range = frozenset(wanted), range
+        self.ranges: dict[str, float] = {}
+
+    def note(self, node: torch.fx.Node, value: object) -> None:
+        """Record the range of a requested activation."""
+        if node.name in self.wanted and isinstance(value, Tensor):
+            self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.range.of(value))
+
+
+def ranges(
+    program: Program, wanted: Iterable[str], range: Range, batches: Iterable[Sequence[object]]
+) -> Mapping[str, float]:
+    """Return the range of each activation by its node: run the program on batches of inputs."""
+    calibration = Calibration(program, wanted, range)
+    for batch in batches:
+        calibration(batch)
+    return calibration.ranges

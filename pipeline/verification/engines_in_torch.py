@@ -42,7 +42,21 @@ def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Compiled:
     inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
     verdicts = {n: before.verdicts[n] if n in inside else verdict for n, verdict in assembled.verdicts.items()}
     partitioned = evolve(assembled, segments=segments, verdicts=FrozenDict(verdicts), cuts=tuple(cuts(segments)))
-    return _with_engines(compiled, partitioned)
+    names = {segment.name for segment in segments if segment.kind == "engine"}
+    networks = tuple(network for network in compiled.networks if network.name in names)
+    used = {weight.name for network in networks for weight in network.weights}
+
+    def left(rows: Mapping[str, T]) -> FrozenDict[str, T]:
+        return FrozenDict({name: value for name, value in rows.items() if name in used})
+
+    return evolve(
+        compiled,
+        partitioned=partitioned,
+        networks=networks,
+        engines=tuple(engine for engine in compiled.engines if engine.name in names),
+        refit_map=RefitMap(left(compiled.refit_map.recipes), left(compiled.refit_map.computed)),
+        literals=left(compiled.literals),
+    )
 
 
 def captured_in_torch(compiled: Compiled, reason: Rejection) -> Compiled:
@@ -90,22 +104,3 @@ def _read_in_place(engine: Segment, made: Segment) -> Segment:
     placed = [shared[name] for name in made.constants if name in shared]
     own = tuple(name for name in made.constants if name not in shared)
     return evolve(made, name=name, inputs=(*made.inputs, *placed), constants=own, profile=engine.profile)
-
-
-def _with_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
-    """Return the program with other segments, and the engines and weights that are left."""
-    names = {segment.name for segment in partitioned.engine_segments}
-    networks = tuple(network for network in compiled.networks if network.name in names)
-    used = {weight.name for network in networks for weight in network.weights}
-
-    def left(rows: Mapping[str, T]) -> FrozenDict[str, T]:
-        return FrozenDict({name: value for name, value in rows.items() if name in used})
-
-    return evolve(
-        compiled,
-        partitioned=partitioned,
-        networks=networks,
-        engines=tuple(engine for engine in compiled.engines if engine.name in names),
-        refit_map=RefitMap(left(compiled.refit_map.recipes), left(compiled.refit_map.computed)),
-        literals=left(compiled.literals),
-    )

@@ -4,7 +4,7 @@ eager."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -72,7 +72,11 @@ def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, tri
     chosen, result = made
     if final is not trial:
         result = _Healing(compiled, found, comparison, final).compiled(chosen)
-    rows = tuple(row for fault, form in chosen.items() for row in _rows(fault, form))
+    rows = tuple(
+        Healed(node, target, form.action, _reason(fault))
+        for fault, form in chosen.items()
+        for node, target in zip(fault.nodes, fault.targets, strict=True)
+    )
     for row in rows:
         log.warning("verify: %s at node %s: %s", row.target, row.node, row.action)
     return evolve(result, agreement=comparison.agreement(result), healed=(*compiled.healed, *rows))
@@ -115,20 +119,11 @@ class _Healing:
 
     def compiled(self, chosen: Mapping[Fault, Form]) -> Compiled:
         """Compile the program in these forms."""
-        return self.again.compiled(self.validated(chosen))
-
-    def validated(self, chosen: Mapping[Fault, Form]) -> Validated:
-        """Return the program in these forms, with verdicts."""
         decisions = [Decision(fault.nodes, form, _reason(fault)) for fault, form in chosen.items()]
-        return reformed(self.program, decisions, self.again)
+        return self.again.compiled(reformed(self.program, decisions, self.again))
 
 
 def _reason(fault: Fault) -> str:
     others = f" together with {', '.join(fault.nodes[1:])}" if len(fault.nodes) > 1 else ""
     failure = f": {fault.failures[0]}" if fault.failures else ""
     return f"the node's engine is wrong{others}{failure}"
-
-
-def _rows(fault: Fault, form: Form) -> Iterator[Healed]:
-    for node, target in zip(fault.nodes, fault.targets, strict=True):
-        yield Healed(node, target, form.action, _reason(fault))

@@ -111,7 +111,8 @@ class _Search:
             inside = [nodes[name] for name in segment.nodes if name in nodes and name not in taken]
             if segment.name not in found.refused or not inside:
                 continue
-            words = _shortened(found.refused[segment.name])
+            words = " ".join(found.refused[segment.name].split())
+            words = words if len(words) <= 300 else f"{words[:297]}..."
             named = _named(compiled, segment, found.refused[segment.name])
             for fault in [inside] if whole else self.faults(compiled, inside, named):
                 taken.update(node.name for node in fault)
@@ -193,15 +194,13 @@ class _Search:
 
 def _named(compiled: Compiled, segment: Segment, words: str) -> frozenset[str]:
     """Return the operators that an error names, by layers or by kernels of the plan."""
-    engine, network = next(
-        (e, n) for e, n in zip(compiled.engines, compiled.networks, strict=True) if n.name == segment.name
-    )
+    index = [network.name for network in compiled.networks].index(segment.name)
+    engine, network = compiled.engines[index], compiled.networks[index]
     found = {node_of(part.strip(".")) for part in re.findall(r"[^\s\"'\[\](){},;+=]+", words)}
     with suppress(ValueError):
         own = compiled.layer_names(engine, network)
-        found |= {
-            node_of(own.get(x, x)) for kernel in kernels(engine.plan) if kernel.name in words for x in kernel.layers
-        }
+        layers = (x for kernel in kernels(engine.plan) if kernel.name in words for x in kernel.layers)
+        found |= {node_of(own.get(x, x)) for x in layers}
     return frozenset(found)
 
 
@@ -217,9 +216,3 @@ def _signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
 def _rows(program: Program, decision: Decision) -> Iterator[Healed]:
     targets = {node.name: qualified_name(node.target) for node in program.graph.nodes if node.name in decision.nodes}
     return (Healed(name, targets[name], decision.form.action, decision.reason) for name in decision.nodes)
-
-
-def _shortened(words: str) -> str:
-    """Return an error on one line of at most 300 characters."""
-    line = " ".join(words.split())
-    return line if len(line) <= 300 else f"{line[:297]}..."

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Literal
 
 import torch
 from attrs import evolve, field, frozen
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from pipeline.aten.types import Argument, Leaf
+from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.events import report
 from pipeline.frozen import FrozenDict
@@ -73,26 +73,18 @@ class Comparison:
         modules = cache(lambda: compiled.module(self.executor))
         for i, reference in enumerate(wanted):
             report(len(wanted) + i, 2 * len(wanted), f"the program, {reference.sample.name}")
-            rows += self._sample_rows(modules, reference)
+            try:
+                rows += self.judged(reference, results_of(modules(), reference))
+            except (RuntimeError, ValueError, TypeError) as error:  # the program does not run
+                said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+                empty = OutputAgreement("", reference.sample.name, float("inf"), raised=said)
+                rows += [evolve(empty, output=name) for name in self.names]
         if only is not None:
             rows = [row for row in rows if (row.output, row.sample) in only]
         sizes = FrozenDict({r.sample.name: r.sample.sizes for r in self.references})
         return Agreement(
             tuple(rows), self.executor, gpu_name(self.executor), sizes, versions(), self.tf32, self.skipped
         )
-
-    def _sample_rows(self, modules: Callable[[], CompiledModule], reference: Reference) -> list[OutputAgreement]:
-        """Return the rows of a sample; rows with the error if the program does not run."""
-        try:
-            return self._rows(modules(), reference)
-        except (RuntimeError, ValueError, TypeError) as error:
-            said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-            empty = OutputAgreement("", reference.sample.name, float("inf"), raised=said)
-            return [evolve(empty, output=name) for name in self.names]
-
-    def _rows(self, module: CompiledModule, reference: Reference) -> list[OutputAgreement]:
-        ours = results_of(module, reference)
-        return self.judged(reference, ours)
 
     def judged(
         self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
@@ -108,17 +100,30 @@ class Comparison:
 
 def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
     """Run a module; return its results, and its writes to buffers and inputs, in the order of its program's outputs."""
-    program = module.program
-    reset(module, reference.parameters)
+    for name in module.program.buffers.values():
+        buffer(module, name).copy_(reference.parameters[name].detach())
+    return called(
+        lambda *args, **kwargs: tree_leaves(module(*args, **kwargs)),
+        module.program,
+        reference,
+        lambda name: buffer(module, name).clone(),
+    )
+
+
+def called(
+    call: Callable[..., Sequence[Leaf]], program: Program, reference: Reference, state: Callable[[str], Leaf]
+) -> list[Leaf]:
+    """Return the leaves that a call returns for copies of a sample's inputs, and its writes to inputs and buffers (by
+    ``state``), in the order of the program's outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
-    returned = iter(tree_flatten(module(*args, **kwargs))[0])
+    returned = iter(call(*args, **kwargs))
     given = dict(zip((port.name for port in program.inputs), leaves, strict=True))
 
-    def value(output: Output) -> Argument:
+    def value(output: Output) -> Leaf:
         if output.kind == "user":
             return next(returned)
-        return given[output.target] if output.kind == "input" else buffer(module, output.target).clone()
+        return given[output.target] if output.kind == "input" else state(output.target)
 
     return [value(output) for output in results(program)]
 
@@ -128,19 +133,13 @@ def results(program: Program) -> list[Output]:
     return [output for output in program.outputs if output.kind in ("user", "buffer", "input")]
 
 
-def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Reset a module's buffers to those that the model was compiled with."""
-    for name in module.program.buffers.values():
-        buffer(module, name).copy_(parameters[name].detach())
-
-
 def output_names(program: Program) -> list[str]:
     """Return the names of outputs: their keys (``logits``, ``hidden_states.0``), or ``output``; and of written buffers
     and inputs."""
-    outputs = results(program)
-    named = (o.name or f"output.{i}" for i, o in enumerate(outputs))
-    rows = zip(outputs, named, strict=True)
-    return [name if o.kind == "user" else f"{o.kind} {o.target} after the call" for o, name in rows]
+    return [
+        o.name or f"output.{i}" if o.kind == "user" else f"{o.kind} {o.target} after the call"
+        for i, o in enumerate(results(program))
+    ]
 
 
 def runs_in_tf32(executor: Executor) -> bool:

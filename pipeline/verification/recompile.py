@@ -4,7 +4,7 @@ lacks for that, or for being verified."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from attrs import field, frozen
 
@@ -66,13 +66,15 @@ class Again:
         Raises:
             PipelineError: the pipeline has no stage that returns one of these records.
         """
-        places = {record: _stage_returning(stages, record) for record in (Validated, Partitioned, Built, Compiled)}
-        if missing := [record.__name__ for record, place in places.items() if place is None]:
+        at: dict[object, int] = {}
+        for i, stage in enumerate(stages):
+            at.setdefault(stage.gives, i)
+        if missing := [each.__name__ for each in (Validated, Partitioned, Built, Compiled) if each not in at]:
             raise PipelineError(
                 f"the program cannot be compiled again: no stage of its pipeline returns {' or '.join(missing)}",
                 'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in place of one',
             )
-        at = {record: place or 0 for record, place in places.items()}
+
         rest = list(stages[at[Partitioned] + 1 : at[Compiled] + 1])
         if unbuilt is not None:
             rest[at[Built] - at[Partitioned] - 1] = unbuilt
@@ -83,8 +85,7 @@ class Again:
         record: Any = partitioned
         for stage in self.rest:
             record = stage(record)
-        compiled: Compiled = record
-        return compiled
+        return cast(Compiled, record)
 
     def validated(self, program: Program) -> Validated:
         """Compute the verdicts on a program."""
@@ -94,8 +95,3 @@ class Again:
     def compiled(self, validated: Validated) -> Compiled:
         """Compile a validated program, cut by the pipeline's own partitioner."""
         return self.finished(self.partition(validated))
-
-
-def _stage_returning(stages: Sequence[AnyStage], record: object) -> int | None:
-    """Return the index of the first stage that returns this record."""
-    return next((i for i, stage in enumerate(stages) if stage.gives is record), None)

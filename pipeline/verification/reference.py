@@ -114,7 +114,7 @@ class Reference:
     def _flips(self) -> list[Varied | None]:
         if self.exact is None:
             return [None] * len(self.eager)
-        noise = self._floor / 2
+        noise = max((bound.floor for bound in self.bounds), default=0.0) / 2
         runs = [self._rounded(noise, seed) for seed in range(TRIES)]
         return [_varying_part(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
 
@@ -131,10 +131,6 @@ class Reference:
         except RuntimeError:  # out of memory: rounding explains no more elements
             return [None] * len(self.eager)
         return found
-
-    @property
-    def _floor(self) -> float:
-        return max((bound.floor for bound in self.bounds), default=0.0)
 
     def _half_unit(self, dtype: torch.dtype) -> float:
         """Return the largest relative rounding error of a dtype; for float32 that of matmuls, which may be in TF32."""
@@ -210,31 +206,25 @@ def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> Varied
     change, rounding decides none of them: the output is just sensitive."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
-    masks = [_changed(value, exact, noise) for value in others]
+    if exact.is_floating_point():
+        least = FLIPS * noise * scale(exact)
+        masks = [(value - exact).abs().nan_to_num(0.0) > least for value in others]
+    else:
+        masks = [value != exact for value in others]
     mask = torch.stack(masks).any(0)
     if not bool(mask.any()) or (exact.is_floating_point() and int(mask.sum()) * 2 > mask.numel()):
         return None
     return Varied(mask, torch.cat([value[mask] for value in (exact, *others)]).unique())
 
 
-def _changed(value: torch.Tensor, exact: torch.Tensor, noise: float) -> torch.Tensor:
-    if not exact.is_floating_point():
-        return value != exact
-    return (value - exact).abs().nan_to_num(0.0) > FLIPS * noise * scale(exact)
-
-
 def bounds_of(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
     """Return the bound of each output of a program."""
     products = products_of("reference" if device.type == "cpu" else "tensorrt", tf32)
-    return tuple(Bound(dtype, products, multiple) for dtype in coarsest(source))
-
-
-def coarsest(program: Program) -> list[torch.dtype]:
-    """Return the coarsest dtype in which each output is computed: float32, float16 or bfloat16."""
-    return [_coarsest(above) for above in ancestors(program)]
+    return tuple(Bound(_coarsest(above), products, multiple) for above in ancestors(source))
 
 
 def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
+    """Return the coarsest dtype in which nodes compute: float32, float16 or bfloat16."""
     values = (node.meta.get("val") for node in nodes)
     floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
     known = floats & {torch.float32, torch.float16, torch.bfloat16}

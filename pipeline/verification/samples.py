@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.aten.op_predicates import moves
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import leaf_of
 from pipeline.program import Port, Program
@@ -37,8 +37,7 @@ aten = torch.ops.aten
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others``: alternative inputs, used if eager does not take
-    these."""
+    """The inputs of one call, in the program's order. ``others`` are used if eager does not take these."""
 
     name: str
     sizes: FrozenDict[str, int]
@@ -80,10 +79,8 @@ def _create(program: Program, source: Program, name: str, sizes: Mapping[str, in
 
 
 def _own(program: Program, name: str, call: object) -> Sample:
-    args, kwargs = as_call(call)
-    leaves = flatten_inputs(program, args, kwargs)
-    sizes = bind_symbols(program, leaves)
-    return Sample(name, FrozenDict(by_place(program, sizes)), tuple(leaves))
+    leaves = flatten_inputs(program, *as_call(call))
+    return Sample(name, FrozenDict(by_place(program, bind_symbols(program, leaves))), tuple(leaves))
 
 
 def as_call(call: object) -> Arguments:
@@ -135,13 +132,9 @@ def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:
         return sizes
     sizes = {name: r.opt for name, r in ranges.items()}
     for name, r in ranges.items():
-        sizes[name] = next((v for v in _towards(r, end(r)) if _holds(program, {**sizes, name: v})), r.opt)
+        nearest = range(end(r), r.opt, 1 if end(r) < r.opt else -1)[:NEAREST]
+        sizes[name] = next((v for v in nearest if _holds(program, {**sizes, name: v})), r.opt)
     return sizes
-
-
-def _towards(r: Range, end: int) -> Iterable[int]:
-    step = 1 if end < r.opt else -1
-    return list(range(end, r.opt, step))[:NEAREST]
 
 
 def _exprs(port: Port) -> Sequence[Leaf]:
@@ -192,8 +185,7 @@ def _tiled(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
-    """Return random values: normal floats, bools, integers: valid indices where the program indexes with them, else 0
-    or 1."""
+    """Return random values: normal floats, bools, indices below ``limit``, other integers of 0 or 1."""
     assert port.dtype is not None
     generator = torch.Generator().manual_seed(seed)
     if port.dtype.is_complex:
@@ -216,20 +208,17 @@ def index_limits(program: Program) -> dict[str, int]:
 
 def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
     """Yield the indices that a node reads, each with the static length of the table."""
+    args: Argument = node.args
     if node.target in (aten.embedding.default, aten._embedding_bag.default, aten.embedding_bag.padding_idx):
-        yield from _entry(node.args[1], node.args[0], 0)
+        read = [(0, args[1])]
     elif node.target in (aten.index_select.default, aten.gather.default):
-        yield from _entry(node.args[2], node.args[0], node.args[1])
-    elif node.target is aten.index.Tensor:
-        for dim, index in enumerate(node.args[1]):  # type: ignore[arg-type]
-            yield from _entry(index, node.args[0], dim)
-
-
-def _entry(index: object, table: object, dim: Any) -> Iterator[tuple[torch.fx.Node, int]]:
-    shape = table.meta["val"].shape if isinstance(table, torch.fx.Node) else ()
-    size = shape[dim] if len(shape) else None
-    if isinstance(index, torch.fx.Node) and isinstance(size, int):
-        yield index, size
+        read = [(args[1], args[2])]
+    else:
+        read = list(enumerate(args[1])) if node.target is aten.index.Tensor else []
+    shape = args[0].meta["val"].shape if read and isinstance(args[0], torch.fx.Node) else ()
+    for dim, index in read if shape else ():
+        if isinstance(index, torch.fx.Node) and isinstance(shape[dim], int):
+            yield index, shape[dim]
 
 
 def _origin(node: torch.fx.Node) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 
 import attrs
 import torch
@@ -129,15 +128,12 @@ class _Writer:
     def value(self, value: object, named: dict[torch.fx.Node, str]) -> str:
         """Return an argument as source."""
         if isinstance(value, torch.fx.Node):
-            if value in named:
-                return named[value]
-            return value.name if value.name in self.names else self.item(value, named)
+            if value in named or value.name in self.names:
+                return named.get(value, value.name)
+            return f"{self.value(value.args[0], named)}[{value.args[1]}]"  # an item
         if isinstance(value, list | tuple):
             return f"[{', '.join(self.value(v, named) for v in value)}]"
         return _printed(value)
-
-    def item(self, node: torch.fx.Node, named: dict[torch.fx.Node, str]) -> str:
-        return f"{self.value(node.args[0], named)}[{node.args[1]}]"
 
     def results(self) -> list[str]:
         """Return the nodes' tensors that other nodes read, or that nothing reads."""
@@ -177,23 +173,17 @@ def _like(value: torch.Tensor) -> str:
         low, high = (int(value.min()), int(value.max())) if value.numel() else (0, 0)
         return f"torch.randint({low}, {high + 1}, {list(value.shape)}, dtype={value.dtype})"
     finite = value.double()[value.isfinite()]
-    mean, deviation = _mean_and_deviation(finite)
-    least, most = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+    mean, deviation, least, most = 0.0, 1.0, 0.0, 0.0
+    if finite.numel():
+        measures = finite.mean(), finite.std(correction=0), finite.min(), finite.max()
+        mean, deviation, least, most = map(float, measures)
     drawn = f"normal({mean:.6g}, {deviation:.6g}, {least:.9g}, {most:.9g}{shape})"
     return drawn if value.dtype == torch.float32 else f"{drawn}.to({value.dtype})"
-
-
-def _mean_and_deviation(finite: torch.Tensor) -> tuple[float, float]:
-    if not finite.numel():
-        return 0.0, 1.0
-    return float(finite.mean()), float(finite.std(correction=0))
 
 
 def _settings(settings: CompilationSettings) -> str:
     """Return the changed settings that are plain values, as keyword arguments in source."""
     default = CompilationSettings()
-    rows = (
-        (f.name, getattr(settings, f.name)) for f in attrs.fields(CompilationSettings) if f.name != "torch_executed_ops"
-    )
-    changed: Sequence[str] = [f"{name}={value!r}" for name, value in rows if value != getattr(default, name)]
-    return ", ".join(changed)
+    names = [f.name for f in attrs.fields(CompilationSettings) if f.name != "torch_executed_ops"]
+    changed = [(n, getattr(settings, n)) for n in names if getattr(settings, n) != getattr(default, n)]
+    return ", ".join(f"{name}={value!r}" for name, value in changed)

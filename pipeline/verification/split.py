@@ -15,8 +15,6 @@ from pipeline.partitioning.levels import levels
 from pipeline.partitioning.units import units
 from pipeline.program import Partitioned, Validated, is_operator
 
-ELSEWHERE = "another part is tried in TensorRT"
-
 
 def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     """Return the same program with these operators in engines and all others in PyTorch; cuts may be anywhere.
@@ -24,7 +22,10 @@ def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     Exactly these nodes run in TensorRT: no node is moved or copied. Engines are as few as the order allows.
     """
     program = partitioned.program
-    validated = refused(Validated(program, partitioned.verdicts), _rejections(partitioned, nodes))
+    outside = {n.name for n in program.graph.nodes if is_operator(n)} - nodes
+    validated = refused(
+        Validated(program, partitioned.verdicts), dict.fromkeys(outside, Rejection("another part is tried in TensorRT"))
+    )
     whole = flow(program, frozenset())
     single = units(whole, ())
     in_torch = [whole.nodes[inside[0]].name not in nodes for inside in single.members]
@@ -36,11 +37,6 @@ def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
         for level in sorted(groups)
     ]
     return assemble(validated, named, {})
-
-
-def _rejections(partitioned: Partitioned, nodes: frozenset[str]) -> dict[str, Rejection]:
-    operators = (n.name for n in partitioned.program.graph.nodes if is_operator(n))
-    return {name: Rejection(ELSEWHERE) for name in operators if name not in nodes}
 
 
 def refused(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:

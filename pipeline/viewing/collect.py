@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import Final, Literal
 
 import torch
@@ -14,8 +15,9 @@ from sympy import preorder_traversal
 from pipeline.aten.naming import module_path, module_stack, node_of
 from pipeline.aten.tensor_type import TensorType
 from pipeline.build.kernels import kernels
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, RefitMap
 from pipeline.errors import Fallback, line_of
+from pipeline.frozen import FrozenDict
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
 from pipeline.program import GETITEM, Cut, Partitioned, Segment, border_lines, is_operator
@@ -57,9 +59,11 @@ class _Collector:
     """A collector of one program's parts, indexed by name."""
 
     def __init__(self, program: Compiled | Partitioned) -> None:
-        self.compiled = program if isinstance(program, Compiled) else None
-        self.partitioned = program.partitioned if isinstance(program, Compiled) else program
-        self.program = self.partitioned.program
+        if isinstance(program, Partitioned):  # a program without networks and engines
+            program = Compiled(program, (), (), RefitMap(), FrozenDict())
+        self.compiled, self.partitioned, self.program = program, program.partitioned, program.program
+        self.engines = {engine.name: engine for engine in program.engines}
+        self.networks = {network.name: network for network in program.networks}
         self.nodes = {node.name: node for node in self.program.graph.nodes}
         self.fallbacks: Mapping[str, Fallback] = {f.node: f for f in self.partitioned.fallbacks}
         self.ranges: dict[Expr, Range] = {}
@@ -77,17 +81,17 @@ class _Collector:
             nodes=tuple(rows),
             modules=tuple(ModuleView(path, kind) for path, kind in modules.items()),
             segments=tuple(map(self.segment, self.partitioned.segments)),
-            cuts=tuple(_cut(cut, program.shapes.words) for cut in self.partitioned.cuts),
+            cuts=tuple(map(self.cut, self.partitioned.cuts)),
             kernels=self.kernels,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             sizes=tuple(program.shapes.lines()),
-            stages=tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in compiled.took) if compiled else (),
+            stages=tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in compiled.took),
             settings=tuple(program.settings.changed().items()),
             versions=tuple(versions().items()),
-            healed=compiled.healed if compiled else (),
+            healed=compiled.healed,
             unreached=program.unreached,
-            agreement=compiled.agreement if compiled else None,
+            agreement=compiled.agreement,
             profile=profile,
         )
 
@@ -111,25 +115,37 @@ class _Collector:
             module=module_path(node),
             where=node.meta.get("where") or line_of(node.meta),
             inputs=tuple(n.name for n in node.all_input_nodes if self.is_shown(n)),
-            values=tuple(self.values(node)) if node.op != "output" else (),
+            values=tuple(self.values(node.meta.get("val"))) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",
             hint=fallback.hint if fallback else "",
             healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed.get(node.name, ())),
         )
-        return self.in_engine(made, node) if place == "tensorrt" else self.in_torch(made, node)
+        if place != "tensorrt":
+            return evolve(made, weights=self.constants(node))
+        return self.in_engine(made, node)
 
     def range(self, size: Expr) -> Range:
-        """Return the range of a size; unbounded if a program (perhaps from a file) has too many or too long
-        expressions."""
+        """Return the range of a size; unbounded where a program, perhaps a file's, has too many long expressions."""
         if size not in self.ranges:
             self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
             slow = self.parts > MOST_PARTS and not isinstance(size, int)
             self.ranges[size] = Range(0, 1, LARGEST) if slow else bounds(size, self.program.shapes)
         return self.ranges[size]
 
-    def values(self, node: torch.fx.Node) -> Iterator[Value]:
-        """Return the tensors and numbers that a node returns."""
-        return _values(node.meta.get("val"), self.range, self.program.shapes.words)
+    def values(self, value: object) -> Iterator[Value]:
+        """Return the tensors and numbers that a node returns; sizes that vary by the model's names for them."""
+        if isinstance(value, tuple | list):
+            for part in value:
+                yield from self.values(part)
+        elif isinstance(value, torch.Tensor | TensorType):
+            shape = shape_of(value)
+            ranges = [self.range(size) for size in shape]
+            dtype = str(value.dtype).removeprefix("torch.")
+            spans = tuple((r.min, r.opt, r.max) for r in ranges)
+            sizes = tuple(map(self.program.shapes.words, shape))
+            yield Value(dtype, sizes, spans, _nbytes(dtype, (r.opt for r in ranges)))
+        elif value is not None:
+            yield Value(_number(value))
 
     def in_engine(self, made: NodeView, node: torch.fx.Node) -> NodeView:
         """Return a node with its converter, layers, weights and kernels."""
@@ -141,24 +157,20 @@ class _Collector:
             converter=choice.support.name if choice else "",
             layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
             kernels=tuple(self.computing.get(node.name, ())),
-            weights=tuple(map(self.engine_weight, names)) if self.compiled else self.constants(node),
+            weights=tuple(map(self.engine_weight, names)) if self.networks else self.constants(node),
             fusion=self.fusions.get((made.segment, node.name), ""),
         )
-
-    def in_torch(self, made: NodeView, node: torch.fx.Node) -> NodeView:
-        """Return a node in PyTorch with the weights that it reads."""
-        return evolve(made, weights=self.constants(node))
 
     @cached_property
     def fusions(self) -> Mapping[tuple[str, str], str]:
         """Return whether quantizing and dequantizing nodes are fused, by segment and node."""
-        return fusions(self.compiled.networks, self.compiled.quantization) if self.compiled else {}
+        return fusions(self.compiled.networks, self.compiled.quantization)
 
     @cached_property
     def healed(self) -> Mapping[str, Sequence[Healed]]:
         """Return the healed forms, by node."""
         rows = defaultdict(list)
-        for each in self.compiled.healed if self.compiled else ():
+        for each in self.compiled.healed:
             rows[each.node].append(each)
         return rows
 
@@ -166,7 +178,7 @@ class _Collector:
     def layers(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
         """Return the layers of each segment and node, by their names."""
         rows = defaultdict(list)
-        for network in self.compiled.networks if self.compiled else ():
+        for network in self.compiled.networks:
             for layer in network.layers:
                 rows[network.name, node_of(layer.name)].append(layer)
         return rows
@@ -174,15 +186,12 @@ class _Collector:
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
         """Return the kernels of all engines, as far as the plans show them."""
-        compiled = self.compiled
-        if compiled is None:
-            return ()
-        rows = zip(compiled.engines, compiled.networks, strict=False)
-        return tuple(kernel for engine, network in rows for kernel in self.read(compiled, engine, network))
+        rows = zip(self.compiled.engines, self.compiled.networks, strict=False)
+        return tuple(kernel for engine, network in rows for kernel in self.read(engine, network))
 
-    def read(self, compiled: Compiled, engine: Engine, network: Network) -> Iterator[KernelView]:
+    def read(self, engine: Engine, network: Network) -> Iterator[KernelView]:
         """Yield the kernels of one engine; none if its plan has no text."""
-        own = compiled.layer_names(engine, network)
+        own = self.compiled.layer_names(engine, network)
         try:
             found = kernels(engine.checked())
         except ValueError:
@@ -203,12 +212,10 @@ class _Collector:
     @cached_property
     def engine_weights(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Return the dtype and shape of each weight of the networks."""
-        networks = self.compiled.networks if self.compiled else ()
-        return {w.name: (w.dtype, w.shape) for network in networks for w in network.weights}
+        return {w.name: (w.dtype, w.shape) for network in self.compiled.networks for w in network.weights}
 
     def engine_weight(self, name: str) -> WeightView:
         """Return a weight of an engine, by its name in the engine."""
-        assert self.compiled is not None
         dtype, shape = self.engine_weights[name]
         recipe, fixed = self.compiled.refit_map.get(name), self.compiled.refit_map.computed.get(name, "")
         literal = "" if recipe is not None or fixed else "a constant of the converter's own"
@@ -216,8 +223,7 @@ class _Collector:
 
     def constants(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
         """Return the weights that a node reads in the graph."""
-        read = [n for n in node.all_input_nodes if n.name in self.program.constants]
-        return tuple(self.constant(n) for n in read)
+        return tuple(self.constant(n) for n in node.all_input_nodes if n.name in self.program.constants)
 
     def constant(self, node: torch.fx.Node) -> WeightView:
         """Return a weight of the graph."""
@@ -227,36 +233,29 @@ class _Collector:
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(int(d) for d in value.shape)
         return WeightView(recipe.name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe))
 
+    def cut(self, cut: Cut) -> CutView:
+        """Return the view of one cut."""
+        tensors = tuple(port.text(self.program.shapes.words) for port in cut.tensors)
+        return CutView(cut.source, cut.target, tensors, cut.nbytes, cut.max_nbytes)
+
     def segment(self, segment: Segment) -> SegmentView:
         """Return the view of one segment."""
-        verdicts, engine = self.partitioned.verdicts, self.engines.get(segment.name)
-        words = self.program.shapes.words
+        verdicts, words = self.partitioned.verdicts, self.program.shapes.words
         inside = [n for n in segment.nodes if n in verdicts and verdicts[n].target != GETITEM]
-        network = self.networks.get(segment.name)
-        read = [self.constant(self.nodes[name]) for name in segment.constants]
-        weights = [(w.dtype, w.shape) for w in network.weights] if network else [(w.dtype, w.shape) for w in read]
+        engine, network = self.engines.get(segment.name), self.networks.get(segment.name)
+        weights = network.weights if network else [self.constant(self.nodes[name]) for name in segment.constants]
         return SegmentView(
             name=segment.name,
             place="tensorrt" if segment.kind == "engine" else "pytorch",
             operators=len(inside),
             nbytes=engine.nbytes if engine else 0,
-            weights=sum(_nbytes(*weight) for weight in weights),
+            weights=sum(_nbytes(weight.dtype, weight.shape) for weight in weights),
             library=engine.library if engine else "",
             digest=engine.digest if engine else "",
             layers=len(network.layers) if network else 0,
             inputs=tuple(port.text(words) for port in segment.inputs),
             outputs=tuple(port.text(words) for port in segment.outputs),
         )
-
-    @cached_property
-    def engines(self) -> Mapping[str, Engine]:
-        """Return the engines by name."""
-        return {engine.name: engine for engine in (self.compiled.engines if self.compiled else ())}
-
-    @cached_property
-    def networks(self) -> Mapping[str, Network]:
-        """Return the networks by name."""
-        return {network.name: network for network in (self.compiled.networks if self.compiled else ())}
 
 
 def _kind(node: torch.fx.Node) -> Literal["operator", "item", "size", "input", "output"]:
@@ -277,22 +276,6 @@ def _is_size(value: object) -> bool:
     return not isinstance(value, torch.Tensor | TensorType | tuple | list)
 
 
-def _values(value: object, range_of: Callable[[Expr], Range], words: Callable[[Expr], str]) -> Iterator[Value]:
-    """Return the tensors and numbers that a node returns; sizes that vary by the model's names for them."""
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _values(part, range_of, words)
-    elif isinstance(value, torch.Tensor | TensorType):
-        shape = shape_of(value)
-        ranges = [range_of(size) for size in shape]
-        dtype = str(value.dtype).removeprefix("torch.")
-        sizes = tuple(r.opt for r in ranges)
-        spans = tuple((r.min, r.opt, r.max) for r in ranges)
-        yield Value(dtype, tuple(map(words, shape)), spans, _nbytes(dtype, sizes))
-    elif value is not None:
-        yield Value(_number(value))
-
-
 def _number(value: object) -> str:
     """Return the type of a Python number, of torch's symbolic one, or of the expression that a file stores for it."""
     if isinstance(value, bool | torch.SymBool):
@@ -302,17 +285,10 @@ def _number(value: object) -> str:
 
 def _nbytes(dtype: str, shape: Iterable[int]) -> int:
     """Return the bytes of a tensor; 4-bit elements count as TensorRT stores them, two in a byte."""
-    count = 1
-    for size in shape:
-        count *= size
+    count = prod(shape)
     found = getattr(torch, dtype, None)
     return count * found.itemsize if isinstance(found, torch.dtype) else (count + 1) // 2
 
 
 def _recipe(recipe: Recipe | None) -> str:
     return "" if recipe is None else str(recipe)
-
-
-def _cut(cut: Cut, words: Callable[[object], str]) -> CutView:
-    tensors = tuple(port.text(words) for port in cut.tensors)
-    return CutView(cut.source, cut.target, tensors, cut.nbytes, cut.max_nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import evolve
@@ -35,12 +35,12 @@ def differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
 
 def printed(changes: Iterable[Change], most: int = 20) -> str:
     """Return the differences as text, at most ``most`` of each kind; empty if there are none."""
-    return "\n".join(str(_first(change, most)) for change in changes)
 
+    def first(change: Change) -> Change:
+        left = len(change.rows) - most
+        return evolve(change, rows=(*change.rows[:most], Row(f"and {left} more"))) if left > 0 else change
 
-def _first(change: Change, most: int) -> Change:
-    left = len(change.rows) - most
-    return evolve(change, rows=(*change.rows[:most], Row(f"and {left} more"))) if left > 0 else change
+    return "\n".join(str(first(change)) for change in changes)
 
 
 def _nodes(view: ProgramView) -> dict[str, NodeView]:
@@ -53,26 +53,24 @@ def _both(before: ProgramView, after: ProgramView) -> Iterator[tuple[NodeView, N
     return ((old[node.name], node) for node in after.nodes if node.name in old)
 
 
-def _pairs(before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], shown: Callable[[T], str]) -> Iterator[Row]:
+def _pairs(
+    before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], shown: Callable[[T], str] = str, missing: str = "-"
+) -> Iterator[Row]:
     """Yield the differing, missing and new rows, by name."""
     old, new = dict(before), dict(after)
     for name in dict.fromkeys([*old, *new]):
-        was, now = (shown(rows[name]) if name in rows else "-" for rows in (old, new))
+        was, now = (shown(rows[name]) if name in rows else missing for rows in (old, new))
         if was != now:
             yield Row(f"{name}: {was} -> {now}")
 
 
 def _settings(before: ProgramView, after: ProgramView) -> Iterator[Row]:
     """Yield the settings that differ; a view has only those that are not the default."""
-    old, new = dict(before.settings), dict(after.settings)
-    for name in dict.fromkeys([*old, *new]):
-        was, now = (rows.get(name, "as by default") for rows in (old, new))
-        if was != now:
-            yield Row(f"{name}: {was} -> {now}")
+    return _pairs(before.settings, after.settings, missing="as by default")
 
 
 def _versions(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    yield from _pairs(before.versions, after.versions, str)
+    return _pairs(before.versions, after.versions)
 
 
 def _signature(before: ProgramView, after: ProgramView) -> Iterator[Row]:
@@ -112,31 +110,27 @@ def _operators(before: ProgramView, after: ProgramView) -> Iterator[Row]:
             yield Row(f"{new.name}: {'; '.join(parts)}", new.name)
 
 
-def _counted(before: Iterable[str], after: Iterable[str]) -> Iterator[Row]:
-    old, new = Counter(before), Counter(after)
-    for name in dict.fromkeys([*old, *new]):
-        if old[name] != new[name]:
-            yield Row(f"{name}: {old[name]} -> {new[name]}")
+def _counted(what: str, before: Sequence[str], after: Sequence[str]) -> Iterator[Row]:
+    """Yield the total numbers of something, and the numbers by name, that differ."""
+    yield from _pairs([(what, len(before))], [(what, len(after))])
+    yield from _pairs(Counter(before).items(), Counter(after).items(), missing="0")
 
 
 def _layers(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    kinds = [[layer.kind for node in view.nodes for layer in node.layers] for view in (before, after)]
-    yield from _pairs([("layers", len(kinds[0]))], [("layers", len(kinds[1]))], str)
-    yield from _counted(*kinds)
+    kinds = ([layer.kind for node in view.nodes for layer in node.layers] for view in (before, after))
+    return _counted("layers", *kinds)
 
 
 def _kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
     names = [[_NUMBER.sub("", kernel.name) for kernel in view.kernels] for view in (before, after)]
     if any(names):
-        yield from _pairs([("kernels", len(names[0]))], [("kernels", len(names[1]))], str)
-        yield from _counted(*names)
+        yield from _counted("kernels", *names)
 
 
 def _sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    yield from _pairs(_engines(before), _engines(after), str)
-    for what in ("nbytes", "weights", "operators"):
+    yield from _pairs(_engines(before), _engines(after))
+    for what, title in {"nbytes": "engine", "weights": "weights", "operators": "operators"}.items():
         shown = str if what == "operators" else in_bytes
-        title = {"nbytes": "engine", "weights": "weights", "operators": "operators"}[what]
         old, new = ([(f"{s.name} {title}", n) for s in v.segments if (n := getattr(s, what))] for v in (before, after))
         yield from _exact(old, new, shown)
     old, new = ([(f"cut {c.source} -> {c.target}", c.nbytes) for c in v.cuts] for v in (before, after))
@@ -151,12 +145,11 @@ def _engines(view: ProgramView) -> list[tuple[str, str]]:
 
 def _exact(before: list[tuple[str, int]], after: list[tuple[str, int]], shown: Callable[[int], str]) -> Iterator[Row]:
     """Yield the sizes that differ; in bytes if they print alike."""
+    yield from _pairs(before, after, shown)
     old, new = dict(before), dict(after)
-    changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
-    for row in _pairs(((n, v) for n, v in before if n in changed), ((n, v) for n, v in after if n in changed), shown):
-        changed.discard(row.text.partition(":")[0])
-        yield row
-    yield from (Row(f"{name}: {old[name]} -> {new[name]} bytes") for name in old if name in changed)
+    for name in old:
+        if name in new and old[name] != new[name] and shown(old[name]) == shown(new[name]):
+            yield Row(f"{name}: {old[name]} -> {new[name]} bytes")
 
 
 def _times(before: ProgramView, after: ProgramView) -> Iterator[Row]:
@@ -186,7 +179,7 @@ def _slower(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator
 
 
 def _errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    old, new = ({_name(row): row for row in _judged(view)} for view in (before, after))
+    old, new = ({_name(row): row for row in view.agreement.rows} if view.agreement else {} for view in (before, after))
     for name in dict.fromkeys([*old, *new]):
         was, now = old.get(name), new.get(name)
         if was is None or now is None:
@@ -197,10 +190,6 @@ def _errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 def _name(row: OutputAgreement) -> str:
     return f"{row.output}, {row.sample}{', the module' * (row.source == 'module')}"
-
-
-def _judged(view: ProgramView) -> tuple[OutputAgreement, ...]:
-    return view.agreement.rows if view.agreement is not None else ()
 
 
 def _alike(was: float, now: float) -> bool:

@@ -19,17 +19,7 @@ from pipeline.viewing.sources import data_of
 
 LIBRARIES = ("d3.min.js", "dagre.min.js")
 """The libraries: d3 draws, dagre computes the layout; the licence of each is in a file beside it."""
-SCRIPTS = (
-    "words.js",
-    "html.js",
-    "model.js",
-    "layout.js",
-    "draw.js",
-    "tree.js",
-    "details.js",
-    "search.js",
-    "main.js",
-)
+SCRIPTS = ("words.js", "html.js", "model.js", "layout.js", "draw.js", "tree.js", "details.js", "search.js", "main.js")
 
 
 def write_report(
@@ -57,17 +47,16 @@ def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
         "title": html.escape(f"{program.title} – pipeline"),
         "style": asset("page.css"),
         "data": data_of(program, changes).replace("<", "\\u003c"),
-        "libraries": _headed(LIBRARIES),
+        "libraries": "\n".join(f"/*\n{_licence(name)}\n*/\n{asset(name)}" for name in LIBRARIES),
         "scripts": "\n".join(map(asset, SCRIPTS)),
     }
     before, *rest = asset("page.html").split("{{")
     return before + "".join(parts[name] + text for name, _, text in (each.partition("}}") for each in rest))
 
 
-def _headed(names: Sequence[str]) -> str:
-    """Return libraries preceded by their licences, as the licences require."""
-    licences = (f"/*\n{asset(name.replace('min.js', 'LICENSE.txt')).strip()}\n*/\n{asset(name)}" for name in names)
-    return "\n".join(licences)
+def _licence(name: str) -> str:
+    """Return the licence of a library, which must precede it."""
+    return asset(name.replace("min.js", "LICENSE.txt")).strip()
 
 
 @cache

@@ -14,8 +14,7 @@ from pipeline.viewing.records import ProgramView, SegmentView
 
 
 def planned(view: ProgramView) -> str:
-    """Return a text on the engines that would be built for a program, with their operators, weights and sizes, and on
-    operators that would run in PyTorch and why."""
+    """Return a text on the engines that would be built, with their sizes, and on what would run in PyTorch and why."""
     return "\n".join(_lines(view))
 
 

@@ -45,7 +45,11 @@ def read(path: Path) -> ProgramView:
         raise ArtifactError(f"{path} is not a view of a program", "`pipeline compile -o DIR` writes one")
     if data.get("schema") != SCHEMA:
         raise ArtifactError(f"{path} has the schema {data.get('schema')}; this version reads {SCHEMA}", "compile again")
-    return _program(data.get("program"), path)
+    try:
+        found: ProgramView = codec.read(data.get("program"), ProgramView)
+    except MalformedError as error:
+        raise ArtifactError(f"{path}: {error}", "`pipeline compile -o DIR` writes it anew") from None
+    return found
 
 
 def _text(path: Path) -> str:
@@ -57,14 +61,6 @@ def _text(path: Path) -> str:
     if found is None:
         raise ArtifactError(f"{path} is not a page of a program", "`pipeline report FILE -o PAGE.html` writes one")
     return found[1]
-
-
-def _program(data: object, path: Path) -> ProgramView:
-    try:
-        found: ProgramView = codec.read(data, ProgramView)
-    except MalformedError as error:
-        raise ArtifactError(f"{path}: {error}", "`pipeline compile -o DIR` writes it anew") from None
-    return found
 
 
 PROGRAM = "program.json"

@@ -13,7 +13,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.testing.calls import Size, TensorSpec
-from pipeline.testing.compare_outputs import LARGEST
+from pipeline.testing.compare import LARGEST
 from tests.fuzz import expressions, layers, mutations, views
 from tests.fuzz.scope import Choose, Scope, Value
 from tests.fuzz.settings import options

@@ -17,7 +17,7 @@ from attrs import define, field
 from torch import nn
 
 from pipeline.aten.types import Argument, Leaf
-from pipeline.testing.compare_outputs import LARGEST
+from pipeline.testing.compare import LARGEST
 
 T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], Any]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.verification.module_copy import copied
+from pipeline.verification.module_comparison import copied
 
 
 class Stateful(nn.Module):

@@ -19,7 +19,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call, TensorSpec
 from pipeline.testing.programs import CallError, program_of
 from pipeline.testing.strategies import common
-from pipeline.testing.strategies.common import DTYPES, Draw, Shape
+from pipeline.testing.strategies.common import DTYPES, Draw
 
 CHOICES: Final = {
     "approximate": ("none", "tanh"),
@@ -49,9 +49,19 @@ class Argument:
     keyword: bool
 
     @property
+    def kind(self) -> str:
+        """Return the type without ``Optional``."""
+        return self.type.removeprefix("Optional[").rstrip("]")
+
+    @property
+    def optional(self) -> bool:
+        """Return whether the argument may be None."""
+        return self.type.startswith("Optional")
+
+    @property
     def tensor(self) -> bool:
         """Return whether the argument is one tensor."""
-        return self.type in ("Tensor", "Optional[Tensor]")
+        return self.kind == "Tensor"
 
     @property
     def given_dtype(self) -> torch.dtype | None:
@@ -61,16 +71,12 @@ class Argument:
     @property
     def dim(self) -> bool:
         """Return whether the argument names dims of the tensor."""
-        return self.name in ("dim", "dims", "axis") and self.type.removeprefix("Optional[").rstrip("]") in (
-            "int",
-            "List[int",
-        )
+        return self.name in ("dim", "dims", "axis") and self.kind in ("int", "List[int")
 
     @property
     def plain(self) -> bool:
         """Return whether any value of the argument's type is accepted."""
-        kind = self.type.removeprefix("Optional[").rstrip("]")
-        known = self.name in CHOICES or self.name == "dtype" or kind in ("number", "bool", "float")
+        known = self.name in CHOICES or self.name == "dtype" or self.kind in ("number", "bool", "float")
         return known and self.name not in LEFT_OUT
 
 
@@ -97,61 +103,47 @@ def automatic(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def by_name(target: object, values: Mapping[str, object]) -> Call:
-    """Return the call with these arguments: positional ones in order, with defaults between them, as in
-    torch.export."""
+    """Return the call with these arguments; as in torch.export, there are defaults between positional ones."""
     positional = [a for a in arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
     return Call(target, args, {a.name: values[a.name] for a in arguments(target) if a.keyword and a.name in values})
 
 
-def _elementwise(draw: Draw, target: object) -> Call:
+def _elementwise(draw: Draw, target: Any) -> Call:
     """Draw a call with tensors that broadcast, of one dtype or of several."""
     tensors = [a for a in arguments(target) if a.tensor and (a.required or draw(st.booleans()))]
     shapes = draw(common.broadcastable(len(tensors)))
     dtype = draw(st.sampled_from(accepted(target)))
     mixed = draw(st.integers(0, 3)) == 0
-    specs = {
-        a.name: _spec(
-            draw, target, i, shape, a.given_dtype or (draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
-        )
-        for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True))
-    }
-    given = {a.name: specs.get(a.name) for a in arguments(target) if a.tensor}
+    divides = target._schema.name.split("::")[-1] in _DIVISORS
+    given: dict[str, TensorSpec | None] = {a.name: None for a in arguments(target) if a.tensor}
+    for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True)):
+        own = a.given_dtype or (draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
+        values = st.just("nonzero") if i and divides and not own.is_floating_point else common.values(own)
+        constant = i > 0 and draw(st.integers(0, 3)) == 0  # a parameter
+        given[a.name] = draw(common.tensors(shape, own, values, constant))
     call = by_name(target, given | _plain_arguments(draw, target, dtype))
     return draw(common.named(call, least=draw(st.sampled_from([1, 0]))))
 
 
-def _spec(draw: Draw, target: Any, index: int, shape: Shape, dtype: torch.dtype) -> TensorSpec:
-    """Draw a tensor argument: sometimes a parameter; integer divisors are not zero."""
-    name = target._schema.name.split("::")[-1]
-    divides = index > 0 and name in _DIVISORS and not dtype.is_floating_point
-    values = st.just("nonzero") if divides else common.values(dtype)
-    return draw(common.tensors(shape, dtype, values, constant=index > 0 and draw(st.integers(0, 3)) == 0))
-
-
-def _along(draw: Draw, target: object) -> Call:
+def _along(draw: Draw, target: Any) -> Call:
     """Draw a call with one tensor, and dims of it if the operator takes dims."""
     shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted(target)))
     tensor = next(a.name for a in arguments(target) if a.tensor)
-    given = {
-        a.name: draw(_dims(a, len(shape))) for a in arguments(target) if a.dim and (a.required or draw(st.booleans()))
-    }
+    given: dict[str, Any] = {}
+    for a in arguments(target):
+        if a.dim and (a.required or draw(st.booleans())):
+            chosen: st.SearchStrategy[Any] = (common.dim_lists if "List" in a.type else common.dims)(len(shape))
+            given[a.name] = draw(chosen | st.none() if a.optional else chosen)
     given |= _plain_arguments(draw, target, dtype)
-    spec = draw(common.tensors(shape, dtype, common.values(dtype, _held(target, dtype, given.get("dtype")))))
-    return draw(common.named(by_name(target, {tensor: spec} | given)))
-
-
-def _held(target: Any, dtype: torch.dtype, result: torch.dtype | None) -> tuple[str, ...]:
-    """Return the kind of the tensor's values: no infinities that become integers, or NaN in eager's running mean."""
+    result = given.get("dtype")
+    # No infinities that become integers, or NaN in eager's running mean.
     becomes_whole = result is not None and dtype.is_floating_point and not result.is_floating_point
     finite = becomes_whole or target._schema.name.endswith("_mean")
-    return tuple(v for v in common.FLOAT_VALUES if not (finite and v == "special"))
-
-
-def _dims(argument: Argument, rank: int) -> st.SearchStrategy[Any]:
-    chosen: st.SearchStrategy[object] = common.dim_lists(rank) if "List" in argument.type else common.dims(rank)
-    return chosen | st.none() if argument.type.startswith("Optional") else chosen
+    kinds = [kind for kind in common.FLOAT_VALUES if not (finite and kind == "special")]
+    spec = draw(common.tensors(shape, dtype, common.values(dtype, kinds)))
+    return draw(common.named(by_name(target, {tensor: spec} | given)))
 
 
 def _plain_arguments(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
@@ -165,16 +157,14 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
         return st.sampled_from(CHOICES[argument.name])
     if argument.name == "dtype":
         return st.sampled_from((None, *common.FLOATS, *common.INTS))
-    kind = argument.type.removeprefix("Optional[").rstrip("]")
     values: dict[str, st.SearchStrategy[Any]] = {"bool": st.booleans(), "float": st.sampled_from([0.5, 1.0, 2.0, 0.1])}
-    drawn = values.get(kind, common.numbers(dtype))
-    return st.none() | drawn if argument.type.startswith("Optional") else drawn
+    drawn = values.get(argument.kind, common.numbers(dtype))
+    return st.none() | drawn if argument.optional else drawn
 
 
 @cache
 def accepted(target: object) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that PyTorch accepts for all tensors of an operator; floats are listed twice, so they are drawn
-    more often."""
+    """Return the dtypes that PyTorch accepts for all tensors of an operator; floats twice, to be drawn more often."""
     found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 

@@ -92,6 +92,16 @@ def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
     return signed.map(list)
 
 
+def others(shape: Sequence[object], dim: int) -> list[int]:
+    """Return the dims of a shape but one, which is counted from either end."""
+    return [d for d in range(len(shape)) if d != dim % len(shape)]
+
+
+def resized(shape: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
+    """Return a shape with another size in one dim."""
+    return tuple(size if d == dim % len(shape) else s for d, s in enumerate(shape))
+
+
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
     """Return a strategy of Python numbers for a tensor of this dtype: ints, floats with fractions, bools; for halves
     often floats that they round."""
@@ -122,9 +132,8 @@ def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.Search
     """Return a strategy of kinds of values: one of the names for a float dtype, else one for its integers."""
     if dtype.is_floating_point:
         return st.sampled_from(names)
-    return st.sampled_from(
-        ("normal",) if dtype == torch.bool else [v for v in INT_VALUES if v in names] or INT_VALUES[:2]
-    )
+    whole = [v for v in INT_VALUES if v in names] or INT_VALUES[:2]
+    return st.sampled_from(("normal",) if dtype == torch.bool else whole)
 
 
 @st.composite
@@ -136,40 +145,31 @@ def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = Non
     they differ. ``least`` is the smallest size for which the call is well-formed. For other ties write names into the
     call yourself.
     """
-    sizes = _columns(call, dims)
+    free: set[tuple[int, int]] = set()
+    found: dict[int, set[Any]] = {}  # the sizes of each dim, counted from the right; None for one that is not free
+    for i, spec in enumerate(call.specs):
+        rank, listed = len(spec.shape), range(len(spec.shape)) if dims is None else dims.get(i, ())
+        for place, size in enumerate(spec.shape, -rank):
+            if size == 1 or (dims is not None and i not in dims):
+                continue
+            if not spec.constant and isinstance(size, int) and (place in listed or place + rank in listed):
+                free.add((i, place))
+            found.setdefault(place, set()).add(size if (i, place) in free else None)
+    one = {place: sizes.pop() for place, sizes in sorted(found.items()) if len(sizes) == 1}
+    sizes = {place: size for place, size in one.items() if size is not None and size >= 2}
     chosen = draw(st.lists(st.sampled_from(list(sizes)), min_size=1, max_size=len(NAMES), unique=True)) if sizes else []
     names = {place: NAMES[i] for i, place in enumerate(sorted(chosen))}
     index = iter(range(len(call.specs)))
-    args, kwargs = call.map(
-        lambda leaf: _renamed(leaf, next(index), names, dims) if isinstance(leaf, TensorSpec) else leaf
-    )
+
+    def renamed(leaf: object) -> object:
+        if not isinstance(leaf, TensorSpec):
+            return leaf
+        i, places = next(index), enumerate(leaf.shape, -len(leaf.shape))
+        return evolve(leaf, shape=[names[p] if p in names and (i, p) in free else size for p, size in places])
+
+    args, kwargs = call.map(renamed)
     ranges = {name: (min(least, sizes[place]), sizes[place], max(8, sizes[place])) for place, name in names.items()}
     return Call(call.target, args, kwargs, {**call.sizes, **ranges}, call.outputs)
-
-
-def _free(spec: TensorSpec, index: int, d: int, dims: Mapping[int, Sequence[int]] | None) -> bool:
-    """Return whether a dim may be dynamic."""
-    listed = dims is None or d in dims.get(index, ()) or d - len(spec.shape) in dims.get(index, ())
-    return listed and not spec.constant and isinstance(spec.shape[d], int) and spec.shape[d] != 1
-
-
-def _columns(call: Call, dims: Mapping[int, Sequence[int]] | None) -> dict[int, int]:
-    """Return the dims, as negative numbers from the right, in which all tensors have one size of at least 2, or 1."""
-    found: dict[int, set[Any]] = {}
-    for i, spec in enumerate(call.specs):
-        for d, size in enumerate(spec.shape if dims is None or i in dims else ()):
-            if size != 1:
-                found.setdefault(d - len(spec.shape), set()).add(size if _free(spec, i, d, dims) else None)
-    one = {place: sizes.pop() for place, sizes in sorted(found.items()) if len(sizes) == 1}
-    return {place: size for place, size in one.items() if size is not None and size >= 2}
-
-
-def _renamed(
-    spec: TensorSpec, index: int, names: Mapping[int, str], dims: Mapping[int, Sequence[int]] | None
-) -> TensorSpec:
-    places = [d - len(spec.shape) for d in range(len(spec.shape))]
-    shape = [names[p] if p in names and _free(spec, index, d, dims) else spec.shape[d] for d, p in enumerate(places)]
-    return evolve(spec, shape=shape)
 
 
 def well_formed(call: Call) -> bool:
@@ -177,24 +177,16 @@ def well_formed(call: Call) -> bool:
     return all(_runs(call, sizes) for sizes in call.sizes_to_try)
 
 
-def _runs(call: Call, sizes: Mapping[str, int]) -> bool:
+def _runs(call: Call, sizes: Mapping[str, int], *, widened: bool = False) -> bool:
     tensors = call.tensors(sizes)
-    try:
-        return _eager(call, sizes, tensors)
-    except NotImplementedError:  # a CPU lacks a kernel for the small dtype: another dtype may have one
-        try:
-            return _eager(call, sizes, [t.double() if t.is_floating_point() else t for t in tensors])
-        except NotImplementedError:
-            return False
-
-
-def _eager(call: Call, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> bool:
+    if widened:
+        tensors = tuple(t.double() if t.is_floating_point() else t for t in tensors)
     args, kwargs = call.fill(tensors, sizes)
     try:
         with torch.no_grad():
             call.target(*args, **kwargs)
-    except NotImplementedError:
-        raise
+    except NotImplementedError:  # a CPU lacks a kernel for the small dtype: another dtype may have one
+        return not widened and _runs(call, sizes, widened=True)
     except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError):
         return False
     return True
@@ -205,13 +197,9 @@ class Strategies(dict[Any, st.SearchStrategy[Call]]):
 
 
 def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
-    """Turn a function ``(draw, target) -> Call`` (or its ``args``, a tuple), by ``@calls(target, …)``, into a strategy
-    of well-formed calls for each target."""
+    """Turn a function ``(draw, target) -> Call`` (or its ``args``) into a strategy of well-formed calls by target."""
 
-    def declare(function: Callable[[Draw, Target], object]) -> Strategies:
-        return Strategies({target: calls_of(target, function) for target in targets})
-
-    return declare
+    return lambda function: Strategies({target: calls_of(target, function) for target in targets})
 
 
 def calls_of(target: object, function: Callable[[Draw, Target], object]) -> st.SearchStrategy[Call]:

@@ -20,6 +20,7 @@ from pipeline.testing.strategies.common import (
     moved,
     named,
     numbers,
+    others,
     shapes,
     tensors,
     values,
@@ -80,8 +81,7 @@ def prelu(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(2, 4)), draw(floats)
     slopes = (1, shape[1] if draw(st.booleans()) else 1, *[1] * (len(shape) - 2))
     weight = draw(tensors(slopes, dtype, constant=draw(st.booleans())))
-    rest = [d for d in range(len(shape)) if d != 1]
-    return draw(named(Call(target, (draw(tensors(shape, dtype, values(dtype))), weight)), {0: rest}))
+    return draw(named(Call(target, (draw(tensors(shape, dtype, values(dtype))), weight)), {0: others(shape, 1)}))
 
 
 @calls(aten.log_sigmoid_forward.default)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -22,6 +20,7 @@ from pipeline.testing.strategies.common import (
     ints,
     moved,
     named,
+    others,
     shapes,
     tensors,
 )
@@ -37,20 +36,16 @@ def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
     axes = sorted(draw(st.permutations(range(len(shape))))[:count])
     parts = [part or (1,) * (count > 1) for part in draw(broadcastable(count, 2, zero=False))]
     dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.int32]))
-    if once:
-        return _distinct_indices(shape, axes, dtype, draw(st.booleans()))
-    found = {
-        a: draw(tensors(p, dtype, ("index", shape[a]), draw(st.booleans()))) for a, p in zip(axes, parts, strict=True)
-    }
+    found = dict[int, TensorSpec]()
+    if once:  # the same distinct indices into each of these dims
+        constant, places = draw(st.booleans()), range(min(shape[a] for a in axes))
+        for a in axes:
+            signed = [i - shape[a] if i % 2 else i for i in reversed(places)]
+            found[a] = TensorSpec((len(places),), dtype, ("given", signed), constant)
+    else:
+        for a, part in zip(axes, parts, strict=True):
+            found[a] = draw(tensors(part, dtype, ("index", shape[a]), draw(st.booleans())))
     return [found.get(a) for a in range(axes[-1] + 1)]
-
-
-def _distinct_indices(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool) -> list[Leaf]:
-    """Draw the same distinct indices, counted from either end, into each of these dims."""
-    length = min(shape[a] for a in axes)
-    given = {a: ("given", [i - shape[a] if i % 2 else i for i in reversed(range(length))]) for a in axes}
-    spec = {a: TensorSpec((length,), dtype, values, constant) for a, values in given.items()}
-    return [spec.get(a) for a in range(axes[-1] + 1)]
 
 
 @calls(aten.index.Tensor)
@@ -83,15 +78,11 @@ def index_put(draw: Draw, target: object) -> Call:
     accumulate = draw(st.booleans()) and dtype not in (torch.bool, torch.uint8, torch.int8)
     indices = draw(_indices(shape, once=not accumulate))
     free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
-    whole = _shape_of(shape, indices)
+    places = [None if i is None else torch.zeros(i.shape, dtype=torch.int64) for i in indices]
+    whole = tuple(aten.index.Tensor(torch.empty(shape), places).shape)
     values = draw(tensors(draw(st.sampled_from([(), whole, whole[1:]])), dtype, "small" if accumulate else "normal"))
     call = Call(target, (x, indices, values, accumulate))
     return draw(named(call, {0: free})) if values.shape == () else call
-
-
-def _shape_of(shape: Shape, indices: Sequence[Any]) -> Shape:
-    given = [None if i is None else torch.zeros(i.shape, dtype=torch.int64) for i in indices]
-    return tuple(aten.index.Tensor(torch.empty(shape), given).shape)
 
 
 @calls(aten.index_select.default)
@@ -101,8 +92,7 @@ def index_select(draw: Draw, target: object) -> Call:
     count = (draw(st.integers(0, 4)),) if shape else (1,)
     index = draw(tensors(count, draw(ints), ("below", shape[dim] if shape else 1), draw(st.booleans())))
     call = Call(target, (draw(moved(shape, draw(dtypes))), dim, index))
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(call, {0: rest}))
+    return draw(named(call, {0: others(shape, dim)}))
 
 
 @calls(aten.gather.default)
@@ -125,8 +115,7 @@ def index_fill(draw: Draw, target: object) -> Call:
     count = draw(st.sampled_from([(), (3,), (0,)])) if shape else (1,)
     index = draw(tensors(count, torch.int64, ("index", shape[dim] if shape else 1), draw(st.booleans())))
     value = draw(tensors((), dtype)) if target is aten.index_fill.int_Tensor else draw(st.sampled_from([0, 1, True]))
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, index, value)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, index, value)), {0: others(shape, dim)}))
 
 
 @calls(aten.tril.default, aten.triu.default)

@@ -16,8 +16,7 @@ epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
 
 
 def _values(count: int) -> st.SearchStrategy[str]:
-    """Return the kind of values of so many elements to normalise: few must differ well, or rounding decides the
-    variance."""
+    """Return a strategy of values to normalise: a few must differ well, or rounding decides the variance."""
     return st.sampled_from(("distinct", "normal", "large", "positive") if count >= 8 else ("distinct",))
 
 
@@ -80,11 +79,8 @@ def native_group_norm(draw: Draw, target: object) -> Call:
 @calls(aten._native_batch_norm_legit.no_stats)
 def batch_norm_of_the_batch(draw: Draw, target: object) -> Call:
     shape, dtype = _images(draw, 1), draw(floats)
-    call = Call(
-        target,
-        (draw(tensors(shape, dtype, "distinct")), *_affine(draw, shape[1:2], dtype), True, 0.1, draw(epsilons)),
-        outputs=_outputs(draw),
-    )
+    x, affine = draw(tensors(shape, dtype, "distinct")), _affine(draw, shape[1:2], dtype)
+    call = Call(target, (x, *affine, True, 0.1, draw(epsilons)), outputs=_outputs(draw))
     return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
 
 
@@ -96,21 +92,14 @@ def instance_norm(draw: Draw, target: object) -> Call:
     return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
 
 
-def _running(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> list[Leaf]:
-    return [draw(tensors(shape, dtype, what, constant=True)) for what in ("normal", "positive")]
-
-
-@calls(
-    aten.batch_norm.default,
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit_no_training.default,
-)
+@calls(aten.batch_norm.default, aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 def batch_norm(draw: Draw, target: object) -> Call:
     """Draw calls with running statistics: each parameter may have any shape of one element per channel."""
     shape, dtype = _images(draw, 1), draw(floats)
     each = st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])])
     x, affine = draw(tensors(shape, dtype)), _affine(draw, draw(each), dtype)
-    running = _running(draw, draw(each), dtype)
+    given = draw(each)
+    running = [draw(tensors(given, dtype, what, constant=True)) for what in ("normal", "positive")]
     training = [] if "no_training" in str(target) else [False]
     cudnn = [False] if target is aten.batch_norm.default else []
     outputs = None if target is aten.batch_norm.default else (0,)

@@ -22,6 +22,8 @@ from pipeline.testing.strategies.common import (
     floats,
     ints,
     named,
+    others,
+    resized,
     shapes,
     tensors,
     values,
@@ -36,7 +38,7 @@ arithmetic = st.sampled_from((*FLOATS, *INTS))
 def vector_norm(draw: Draw, target: object) -> Call:
     shape, infinite = draw(shapes()), float("inf")
     order = draw(st.sampled_from((2, 1, 0, 3, 2.5, 0.5, infinite, -infinite)))
-    spec = draw(tensors(shape, draw(st.sampled_from(FLOATS)), values(torch.float32)))
+    spec = draw(tensors(shape, draw(floats), values(torch.float32)))
     kwargs = {"keepdim": draw(st.booleans())}
     return draw(named(Call(target, (spec, order, draw(dim_lists(len(shape)) | st.none())), kwargs)))
 
@@ -93,10 +95,9 @@ def topk(draw: Draw, target: object) -> Call:
     spec = tensors(shape, dtype, values(dtype, ORDERED_VALUES) if ties else "distinct")
     call = Call(target, (draw(spec), k, dim, draw(st.booleans())), outputs=(0,) if ties else None)
     if shape and draw(st.integers(0, 3)) == 0:
-        spec = tensors(["n" if d == dim % len(shape) else s for d, s in enumerate(shape)], dtype, "distinct")
+        spec = tensors(resized(shape, dim, "n"), dtype, "distinct")
         return Call(target, (draw(spec), Size("n"), dim, draw(st.booleans())), sizes={"n": (1, shape[dim], 8)})
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)] if shape else []
-    return draw(named(call, {0: rest}))
+    return draw(named(call, {0: others(shape, dim)}))
 
 
 @calls(aten.sort.default, aten.sort.stable)
@@ -131,8 +132,7 @@ def kthvalue(draw: Draw, target: object) -> Call:
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     x = draw(tensors(shape, dtype, values(dtype, ORDERED_VALUES)))
     k = draw(st.integers(1, shape[dim])) if shape else 1
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)] if shape else []
-    return draw(named(Call(target, (x, k, dim, draw(st.booleans())), outputs=(0,)), {0: rest}))
+    return draw(named(Call(target, (x, k, dim, draw(st.booleans())), outputs=(0,)), {0: others(shape, dim)}))
 
 
 @calls(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)

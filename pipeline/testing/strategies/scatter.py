@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Size
-from pipeline.testing.strategies.common import FLOATS, INTS, Draw, Shape, calls, dims, dtypes, named, shapes, tensors
+from pipeline.testing.strategies.common import (
+    FLOATS,
+    INTS,
+    Draw,
+    Shape,
+    calls,
+    dims,
+    dtypes,
+    named,
+    others,
+    resized,
+    shapes,
+    tensors,
+)
 
 
 @st.composite
@@ -69,9 +82,8 @@ def scatter_reduce(draw: Draw, target: object) -> Call:
     source = draw(tensors(draw(_larger(own)), dtype, "small"))
     args = [draw(tensors(shape, dtype)), dim, index, source]
     if target is aten.scatter_reduce.two:
-        return _dynamic(
-            draw, Call(target, (*args, draw(st.sampled_from(REDUCTIONS))), {"include_self": draw(st.booleans())})
-        )
+        args.append(draw(st.sampled_from(REDUCTIONS)))
+        return _dynamic(draw, Call(target, args, {"include_self": draw(st.booleans())}))
     kwargs = {"reduce": draw(st.sampled_from(["add", "multiply"]))} if target is aten.scatter.reduce else {}
     return _dynamic(draw, Call(target, args, kwargs))
 
@@ -97,12 +109,11 @@ def _dynamic(draw: Draw, call: Call) -> Call:
 def index_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(REDUCIBLE)
     dim, count = draw(dims(len(shape))), draw(st.integers(1, 5))
-    axis = dim % len(shape)
     index = draw(tensors((count,), torch.int64, ("below", shape[dim]), draw(st.booleans())))
-    source = draw(tensors([count if d == axis else s for d, s in enumerate(shape)], dtype, "small"))
+    source = draw(tensors(resized(shape, dim, count), dtype, "small"))
     reduce = draw(st.sampled_from(REDUCTIONS[1:]))
     given = (draw(tensors(shape, dtype)), dim, index, source, reduce)
-    rest = [d for d in range(len(shape)) if d != axis]
+    rest = others(shape, dim)
     return draw(named(Call(target, given, {"include_self": draw(st.booleans())}), {0: rest, 2: rest}))
 
 
@@ -110,11 +121,11 @@ def index_reduce(draw: Draw, target: object) -> Call:
 def index_copy(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
-    axis, size = dim % len(shape), shape[dim]
+    size = shape[dim]
     count = draw(st.integers(0, size))
     index = draw(tensors((count,), torch.int64, ("given", list(range(size))[::-1][:count]), draw(st.booleans())))
-    source = draw(tensors([count if d == axis else s for d, s in enumerate(shape)], dtype))
-    rest = [d for d in range(len(shape)) if d != axis]
+    source = draw(tensors(resized(shape, dim, count), dtype))
+    rest = others(shape, dim)
     return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, index, source)), {0: rest, 2: rest}))
 
 
@@ -141,7 +152,7 @@ def slice_scatter(draw: Draw, target: object) -> Call:
         given = (draw(tensors(("n", 3), dtype)), draw(tensors((Size("n", offset=-1), 3), dtype)))
         return Call(target, (*given, 0, 1, None), sizes={"n": (4, 5, 8)})
     part = torch.empty(shape)[(slice(None),) * (dim % len(shape)) + (slice(start, end, step),)].shape
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+    rest = others(shape, dim)
     call = Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, dtype)), dim, start, end, step))
     return draw(named(call, {0: rest, 1: rest}))
 

@@ -39,7 +39,7 @@ def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
 
 
 def _sizes(call_args: tuple[Any, ...]) -> dict[str, Any]:
-    names = {d for spec in call_args if spec is not None for d in spec.shape if isinstance(d, str)}
+    names = {name for spec in call_args if spec is not None for name in spec.names}
     known = {"b": (1, 2, 4), QUERIES: (2, 3, 8), KEYS: (2, 5, 8)}
     return {name: known[name] for name in sorted(names)}
 
@@ -48,9 +48,8 @@ def _sizes(call_args: tuple[Any, ...]) -> dict[str, Any]:
 def attention(draw: Draw, target: object) -> Call:
     dtype, gqa = draw(floats), draw(st.sampled_from((False, False, True)))
     leading: list[Dim] = ["b", HEADS] if gqa else draw(st.sampled_from((["b", HEADS], ["b", HEADS], ["b"], [])))
-    operands = (
-        _operands(draw, dtype, 2 if gqa else HEADS, leading) if len(leading) == 2 else _plain(draw, dtype, leading)
-    )
+    grouped = len(leading) == 2
+    operands = _operands(draw, dtype, 2 if gqa else HEADS, leading) if grouped else _plain(draw, dtype, leading)
     mask = _mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"scale": draw(st.sampled_from((None, 0.3, 1.0))), "enable_gqa": gqa}
@@ -98,10 +97,8 @@ WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
 
 
 def _call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
-    names = {name for each in arguments if each is not None for name in each.names}
-    return Call(
-        target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in sorted(names)}
-    )
+    names = sorted({name for each in arguments if each is not None for name in each.names})
+    return Call(target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in names})
 
 
 @calls(LINEAR_ATTENTION)
@@ -145,11 +142,6 @@ class Layer:
     params: list[TensorSpec]
     options: tuple[object, ...]
 
-    @property
-    def sizes(self) -> list[str]:
-        """Return the names of its sizes beside the batch."""
-        return ["t"] if self.steps == "t" else []
-
 
 @st.composite
 def layers(draw: Draw, gates: int) -> Layer:
@@ -180,7 +172,7 @@ def recurrent(draw: Draw, target: Target) -> Call:
     steps, features = layer.steps, layer.features
     shape = ("n", steps, features) if batch_first else (steps, "n", features)
     x = draw(tensors(shape, layer.dtype, values="unit"))
-    sizes = {name: draw(st.integers(1, 3)) for name in ("n", *layer.sizes)}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
     return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
 
 
@@ -189,5 +181,5 @@ def packed(draw: Draw, target: Target) -> Call:
     layer = draw(layers(PACKED[target]))
     x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
     lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))
-    sizes = {name: draw(st.integers(1, 3)) for name in ("n", *layer.sizes)}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
     return Call(target, (x, lengths, layer.state, layer.params, *layer.options), sizes=sizes)

@@ -18,6 +18,8 @@ from pipeline.testing.strategies.common import (
     moved,
     named,
     numbers,
+    others,
+    resized,
     shapes,
     tensors,
 )
@@ -25,29 +27,24 @@ from pipeline.testing.strategies.common import (
 
 @calls(aten.cat.default)
 def cat(draw: Draw, target: object) -> Call:
-    shape = list(draw(shapes(1, 4)))
+    shape = draw(shapes(1, 4))
     dim, mixed = draw(dims(len(shape))), draw(st.booleans())
     dtype = draw(dtypes)
     parts = []
     for _ in range(draw(st.integers(1, 4))):
-        own = [draw(st.integers(0, 3)) if d == dim % len(shape) else s for d, s in enumerate(shape)]
+        own = resized(shape, dim, draw(st.integers(0, 3)))
         parts.append(draw(moved(own, draw(dtypes) if mixed else dtype)))
     if draw(st.integers(0, 3)) == 0:
         parts.insert(draw(st.integers(0, len(parts))), draw(moved((0,), dtype)))
     if draw(st.booleans()) and len(shape) > 1:
         place = (dim + 1) % len(shape)
-        parts = [draw(moved(_with(p.shape, place, "n"), p.dtype)) for p in parts if p.shape != (0,)]
+        parts = [draw(moved(resized(p.shape, place, "n"), p.dtype)) for p in parts if p.shape != (0,)]
         return Call(target, (parts, dim), sizes={"n": (1, 3, 6)})
     if draw(st.booleans()):
-        parts = [
-            draw(moved(_with(p.shape, dim, n), p.dtype)) for p, n in zip(parts, "nm", strict=False) if p.shape != (0,)
-        ]
+        given = [(p, n) for p, n in zip(parts, "nm", strict=False) if p.shape != (0,)]
+        parts = [draw(moved(resized(p.shape, dim, n), p.dtype)) for p, n in given]
         return Call(target, (parts, dim), sizes={n: (1, 3, 6) for p in parts for n in p.names})
     return Call(target, (parts, dim))
-
-
-def _with(shape: tuple[object, ...], dim: int, name: str) -> tuple[object, ...]:
-    return tuple(name if d == dim % len(shape) else s for d, s in enumerate(shape))
 
 
 @calls(aten.stack.default)
@@ -67,27 +64,24 @@ def _sizes(draw: Draw, total: int) -> list[int]:
     return [*found, total]
 
 
-@calls(
-    aten.split_with_sizes.default,
-    aten.split.sizes,
-    aten.unsafe_split_with_sizes.default,
-)
+@calls(aten.split_with_sizes.default, aten.split.sizes, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.integers(0, 3)) == 0:
-        x = draw(moved(_with(shape, dim, "n"), dtype))
+        x = draw(moved(resized(shape, dim, "n"), dtype))
         return Call(target, (x, [2, Size("n", offset=-2)], dim), sizes={"n": (4, 5, 8)})
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(moved(shape, dtype)), draw(_sizes(shape[dim])), dim)), {0: rest}))
+    return draw(
+        named(Call(target, (draw(moved(shape, dtype)), draw(_sizes(shape[dim])), dim)), {0: others(shape, dim)})
+    )
 
 
 @calls(aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default)
 def split(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     dim = draw(dims(len(shape)))
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(st.integers(1, 4)), dim)), {0: rest}))
+    call = Call(target, (draw(moved(shape, draw(dtypes))), draw(st.integers(1, 4)), dim))
+    return draw(named(call, {0: others(shape, dim)}))
 
 
 @calls(aten.repeat.default)

@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 
 from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Size
-from pipeline.testing.strategies.common import Draw, calls, dim_lists, dims, dtypes, moved, named, shapes
+from pipeline.testing.strategies.common import (
+    Draw,
+    calls,
+    dim_lists,
+    dims,
+    dtypes,
+    moved,
+    named,
+    others,
+    resized,
+    shapes,
+)
 
 BOUNDS = st.none() | st.integers(-7, 7)
 
@@ -29,11 +40,10 @@ def slice_(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.booleans()):
-        given = ["n" if d == dim % len(shape) else s for d, s in enumerate(shape)]
-        return Call(target, (draw(moved(given, dtype)), dim, *draw(st.sampled_from(DYNAMIC))), sizes={"n": (6, 7, 9)})
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+        x = draw(moved(resized(shape, dim, "n"), dtype))
+        return Call(target, (x, dim, *draw(st.sampled_from(DYNAMIC))), sizes={"n": (6, 7, 9)})
     bounds = (draw(BOUNDS), draw(BOUNDS), draw(st.integers(1, 3)))
-    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, *bounds)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, *bounds)), {0: others(shape, dim)}))
 
 
 @calls(aten.select.int)
@@ -49,8 +59,7 @@ def select(draw: Draw, target: object) -> Call:
 def unbind(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4))
     dim = draw(dims(len(shape)))
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), dim)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), dim)), {0: others(shape, dim)}))
 
 
 @calls(aten.flip.default)
@@ -83,8 +92,8 @@ def unfold(draw: Draw, target: object) -> Call:
     dim = draw(dims(len(shape)))
     size, step = draw(st.integers(1, shape[dim])), draw(st.integers(1, 3))
     if draw(st.booleans()):
-        given = ["n" if d == dim % len(shape) else s for d, s in enumerate(shape)]
-        return Call(target, (draw(moved(given, dtype)), dim, size, step), sizes={"n": (8, 9, 12)})
+        x = draw(moved(resized(shape, dim, "n"), dtype))
+        return Call(target, (x, dim, size, step), sizes={"n": (8, 9, 12)})
     return Call(target, (draw(moved(shape, dtype)), dim, size, step))
 
 

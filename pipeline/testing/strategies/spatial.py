@@ -26,23 +26,29 @@ from pipeline.testing.strategies.common import (
 def convolution(draw: Draw, target: object) -> Call:
     rank, transposed = draw(st.sampled_from((2, 1, 3))), draw(st.booleans())
     dtype, groups = draw(floats), draw(st.sampled_from((1, 2, 1, 3)))
-
-    def each(values: st.SearchStrategy[int]) -> list[int]:
-        return draw(st.lists(values, min_size=rank, max_size=rank))
-
     channels, maps = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    kernel, stride, dilation = each(st.integers(1, 3)), each(st.integers(1, 3)), each(st.integers(1, 2))
+    kernel, stride, dilation = (_lists(draw, 1, most, rank) for most in (3, 3, 2))
     weight = [channels, maps // groups] if transposed else [maps, channels // groups]
     more = [draw(st.integers(0, max(s, d) - 1)) if transposed else 0 for s, d in zip(stride, dilation, strict=True)]
-    shape = [draw(st.integers(1, 2)), channels, *each(st.integers(5, 7))]
+    shape = [draw(st.integers(1, 2)), channels, *_lists(draw, 5, 7, rank)]
     constant = draw(st.booleans())
     specs = (
         draw(tensors(shape, dtype)),
         draw(tensors([*weight, *kernel], dtype, constant=constant)),
         draw(st.none() | tensors([maps], dtype, constant=constant)),
     )
-    call = Call(target, (*specs, stride, each(st.integers(0, 2)), dilation, transposed, more, groups))
+    call = Call(target, (*specs, stride, _lists(draw, 0, 2, rank), dilation, transposed, more, groups))
     return draw(named(call, {0: [0, *range(2, rank + 2)]}, least=5))
+
+
+def packets(name: str, ranks: str = "123") -> list[Target]:
+    """Return the packets of a family, such as ``max_pool1d``, ``max_pool2d`` and ``max_pool3d``."""
+    return [getattr(aten, f"{name}{rank}d") for rank in ranks]
+
+
+def by_rank(name: str, ranks: str = "123") -> list[Target]:
+    """Return the operators of a family."""
+    return [packet.default for packet in packets(name, ranks)]
 
 
 def _lists(draw: Draw, low: int, high: int, rank: int) -> list[int]:
@@ -67,13 +73,7 @@ def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
     return draw(named(call, {0: [0, *pooled]}, least=5))
 
 
-@calls(
-    aten.max_pool1d.default,
-    aten.max_pool2d.default,
-    aten.max_pool3d.default,
-    aten.max_pool2d_with_indices.default,
-    aten.max_pool3d_with_indices.default,
-)
+@calls(*by_rank("max_pool"), aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 def max_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
     values = draw(st.sampled_from(("normal", "small", "special")))
@@ -84,7 +84,7 @@ def max_pool(draw: Draw, target: Target) -> Call:
     return _dynamic(draw, call, rank)
 
 
-@calls(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+@calls(*by_rank("avg_pool"))
 def avg_pool(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     ceil_mode, count_include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
@@ -93,16 +93,7 @@ def avg_pool(draw: Draw, target: object) -> Call:
     return _dynamic(draw, Call(target, arguments), rank)
 
 
-@calls(
-    aten.adaptive_avg_pool1d.default,
-    aten.adaptive_avg_pool2d.default,
-    aten.adaptive_avg_pool3d.default,
-    aten._adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool3d.default,
-    aten.adaptive_max_pool1d.default,
-    aten.adaptive_max_pool2d.default,
-    aten.adaptive_max_pool3d.default,
-)
+@calls(*by_rank("adaptive_avg_pool"), *by_rank("_adaptive_avg_pool", "23"), *by_rank("adaptive_max_pool"))
 def adaptive_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
     size = draw(st.just([1] * rank) | st.just(_lists(draw, 1, 6, rank)))
@@ -112,26 +103,18 @@ def adaptive_pool(draw: Draw, target: Target) -> Call:
     return _dynamic(draw, Call(target, (_input(draw, rank, values), size), outputs=outputs), rank)
 
 
-PACKETS = (
-    aten.upsample_nearest1d,
-    aten.upsample_nearest2d,
-    aten.upsample_nearest3d,
-    aten._upsample_nearest_exact1d,
-    aten._upsample_nearest_exact2d,
-    aten._upsample_nearest_exact3d,
-    aten.upsample_linear1d,
-    aten.upsample_bilinear2d,
-    aten.upsample_trilinear3d,
-    aten.upsample_bicubic2d,
-    aten._upsample_bilinear2d_aa,
-    aten._upsample_bicubic2d_aa,
+RESIZED = (
+    *packets("upsample_nearest"),
+    *packets("_upsample_nearest_exact"),
+    *(aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d, aten.upsample_bicubic2d),
+    *(aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa),
 )
 factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
 
 
 def _image(draw: Draw, rank: int) -> object:
     dtype = draw(st.just(torch.float32) | floats)
-    return draw(tensors([2, 2, *draw(st.lists(st.integers(3, 6), min_size=rank, max_size=rank))], dtype))
+    return draw(tensors([2, 2, *_lists(draw, 3, 6, rank)], dtype))
 
 
 def _aligned(draw: Draw, target: Target) -> list[bool]:
@@ -142,7 +125,7 @@ def _aligned(draw: Draw, target: Target) -> list[bool]:
 
 def _sizes(draw: Draw, target: object, rank: int) -> list[int]:
     """Draw sizes; the last is above 1 with antialiasing, since torch 2.13 repeats the first row there on a CPU."""
-    *others, last = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
+    *others, last = _lists(draw, 1, 9, rank)
     return [*others, max(last, 2) if "_aa" in str(target) else last]
 
 
@@ -150,7 +133,7 @@ def _resizable(draw: Draw, call: Call, rank: int) -> Call:
     return draw(named(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
 
 
-@calls(*(packet.vec for packet in PACKETS))
+@calls(*(packet.vec for packet in RESIZED))
 def by_size_or_scale(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     sizes = _sizes(draw, target, rank) if draw(st.booleans()) else None
@@ -159,7 +142,7 @@ def by_size_or_scale(draw: Draw, target: object) -> Call:
     return _resizable(draw, Call(target, (_image(draw, rank), sizes, *_aligned(draw, target), scales)), rank)
 
 
-@calls(*(packet.default for packet in PACKETS))
+@calls(*(packet.default for packet in RESIZED))
 def by_size(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     sizes = _sizes(draw, target, rank)
@@ -193,20 +176,9 @@ def constant_pad_nd(draw: Draw, target: object) -> Call:
     return draw(named(Call(target, (draw(moved(shape, dtype)), amounts, value)), least=3))
 
 
-DIMS = {"1d": 1, "2d": 2, "3d": 3}
-
-
-@calls(
-    aten.reflection_pad1d.default,
-    aten.reflection_pad2d.default,
-    aten.reflection_pad3d.default,
-    aten.replication_pad1d.default,
-    aten.replication_pad2d.default,
-    aten.replication_pad3d.default,
-)
+@calls(*by_rank("reflection_pad"), *by_rank("replication_pad"))
 def pad_nd(draw: Draw, target: Target) -> Call:
-    name = target._schema.name.removeprefix("aten::")
-    count, mode = DIMS[name[-2:]], "reflect" if name.startswith("reflection") else "replicate"
+    count, mode = spatial_rank(target), "reflect" if "reflection" in str(target) else "replicate"
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + draw(st.integers(1, 2)))))
     x = draw(moved(shape, draw(floats)))
     return draw(named(Call(target, (x, draw(_amounts(shape, count, mode)))), {0: range(len(shape))}, least=4))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.testing.calls import Call, Size, TensorSpec
-from pipeline.testing.strategies.common import Draw, Shape, calls, dim_lists, dims, dtypes, moved, named, shapes
+from pipeline.testing.calls import Call, Size
+from pipeline.testing.strategies.common import Draw, Shape, calls, dim_lists, dims, dtypes, moved, named, others, shapes
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -40,18 +40,13 @@ TIES: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
 """Shapes with dynamic sizes, and shapes that they can be viewed as."""
 
 
-@calls(
-    aten.view.default,
-    aten.reshape.default,
-    aten._reshape_copy.default,
-    aten._unsafe_view.default,
-)
+@calls(aten.view.default, aten.reshape.default, aten._reshape_copy.default, aten._unsafe_view.default)
 def view(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         given, size = draw(st.sampled_from(TIES))
-        names = {n: (1, 3, 6) for d in given if isinstance(d, str) for n in [d]}
-        return Call(target, (draw(moved(given, dtype)), size), sizes=names)
+        x = draw(moved(given, dtype))
+        return Call(target, (x, size), sizes=dict.fromkeys(x.names, (1, 3, 6)))
     shape = draw(shapes())
     size = draw(_factors(math.prod(shape)))
     if draw(st.booleans()) and 0 not in size:
@@ -74,8 +69,7 @@ def unflatten(draw: Draw, target: object) -> Call:
     dim = draw(dims(len(shape)))
     sizes = draw(_factors(shape[dim]))
     sizes = [*sizes[:-1], -1] if draw(st.booleans()) else sizes
-    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, sizes)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, sizes)), {0: others(shape, dim)}))
 
 
 @calls(aten.permute.default)
@@ -110,10 +104,9 @@ def expand(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         shape, size = draw(st.sampled_from(EXPANDED))
-        names = {
-            n: (1, 3, 6) for v in (*shape, *size) for n in ([v] if isinstance(v, str) else getattr(v, "names", ()))
-        }
-        return Call(target, (draw(moved(shape, dtype)), size), sizes=names)
+        x = draw(moved(shape, dtype))
+        names = [*x.names, *(name for each in size if isinstance(each, Size) for name in each.names)]
+        return Call(target, (x, size), sizes=dict.fromkeys(names, (1, 3, 6)))
     shape = draw(shapes(0, 4))
     return Call(target, (draw(moved(shape, dtype)), draw(_expanded(shape))))
 
@@ -146,16 +139,9 @@ def unsqueeze(draw: Draw, target: object) -> Call:
 
 
 @calls(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(draw: Draw, target: object) -> Call:
+def squeeze(draw: Draw, target: Any) -> Call:
     shape = draw(shapes())
-    more = {"squeeze.dim": dims(len(shape)), "squeeze.dims": dim_lists(len(shape))}.get(
-        str(target).removeprefix("aten.")
-    )
+    more = {aten.squeeze.dim: dims(len(shape)), aten.squeeze.dims: dim_lists(len(shape))}.get(target)
     x = draw(moved(shape, draw(dtypes)))
-    return _above_one(draw(named(Call(target, (x,) if more is None else (x, draw(more))), least=2)))
-
-
-def _above_one(call: Call) -> Call:
-    """Return the call, static if a dynamic size may be 1, which would be squeezed."""
-    spec: TensorSpec = call.specs[0]
-    return call if all(call.sizes[n].min > 1 for n in spec.names) else call.static()
+    call: Call = draw(named(Call(target, (x,) if more is None else (x, draw(more))), least=2))
+    return call if all(size.min > 1 for size in call.sizes.values()) else call.static()  # 1 would be squeezed
