@@ -6,28 +6,20 @@ can still be refitted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, call, refused
 from pipeline.compat.torch_tensorrt.emit import emit
-from pipeline.compat.torch_tensorrt.fx_layers import (
-    add_activation_layer,
-    add_binary_elementwise_layer,
-    add_matrix_multiply_layer,
-    add_unary_layer,
-    get_dyn_range,
-    load_tensorrt_llm_for_nccl,
-    mark_as_int8_layer,
-    type_cast,
-)
-from pipeline.compat.torch_tensorrt.source_ir import SourceIR
-from pipeline.compat.torch_tensorrt.values import Conversion, context_of, of_parameter, torch_dtype
+from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
+from pipeline.compat.torch_tensorrt.values import Conversion, SourceIR, context_of, of_parameter, per_dim, torch_dtype
 from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
+from pipeline.converters.lookup import symbolic_places
 from pipeline.converters.types import enforce_tensor_types
 from pipeline.impl import base
 from pipeline.program import described
@@ -166,8 +158,7 @@ def get_axes_for_reduce_op(dim: int | Sequence[int], has_implicit_batch_dimensio
 
 def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
     """Return a tuple of ``num_elem`` copies of a single value; several values as a tuple."""
-    values = tuple(val) if isinstance(val, list | tuple) else (val,)
-    return values * num_elem if len(values) == 1 else values
+    return tuple(per_dim(val, num_elem))
 
 
 def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
@@ -273,3 +264,100 @@ def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | 
     """Return whether a node reads only an input or a constant, and the program returns its result."""
     reads = any(each.op == "placeholder" for each in node.all_input_nodes)
     return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)
+
+
+def has_dynamic_shapes(node: Node) -> bool:
+    """Return whether a size of the node's result or of one of its arguments varies."""
+    return any(symbolic_places(node.args, node.kwargs, node.meta.get("val")))
+
+
+def has_static_shapes(node: Node) -> bool:
+    """Return whether no size of the node's result and arguments varies."""
+    return not has_dynamic_shapes(node)
+
+
+def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
+    """Return a validator that accepts calls in which a size of the arguments at these positions (None: of any)
+    varies."""
+
+    def dynamic(node: Node) -> bool:
+        """Sizes of these arguments vary."""
+        positions = range(len(node.args)) if arg_positions_to_check is None else arg_positions_to_check
+        return any(symbolic_places([node.args[i] for i in positions], {}, None))
+
+    return dynamic
+
+
+def has_static_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
+    """Return a validator that accepts calls in which no size of the arguments at these positions (None: of any)
+    varies."""
+    dynamic = has_dynamic_shapes_in_args(arg_positions_to_check)
+
+    def static(node: Node) -> bool:
+        """Sizes of these arguments do not vary."""
+        return not dynamic(node)
+
+    return static
+
+
+def add_activation_layer(
+    network: Conversion,
+    input_val: Argument,
+    operation_type: trt.ActivationType,
+    target: Target,
+    name: str,
+    alpha: float | None = None,
+    beta: float | None = None,
+    dyn_range_fn: Argument = None,
+) -> trt.ITensor:
+    """`impl.activation.convert_activation`"""
+    return activation.convert_activation(network, target, SourceIR.ACC, name, operation_type, input_val, alpha, beta)
+
+
+def add_unary_layer(
+    network: Conversion, input_val: Argument, operation_type: trt.UnaryOperation, target: Target, name: str
+) -> trt.ITensor:
+    """`impl.unary.convert_unary`"""
+    return unary.convert_unary(network, target, SourceIR.ACC, name, operation_type, input_val)
+
+
+def add_binary_elementwise_layer(
+    network: Conversion,
+    lhs_val: Argument,
+    rhs_val: Argument,
+    op_type: trt.ElementWiseOperation,
+    target: Target,
+    name: str,
+) -> trt.ITensor:
+    """`impl.elementwise.convert_binary_elementwise`"""
+    return elementwise.convert_binary_elementwise(network, target, SourceIR.ACC, name, op_type, lhs_val, rhs_val)
+
+
+def add_matrix_multiply_layer(
+    network: Conversion,
+    input_val: Argument,
+    other_val: Argument,
+    target: Target,
+    name: str,
+    transpose_other: bool = False,
+) -> trt.ITensor:
+    """`impl.matmul.matrix_multiply`"""
+    operation = trt.MatrixOperation.TRANSPOSE if transpose_other else trt.MatrixOperation.NONE
+    return matmul.matrix_multiply(network, target, SourceIR.ACC, name, input_val, other_val, other_matrix_op=operation)
+
+
+def type_cast(network: Conversion, target: Target, name: str, input: Argument, cast_type: Argument) -> trt.ITensor:
+    """`impl.cast.to_copy`"""
+    return cast.to_copy(network, target, SourceIR.ACC, name, input, cast_type)
+
+
+TYPED: Final = "networks are strongly typed: a dynamic range has nothing to set"
+QUANTIZE: Final = "quantize the model before it is compiled"
+
+mark_as_int8_layer = refused("mark_as_int8_layer", TYPED, QUANTIZE)
+get_dyn_range = refused("get_dyn_range", TYPED, QUANTIZE)
+load_tensorrt_llm_for_nccl = refused(
+    "load_tensorrt_llm_for_nccl",
+    "collectives have no converters here, and TensorRT-RTX has no plugin layers",
+    "leave the collective to PyTorch: an operator without a converter runs there",
+)

@@ -1,18 +1,18 @@
-"""Convert ATen calls inside a converter: decomposed, validated and converted like those of a model."""
+"""The ATen calls that a building block stands for, as records inside each other, and their conversion inside a
+converter: decomposed, validated and converted like those of a model."""
 
 from __future__ import annotations
 
 import operator
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
 from attrs import field, frozen
 
 from pipeline.aten.graphs import over, results
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Operator, Target
 from pipeline.capture.fake_tensors import fake_result
-from pipeline.compat.torch_tensorrt.calls import Call, Item
 from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.errors import worded
@@ -31,6 +31,35 @@ DECOMPOSE: Final = Decompose(DYNAMO_CONVERTERS, DECOMPOSITIONS)
 VALIDATE: Final = Validate(DYNAMO_CONVERTERS)
 
 
+@frozen(eq=False)
+class Call:
+    """An ATen call on a converter's arguments: tensors, numbers, sizes, and further calls."""
+
+    target: Operator
+    args: tuple[Argument, ...]
+    kwargs: FrozenDict[str, Argument]
+
+    def __getitem__(self, index: int) -> Item:
+        return Item(self, index)
+
+
+@frozen(eq=False)
+class Item:
+    """One of the results of a call that returns several."""
+
+    call: Call
+    index: int
+
+
+Expression: TypeAlias = Call | Item | list[Call | Item | None]
+"""The value of a block: a call, one of its results, or several of these; None for a missing result."""
+
+
+def call(target: Operator, *args: Argument, **kwargs: Argument) -> Call:
+    """Return the call of an operator."""
+    return Call(target, args, FrozenDict(kwargs))
+
+
 def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     """Add the layers of a call, or of each of a list of calls; return their results as ``ITensor``s.
 
@@ -40,7 +69,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     graph = _Graph(StandIns.of(ctx))
     several = isinstance(value, list | tuple)
     graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
-    validated = VALIDATE(DECOMPOSE(graph.program(ctx)))
+    validated = VALIDATE(DECOMPOSE(graph.program()))
     env = _converted(ctx, name, validated, graph.env)
 
     def tensors(made: Argument) -> Argument:
@@ -144,8 +173,9 @@ class _Graph:
         node.meta["val"] = fake
         return node
 
-    def program(self, ctx: ConversionContext) -> Program:
+    def program(self) -> Program:
         """Return the graph as a program without inputs: ``env`` has the values of its placeholders."""
+        ctx = self.stand_ins.ctx
         return Program(
             graph_module=over(torch.nn.Module(), self.graph),
             inputs=(),

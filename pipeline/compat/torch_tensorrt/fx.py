@@ -17,8 +17,7 @@ from pipeline.aten.support import (
 )
 from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
-from pipeline.compat.torch_tensorrt.calls import Call
-from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.compat.torch_tensorrt.emit import call, emit
 from pipeline.compat.torch_tensorrt.values import Conversion, context_of
 from pipeline.converters.declare import ATTRIBUTE, attach, attached, target_of
 from pipeline.frozen import FrozenDict
@@ -83,8 +82,10 @@ def _built_in(target: Operator) -> Function:
     """Return the LEGACY form of our converter of an operator."""
 
     def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
-        arguments = tuple(named_arguments(target, args, kwargs).values())
-        return emit(context_of(network), name, Call.of(target, arguments))
+        values = list(zip(target._schema.arguments, named_arguments(target, args, kwargs).values(), strict=True))
+        plain = [value for argument, value in values if not argument.kwarg_only]
+        keywords = {argument.name: value for argument, value in values if argument.kwarg_only}
+        return emit(context_of(network), name, call(target, *plain, **keywords))
 
     convert.__name__ = target._schema.name.rpartition("::")[2]
     convert.__qualname__ = f"CONVERTERS.{convert.__name__}"

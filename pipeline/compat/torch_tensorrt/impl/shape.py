@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.aten.types import Argument, Target
-from pipeline.compat.torch_tensorrt.source_ir import SourceIR
-from pipeline.compat.torch_tensorrt.values import Conversion, context_of, remembered, sizes_of
+from pipeline.compat.torch_tensorrt.values import Conversion, SourceIR, context_of, remembered, sizes_of
 from pipeline.impl import base
 from pipeline.trt import trt
 
