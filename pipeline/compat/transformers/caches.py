@@ -169,11 +169,6 @@ def layer_of(
     return BufferLayer(own["key"], own["value"], start, rows)
 
 
-def cache_of(layers: Sequence[BufferLayer | GivenLayer | States], start: torch.Tensor) -> Cache:
-    """Return a cache of these layers."""
-    return Captured(layers, start)
-
-
 def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
     """Return the pair of a decoder's cache and the filled cache of its cross attention."""
     made = EncoderDecoderCache(own, cross)
@@ -386,6 +381,11 @@ def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:
     return {**along, **{name: Kept(tuple(x.shape), x.dtype) for name, x in states.items()}}
 
 
+def takes(model: torch.nn.Module, name: str) -> bool:
+    """Return whether a model's ``forward`` has a parameter of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
 def cache_name(model: Pretrained) -> str:
     """Return the name under which a model takes and returns its cache."""
-    return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
+    return "cache_params" if takes(model, "cache_params") else "past_key_values"
