@@ -9,7 +9,6 @@ from pipeline.cli.usage import add_file, check_there
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline inspect``."""
     add_file(parser)
     parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
     parser.set_defaults(text=inspected)

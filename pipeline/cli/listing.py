@@ -105,7 +105,9 @@ def details(target: str) -> tuple[str, bool]:
     if rows or apart:
         return "\n\n".join([*map(_detail, rows), *map(_apart, sorted(apart, key=str))]), True
     if known := [op for op in _aten() if _is_meant(op, name)]:
-        return "\n".join(f"{op}\n  it runs in PyTorch: {_reason(op)}" for op in known), False
+        reasons = {str(op): reason for op, reason in REASONS.items()}
+        none = "it has no converter and no decomposition"
+        return "\n".join(f"{op}\n  it runs in PyTorch: {reasons.get(op, none)}" for op in known), False
     raise UnknownTargetError(_unknown(target, name))
 
 
@@ -130,17 +132,10 @@ def _apart(op: torch._ops.OpOverload[..., Target]) -> str:
     return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition replaces it before conversion"
 
 
-def _reason(op: str) -> str:
-    return {str(o): why for o, why in REASONS.items()}.get(op, "it has no converter and no decomposition")
-
-
 def _aten() -> list[str]:
     """Return every ATen operator of this torch."""
-    return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in _all_names())
-
-
-def _all_names() -> list[str]:
-    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in names)
 
 
 def _unknown(target: str, name: str) -> str:

@@ -23,7 +23,6 @@ from pipeline.stages.verify import verify
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline run``."""
     add_file(parser)
     add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
@@ -33,7 +32,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline verify``."""
     add_file(parser)
     add_operators(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
@@ -42,7 +40,6 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serve_config(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline serve-config``."""
     add_file(parser)
     add_operators(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
@@ -57,7 +54,6 @@ def add_serve_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline export``."""
     add_file(parser)
     add_operators(parser)
     parser.add_argument("--format", choices=["epcontext"], required=True, help="epcontext: an ONNX file with the plan")
@@ -141,17 +137,15 @@ def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str
 def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
     """Return the values of ``--input NAME=VALUE``, by input name."""
     names = [port.name for port in inputs_of(program.program)]
-    found = dict(_split(text) for text in texts)
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--input {text!r}: write NAME=FILE.npy")
+        found[name] = value
     if unknown := [name for name in found if name not in names]:
         raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(names)}")
     return found
-
-
-def _split(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--input {text!r}: write NAME=FILE.npy")
-    return name, value
 
 
 def input_value(port: Port, text: str) -> Any:

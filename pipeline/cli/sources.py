@@ -117,14 +117,12 @@ def _is_pickled(path: Path) -> bool:
 
 
 def _script(path: Path) -> torch.jit.ScriptModule:
-    """Load the module of a TorchScript file, for inference, without torch's warning that the format is deprecated."""
+    """Load the module of a TorchScript file, for inference, without torch's warnings that the format is deprecated."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with warnings.catch_warnings():  # torch 2.13 deprecates TorchScript
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            script: torch.jit.ScriptModule = torch.jit.load(path, map_location="cpu").eval()
-        return script
+        for category in (FutureWarning, DeprecationWarning):
+            warnings.simplefilter("ignore", category)
+        script: torch.jit.ScriptModule = torch.jit.load(path, map_location="cpu").eval()
+    return script
 
 
 READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedProgram | OnnxFile], str]]] = {
@@ -187,30 +185,20 @@ def _source(spec: str, name: str, made: object) -> Source:
     if isinstance(made, ExportedProgram):
         return Source(name, made)
     if isinstance(made, tuple) and 1 < len(made) <= 4 and isinstance(made[0], torch.nn.Module):
-        given = dict(enumerate(made))
-        args, kwargs = _tuple(spec, given.get(1)), _dict(spec, given.get(2))
-        return Source(name, made[0].eval(), args, kwargs, given.get(3))
-    if isinstance(model := getattr(made, "model", None), torch.nn.Module):
-        args, kwargs = getattr(made, "args", ()), getattr(made, "kwargs", {})
-        return Source(
-            name, model.eval(), _tuple(spec, args), _dict(spec, kwargs), getattr(made, "dynamic_shapes", None)
+        model, args, kwargs, dynamic_shapes = (*made, None, None)[:4]
+    else:
+        names = ("model", "args", "kwargs", "dynamic_shapes")
+        model, args, kwargs, dynamic_shapes = (getattr(made, name, None) for name in names)
+    if not isinstance(model, torch.nn.Module):
+        raise SourceError(
+            f"{spec} returns {kind_of(made)}; expected an nn.Module, an ExportedProgram or a tuple "
+            "(module, args[, kwargs[, dynamic_shapes]])"
         )
-    raise SourceError(
-        f"{spec} returns {kind_of(made)}; expected an nn.Module, an ExportedProgram or a tuple "
-        "(module, args[, kwargs[, dynamic_shapes]])"
-    )
-
-
-def _tuple(spec: str, args: object) -> tuple[object, ...]:
-    if args is None or isinstance(args, (tuple, list)):
-        return tuple(args or ())
-    raise SourceError(f"{spec} returns {kind_of(args)} as args; expected a tuple of inputs")
-
-
-def _dict(spec: str, kwargs: object) -> dict[str, Any]:
-    if kwargs is None or isinstance(kwargs, Mapping):
-        return dict(kwargs or {})
-    raise SourceError(f"{spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs by name")
+    if not isinstance(args, tuple | list | None):
+        raise SourceError(f"{spec} returns {kind_of(args)} as args; expected a tuple of inputs")
+    if not isinstance(kwargs, Mapping | None):
+        raise SourceError(f"{spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs by name")
+    return Source(name, model.eval(), tuple(args or ()), dict(kwargs or {}), dynamic_shapes)
 
 
 def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:

@@ -150,7 +150,9 @@ def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
     seen = Calls(tower, [Call.of(bound(tower, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
     inputs = seen.inputs
-    args, kwargs = tree_map_only(torch.Tensor, _as_input, (inputs["args"], inputs["kwargs"]))
+    args, kwargs = tree_map_only(
+        torch.Tensor, lambda x: x if x.is_floating_point() else Constant(x), (inputs["args"], inputs["kwargs"])
+    )
     every = zip(*(_shape((each.args, dict(each.kwargs))) for each in calls), strict=True)
     text = " to ".join(dict.fromkeys(map(str, (first, calls[-1]))))
 
@@ -160,10 +162,6 @@ def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
     inputs = {**inputs, "args": args, "kwargs": kwargs}
     sizes = tuple(range(min(each), max(each) + 1) for each in every)
     return Kind(first.path, tower, tower, inputs, sizes, itself, text, calls=tuple(calls))
-
-
-def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
-    return x if x.is_floating_point() else Constant(x)
 
 
 def in_parts(family: Family, seen: Sequence[Inputs]) -> Kind:
@@ -247,15 +245,12 @@ def _checked_program(family: Family, given: Sequence[Described]) -> Kind:
 
 def _compare(found: Argument, want: Argument) -> None:
     """Raise a `ValueError` if outputs differ by more than rounding."""
-    for ours, theirs in zip(_tensors(found), _tensors(want), strict=True):
+    tensors = ([x for x in tree_leaves(outputs) if x is not None] for outputs in (found, want))
+    for ours, theirs in zip(*tensors, strict=True):
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
         off = (ours.float() - theirs.float()).abs().max()
         if ours.shape != theirs.shape or not off <= rounding * theirs.float().abs().max():
             raise ValueError(f"the outputs of single parts differ from those of the whole call, by {off:.1e}")
-
-
-def _tensors(outputs: Argument) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(outputs) if each is not None]
 
 
 def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:

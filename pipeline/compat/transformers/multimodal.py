@@ -238,17 +238,13 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
         within, _, name = path.rpartition(".")
         shell.get_submodule(within)._modules[name] = child
     if not model.config.is_encoder_decoder:
-        _let_reach(shell, model)
+        decoder, tables = shell.get_decoder(), model.get_decoder()._modules
+        decoder.forward = reach
+        if TABLE in tables:
+            decoder._modules[TABLE] = tables[TABLE]
+        for config in (shell.config, shell.config.get_text_config(decoder=True)):
+            config._attn_implementation_internal = "eager"  # masks are tensors
     shell.set_input_embeddings(embed)
-
-
-def _let_reach(shell: Pretrained, model: Pretrained) -> None:
-    decoder, own = shell.get_decoder(), model.get_decoder()
-    decoder.forward = reach
-    if TABLE in own._modules:
-        decoder._modules[TABLE] = own._modules[TABLE]
-    for config in {id(each): each for each in (shell.config, shell.config.get_text_config(decoder=True))}.values():
-        config._attn_implementation_internal = "eager"  # masks are tensors
 
 
 def non_text_inputs(given: Mapping[str, Pretrained]) -> list[str]:
@@ -305,7 +301,7 @@ def multimodal_inputs(
         raise ExecutionError(why, "compile with a prompt that has an image, or sound")
     for start, end in chunks:
         if prompt is None:
-            yield _text_inputs(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
+            yield _shared_zeros(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
         else:
             yield _chunk_inputs(spec, prompt, start, end, chunks[0][0], cache_len)
 
@@ -315,14 +311,12 @@ def _chunk_inputs(
 ) -> dict[str, torch.Tensor]:
     """Return the inputs for a chunk of a prompt, which begins at the position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
-    made = {"embedded": prompt.embeds[:, part].contiguous(), "seen": prompt.embeds.new_ones(shape, dtype=torch.bool)}
-    if spec.layers:
-        zeros = made["embedded"].new_zeros(spec.layers, *shape, spec.width)
-        made["added"] = zeros if prompt.added is None else prompt.added[:, :, part].contiguous()
+    made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
+    made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
+    if prompt.added is not None:
+        made["added"] = prompt.added[:, :, part].contiguous()
     if prompt.by_layer is not None:
         made["by_layer"] = prompt.by_layer[:, part].contiguous()
-    if spec.ahead:
-        made["ahead"] = made["seen"].new_zeros(*shape, cache_len)
     if prompt.ahead is not None:
         made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
         if made["ahead"][:, :, end:].any():
@@ -331,9 +325,8 @@ def _chunk_inputs(
     return made
 
 
-@functools.lru_cache(maxsize=8)
-def _text_inputs(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the inputs for tokens of text: zeros, shared by all calls, so that nothing may write to them."""
+def zeros_for(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the inputs for tokens of text: zeros."""
     zeros = torch.zeros((), dtype=spec.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
     if spec.layers:
@@ -343,6 +336,10 @@ def _text_inputs(spec: Sight, shape: tuple[int, int], cache_len: int, device: to
     if spec.ahead:
         made["ahead"] = zeros.new_zeros(*shape, cache_len, dtype=torch.bool)
     return made
+
+
+_shared_zeros = functools.lru_cache(maxsize=8)(zeros_for)
+"""`zeros_for`, shared by all calls, so that nothing may write to them."""
 
 
 def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:

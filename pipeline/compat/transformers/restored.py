@@ -20,7 +20,7 @@ def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], C
 
     Args:
         decoder: its decoder's program.
-        record: what `save_model` wrote beside it.
+        record: what `CompiledGeneration.save` wrote beside it.
         other: loads a program from a file beside that of the decoder.
 
     Raises:
