@@ -32,11 +32,7 @@ class Agreement:
 
 
 def measure(compiled: Compiled, source: Source, executor: Executor | None = None) -> Agreement:
-    """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs.
-
-    Raises what eager or the compiled program raises on these inputs, and `ValueError` where the outputs differ in
-    structure, dtype or shape.
-    """
+    """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs."""
     module = compiled.module(executor)
     args, kwargs = random_inputs(source)
     ours = module(*_copied(args), **_copied(kwargs))
@@ -47,7 +43,8 @@ def measure(compiled: Compiled, source: Source, executor: Executor | None = None
 
 
 def difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
-    """Return the largest differences between two pytrees of outputs of the same structure, dtypes and shapes."""
+    """Return the largest differences between two pytrees of outputs; raise a `ValueError` if they differ in structure,
+    dtype or shape."""
     (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
     if spec != expected:
         raise ValueError(f"the outputs are structured as {spec}, eager's as {expected}")

@@ -69,7 +69,6 @@ def add_print(parser: argparse.ArgumentParser) -> None:
 
 
 def compile_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline compile``; return its exit code."""
     folder = options.output
     if folder is not None:
         _check_output(folder, options.force)
@@ -115,7 +114,6 @@ def run(pipeline: Any, source: Source) -> Any:
 
 
 def bisect_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline bisect``; return its exit code."""
     compile, source = pipeline_of(options), source_of(options)
     found = run(partial(bisect, compile=compile, limit=options.limit), source)
     print(found)
@@ -151,7 +149,6 @@ def _check_output(folder: Path, force: bool) -> None:
 
 
 def support_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline support``; return its exit code."""
     if options.markdown:
         if options.target is not None:
             raise UsageError("--markdown prints the table of all operators; leave TARGET out")
@@ -166,7 +163,6 @@ def support_command(options: argparse.Namespace) -> int:
 
 
 def print_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline print``; return its exit code."""
     compile = pipeline_of(options).until("convert")
     source = source_of(options)
     with StageProgress(show=options.setting_progress) as progress:

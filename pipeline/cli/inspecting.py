@@ -15,7 +15,6 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def inspected(options: argparse.Namespace) -> str:
-    """Return the output of ``pipeline inspect``."""
     check_there(options.file)
     found = inspect(options.file)
     return found.text if options.json else str(found)

@@ -40,7 +40,6 @@ def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
-    """Return the pipeline that the flags ask for."""
     if options.precision_exclude and PRECISIONS[options.precision] is None:
         raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
     try:

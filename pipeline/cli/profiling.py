@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.artifact.load import program as load
 from pipeline.cli.agreement import drawn
 from pipeline.cli.saved_program_commands import input_value, inputs_by_name
-from pipeline.cli.usage import UsageError, add_file, add_inputs, add_operators, check_there
+from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
 from pipeline.inputs import leaf_of
@@ -22,8 +22,7 @@ from pipeline.viewing.page import write_report
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     add_inputs(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="runs of each pass (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the program's page, with times")

@@ -14,7 +14,7 @@ import torch
 from pipeline.artifact.load import program as load
 from pipeline.artifact.named_io import call_by_name, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_file, add_inputs, add_operators, check_there
+from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -23,8 +23,7 @@ from pipeline.stages.verify import verify
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
     parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
@@ -32,16 +31,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
     parser.set_defaults(text=verified)
 
 
 def add_serve_config(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
     parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
     parser.add_argument(
@@ -54,8 +51,7 @@ def add_serve_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     parser.add_argument("--format", choices=["epcontext"], required=True, help="epcontext: an ONNX file with the plan")
     parser.add_argument("-o", "--output", metavar="FILE.onnx", type=Path, help="the ONNX file; default: NAME.onnx")
     parser.add_argument(

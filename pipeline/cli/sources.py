@@ -135,11 +135,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 
 
 def made_by(spec: str) -> object:
-    """Return the model of ``package.module:factory``: the factory's result, or the module of that name.
-
-    Raises:
-        SourceError: there is no such module or factory, or it fails.
-    """
+    """Return the model of ``package.module:factory``: the factory's result, or the module of that name."""
     module_name, _, attribute = spec.partition(":")
     factory = _attribute(_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):

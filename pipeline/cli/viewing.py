@@ -71,7 +71,6 @@ def reported(options: argparse.Namespace) -> str:
 
 
 def compared(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """Return the output of ``pipeline diff``."""
     check_folder(options.output)
     if options.other is not None:
         if options.left or options.right:
@@ -111,7 +110,6 @@ def _flag(text: str) -> list[str]:
 
 
 def dry_run(options: argparse.Namespace) -> str:
-    """Return the output of ``pipeline plan``."""
     check_folder(options.output)
     ledger = Ledger()
     partitioned = run(pipeline_of(options).until("partition").observed_by(ledger), source_of(options))

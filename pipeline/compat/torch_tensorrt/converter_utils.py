@@ -14,7 +14,7 @@ import torch
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
-from pipeline.compat.torch_tensorrt.blocks import aten, call, refused
+from pipeline.compat.torch_tensorrt.blocks import Expression, aten, block, call, refused
 from pipeline.compat.torch_tensorrt.emit import emit
 from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
 from pipeline.compat.torch_tensorrt.values import Conversion, SourceIR, context_of, of_parameter, per_dim, torch_dtype
@@ -67,16 +67,8 @@ __all__ = [
 def get_trt_tensor(
     ctx: Conversion, input_val: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
-    """Make a constant layer of a tensor, array or number, of at least ``min_rank``; an ``ITensor`` is returned as it
-    is.
-
-    Args:
-        ctx: the conversion, or a LEGACY converter's network.
-        input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or size known at run time.
-        name: the layer's name.
-        dtype: of the constant: torch's, TensorRT's or numpy's; None for its own.
-        min_rank: the rank of a number, with dims of size 1.
-    """
+    """Make a constant layer of a tensor, array, number or size known at run time; an ``ITensor`` is returned as it is.
+    ``dtype`` is the constant's: torch's, TensorRT's or numpy's; None for its own. A number has ``min_rank`` dims."""
     return input_val if isinstance(input_val, trt.ITensor) else create_constant(ctx, input_val, name, dtype, min_rank)
 
 
@@ -210,35 +202,18 @@ def to_trt_weights(
     return context_of(ctx).trt_weights(value)
 
 
-def append(
-    ctx: Conversion,
-    target: Target,
-    source_ir: SourceIR | None,
-    name: str,
-    original_tensor: trt.ITensor,
-    new_value: Argument,
-    dim: int = 0,
-) -> trt.ITensor:
+@block
+def append(original_tensor: Argument, new_value: Argument, dim: int = 0) -> Expression:
     """Append a value to a tensor along a dim."""
-    last = _of_dtype(new_value, original_tensor)
-    made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [original_tensor, last], dim))
-    return made
+    return call(aten.cat.default, [original_tensor, _of_dtype(new_value, original_tensor)], dim)
 
 
-def set_item(
-    ctx: Conversion,
-    target: Target,
-    source_ir: SourceIR | None,
-    name: str,
-    original_tensor: trt.ITensor,
-    index: int,
-    new_value: Argument,
-) -> trt.ITensor:
+@block
+def set_item(original_tensor: Argument, index: int, new_value: Argument) -> Expression:
     """Replace a tensor's value at an index of its first dim."""
     parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _of_dtype(new_value, original_tensor)
     rest = [call(aten.slice.Tensor, original_tensor, 0, index + 1, None)] if index != -1 else []
-    made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [*parts, *rest], 0))
-    return made
+    return call(aten.cat.default, [*parts, *rest], 0)
 
 
 def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:

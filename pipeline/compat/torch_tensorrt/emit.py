@@ -56,7 +56,6 @@ Expression: TypeAlias = Call | Item | list[Call | Item | None]
 
 
 def call(target: Operator, *args: Argument, **kwargs: Argument) -> Call:
-    """Return the call of an operator."""
     return Call(target, args, FrozenDict(kwargs))
 
 

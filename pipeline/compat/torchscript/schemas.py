@@ -72,30 +72,25 @@ def _by_schema(function: Convert) -> Function:
 
 def operator_of(schema: str) -> Operator:
     """Return the operator of a schema; for an in-place one, the one that returns a new tensor."""
-    name, overloads = _overloads(schema)
+    match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
+    if match is None:
+        example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
+        raise ValueError(f"{schema!r} is not a schema; {example!r} is one")
+    overloads = _overloads(getattr(getattr(torch.ops, match[1]), match[2], None))
     for overload in overloads:
         if _plain(str(overload._schema)) == _plain(schema):
             return _out_of_place(overload) if overload._schema.is_mutable else overload
-    known = [str(overload._schema) for overload in overloads] or _nearest(name)
+    if not overloads:
+        names = difflib.get_close_matches(match[2], dir(torch.ops.aten), 3)
+        overloads = [each for name in names for each in _overloads(getattr(torch.ops.aten, name))]
+    known = [str(overload._schema) for overload in overloads]
     near = difflib.get_close_matches(schema, known, 3, 0) or known
     rows = "".join(f"\n  {row}" for row in near)
     raise ValueError(f"no operator has the schema {schema!r}" + (f"; near it are{rows}" if rows else ""))
 
 
-def _overloads(schema: object) -> tuple[str, list[Operator]]:
-    """Return the name in a schema and the operators that have it."""
-    match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
-    if match is None:
-        example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
-        raise ValueError(f"{schema!r} is not a schema; {example!r} is one")
-    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
-    names = packet.overloads() if isinstance(packet, OpOverloadPacket) else []
-    return match[2], [getattr(packet, name) for name in names]
-
-
-def _nearest(name: str) -> list[str]:
-    packets = (getattr(torch.ops.aten, each) for each in difflib.get_close_matches(name, dir(torch.ops.aten), 3))
-    return [str(getattr(packet, each)._schema) for packet in packets for each in packet.overloads()]
+def _overloads(packet: object) -> list[Operator]:
+    return [getattr(packet, name) for name in packet.overloads()] if isinstance(packet, OpOverloadPacket) else []
 
 
 def _plain(schema: str) -> str:

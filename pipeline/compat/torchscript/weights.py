@@ -55,20 +55,16 @@ class Weights:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the sizes."""
         return tuple(self.tensor.shape)
 
     @property
     def kernel_shape(self) -> tuple[int, ...]:
-        """Return the sizes after the first two."""
         return self.shape[2:] or (1,)
 
     @property
     def num_output_maps(self) -> int:
-        """Return the number of output channels (``shape[0]``; 1 for a scalar)."""
         return (*self.shape, 1)[0]
 
     @property
     def num_input_maps(self) -> int:
-        """Return the number of input channels (``shape[1]``; ``shape[0]`` below rank 2)."""
         return self.shape[1] if len(self.shape) > 1 else self.num_output_maps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -154,12 +154,6 @@ def attend(
     q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))
     found = attention(module, q, k, v, cu_seq_lens_q.real[:, None, None], scaling=scaling)[0]
     return found.flatten(0, 1).index_select(0, cu_seq_lens_q.back)[None], None
-
-
-def attending(tower: torch.nn.Module, name: str) -> AbstractContextManager[None]:
-    """Return a context in which a tower's attention is `attend`, registered with transformers under this name."""
-    ALL_ATTENTION_FUNCTIONS.register(name, attend)
-    return attention_by(tower, name)
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"

@@ -69,7 +69,6 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         return self.own_keys, self.own_values
 
     def positions(self, length: int) -> torch.Tensor:
-        """Return the positions of so many new states."""
         return torch.arange(length, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
@@ -200,11 +199,7 @@ class Filled(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def take_turn(self) -> None:
-        """Begin to fill the program's own cache, or continue.
-
-        Raises:
-            ExecutionError: another sequence has begun since.
-        """
+        """Begin to fill the program's own cache, or continue; raise an error if another sequence has begun since."""
         self._check_turn()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
@@ -226,11 +221,9 @@ class Filled(Cache):
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of filled positions."""
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return the number of positions."""
         return self.positions
 
     @property
@@ -250,7 +243,6 @@ class Filled(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """Return whether the last tokens can be removed: not if there are recurrent states."""
         return goes_back(self.runner)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -267,11 +259,7 @@ class Filled(Cache):
 
     def crop(self, max_length: int) -> None:
         """Remove the last tokens: ``-max_length`` of them, or, if ``max_length`` is above 0, all but the first
-        ``max_length``.
-
-        Raises:
-            ValueError: the model has recurrent states, which cannot be reverted.
-        """
+        ``max_length``. Recurrent states cannot be reverted."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
             raise ValueError("recurrent states cannot go back to earlier tokens: leave assisted decoding out")
@@ -290,7 +278,6 @@ class Filled(Cache):
 
 
 def has_tokens(cache: Cache) -> bool:
-    """Return whether a cache of transformers has any tokens."""
     layers = getattr(cache, "self_attention_cache", cache).layers
     tensors = (x for layer in layers for x in tree_leaves(vars(layer)) if isinstance(x, torch.Tensor))
     return any(x.dim() > 1 and x.numel() for x in tensors)
@@ -314,7 +301,6 @@ class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
-        """Return `Filled.cross_attention_cache`."""
         return super().cross_attention_cache
 
     @cross_attention_cache.setter

@@ -16,9 +16,10 @@ import torch
 from attrs import field, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.aten.types import Argument
-from pipeline.compat.transformers.attention import attending
+from pipeline.compat.transformers.attention import attend, attention_by
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.modality_encoders import Inputs, TowerCall
 from pipeline.compiled import Compiled, CompiledModule
@@ -202,8 +203,8 @@ class OnePart(torch.nn.Module):
         self.tower, self.attention, self.constants = family.tower, family.attention, family.constants
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
-        """Run the tower on one part."""
-        with attending(self.tower, self.attention):
+        ALL_ATTENTION_FUNCTIONS.register(self.attention, attend)
+        with attention_by(self.tower, self.attention):
             return self.tower(*args, **kwargs, **self.constants)
 
 
@@ -222,11 +223,8 @@ def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCa
 
 
 def _checked_program(family: Family, given: Sequence[Described]) -> Kind:
-    """Return the program of a family for parts of its trials.
-
-    Raises:
-        ValueError: the tower returns other values for a trial, or for an example, than for its parts; no size varies.
-    """
+    """Return the program of a family for parts of its trials. Raise a `ValueError` if the tower returns other values
+    for a trial, or for an example, than for its parts, or if no size varies."""
     own, path = family.example, family.example.call.path
     trials = (own.replaced(x, torch.tensor(each).to(own.numbers)) for x, each in family.trials())
     calls = [TowerCall(path, *each) for each in trials]

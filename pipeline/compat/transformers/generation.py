@@ -213,7 +213,6 @@ def _cut(compile: Stages, between: str) -> Stages:
 
 
 def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> dict[str, Compiled]:
-    """Compile the step of a decoder."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     kind = SeeingDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()

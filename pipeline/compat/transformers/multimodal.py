@@ -108,11 +108,7 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
 
 
 def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
-    """Return the sample of a multimodal example, observed while the model generates one token for it.
-
-    Raises:
-        CaptureError: the language model gets inputs that a step does not take, or no embeddings.
-    """
+    """Return the sample of a multimodal example, observed while the model generates one token for it."""
     name = type(model).__name__
     with noting(*(each for _, each in beside(model))) as seen:
         logits = first_logits(model, example)
@@ -165,12 +161,7 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
 
 def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     """Check that a step returns the model's logits for the example: they differ if the language model gets other inputs
-    that the step lacks.
-
-    Raises:
-        CaptureError: the logits differ.
-        ValueError: the example has more tokens than the cache has positions.
-    """
+    that the step lacks."""
     length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache:
         raise ValueError(f"encoder_example has {length} tokens, and max_cache_len is {cache}")
@@ -192,11 +183,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
 
 
 def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | None) -> Prompt:
-    """Create a prompt from the inputs of a language model; ``real`` [rows, length] is False for padding.
-
-    Raises:
-        CaptureError: there are other inputs.
-    """
+    """Create a prompt from the inputs of a language model; ``real`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEP}
     if more := [name for name, value in given.items() if name not in known and _has_tensors(value)]:
         why = f"{model} gives its language model more than embeddings: {', '.join(more)}"
@@ -281,18 +268,8 @@ def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], mo
 def multimodal_inputs(
     spec: Sight | None, tokens: torch.Tensor, chunks: Sequence[tuple[int, int]], cache_len: int, prompt: Prompt | None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the decoder's image or audio inputs for each prefill chunk; empty for text-only models.
-
-    Args:
-        spec: the form of prompts that the program takes; None for a text-only model.
-        tokens: the ids [rows, length].
-        chunks: the start and end of each chunk, as positions of the cache.
-        cache_len: the positions of the cache.
-        prompt: the prompt; None if ``tokens`` are only text.
-
-    Raises:
-        ExecutionError: an image is in two chunks, and its tokens attend to all of it; or the prompt has another form.
-    """
+    """Yield the decoder's image or audio inputs for each prefill chunk, from its start to its end as positions of the
+    cache; empty for text-only models, which have no ``spec``. ``prompt`` is None if ``tokens`` are only text."""
     if spec is None:
         yield from repeat({}, len(chunks))
         return

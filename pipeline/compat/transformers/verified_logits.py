@@ -46,10 +46,7 @@ class _Forced(LogitsProcessor):  # type: ignore[misc,unused-ignore]
 def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
     """Set the compiled model's ``agreement``: the errors of the logits of a prompt's last token and of the tokens after
     it. The compiled model chooses these tokens; the original runs on them, in its own dtype and in a wider one.
-
-    Raises:
-        AgreementError: the errors are beyond the bound of `pipeline.verify`, and ``failing`` is ``"raise"``.
-    """
+    Raise an `AgreementError`, or warn, if the errors are beyond the bound of `pipeline.verify`."""
     inputs = _prompt(model, sizes, example)
     steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
     runner = compiled.runners["decoder"]
