@@ -105,13 +105,6 @@ def _one(column: tuple[Argument, ...]) -> Argument:
     return sizes[0] if all(size == sizes[0] for size in sizes) else None
 
 
-def remembered(ctx: ConversionContext, tensor: trt.ITensor, size: Argument) -> trt.ITensor:
-    """Remember the size that a tensor holds: an int, or an expression (None: unknown)."""
-    if size is not None:
-        ctx.held_sizes[id(tensor)] = size, tensor
-    return tensor
-
-
 @frozen(eq=False)
 class StandIns:
     """The fake tensors of one network's values, in the fake mode of the program that is converted."""
