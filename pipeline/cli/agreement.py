@@ -31,9 +31,9 @@ class Agreement:
         return f"{self.absolute:.2g} absolute, {self.relative:.2g} relative ({self.executor} executor)"
 
 
-def measure(compiled: Compiled, source: Source, executor: Executor | None = None) -> Agreement:
+def measure(compiled: Compiled, source: Source) -> Agreement:
     """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs."""
-    module = compiled.module(executor)
+    module = compiled.module()
     args, kwargs = random_inputs(source)
     ours = module(*_copied(args), **_copied(kwargs))
     model = source.model.module() if isinstance(source.model, ExportedProgram) else source.model

@@ -57,7 +57,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", metavar="FILE", default="inside", help="a file for the plan, beside the ONNX file; default: inside it"
     )
-    parser.set_defaults(text=exported)
+    parser.set_defaults(text=exported, executor="reference")  # it needs no GPU
 
 
 def ran(options: argparse.Namespace) -> str:
@@ -110,11 +110,8 @@ def exported(options: argparse.Namespace) -> str:
     """Write an ONNX file; return the output of ``pipeline export``: its path."""
     check_there(options.file)
     target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ArtifactWarning)
-        program = load(options.file, options.operators)
     try:
-        program.save(target, options.plan, format=options.format)
+        _load_program(options).save(target, options.plan, format=options.format)
     except ImportError as error:  # it names the extra
         raise UsageError(str(error)) from None
     return f"written to {target}"

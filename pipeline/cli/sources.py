@@ -30,7 +30,6 @@ from pipeline.inputs import Input
 from pipeline.records.wording import kind_of
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
 
 
 class SourceError(UsageError, ValueError):
@@ -87,7 +86,8 @@ def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
     elif Path(spec).suffix == ".trtp":
         raise SourceError(f"{spec!r} is a saved program, compiled already: inspect, run, verify and report take it")
     else:
-        raise SourceError(f"{spec!r} is not a model: {GRAMMAR}")
+        how = "write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
+        raise SourceError(f"{spec!r} is not a model: {how}")
     return source.with_inputs(inputs).checked()
 
 

@@ -54,11 +54,10 @@ class Kept:
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """A layer whose keys and values are buffers [max_batch, heads, max_cache_len, width], written from ``start`` on."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor, rows: int) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
         super().__init__(keys.shape[2])
-        one = keys.shape[0] == 1
-        self.keys = self.own_keys = keys if one else keys[:rows]
-        self.values = self.own_values = values if one else values[:rows]
+        self.keys = self.own_keys = keys
+        self.values = self.own_values = values
         self.start, self.is_initialized, self.dtype, self.device = start, True, keys.dtype, keys.device
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
@@ -80,11 +79,9 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
     """A `BufferLayer` with a third buffer [max_batch, max_cache_len, width]: the keys by which sparse attention
     (DeepSeek-V3.2, GLM-5) selects positions."""
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, indexer: torch.Tensor, start: torch.Tensor, rows: int
-    ) -> None:
-        super().__init__(keys, values, start, rows)
-        self.indexer_keys = indexer if indexer.shape[0] == 1 else indexer[:rows]
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, indexer: torch.Tensor, start: torch.Tensor) -> None:
+        super().__init__(keys, values, start)
+        self.indexer_keys = indexer
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
         """Write the new keys [batch, length, width] after the existing ones; return all."""
@@ -102,10 +99,9 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
         own: Mapping[str, torch.Tensor],
         start: torch.Tensor,
         mask: torch.Tensor | None,
-        rows: int,
     ) -> None:
         States.__init__(self, own, start, mask, len(own))
-        BufferLayer.__init__(self, keys, values, start, rows)
+        BufferLayer.__init__(self, keys, values, start)
 
 
 class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
@@ -158,21 +154,17 @@ def layer_of(
 ) -> BufferLayer | States:
     """Return a layer over its buffers by name: keys, values and, for sparse attention, indexer keys; or recurrent
     states; or both. ``mask`` [rows, length] is True for the call's tokens that update states."""
-    states = {name: x if x.shape[0] == 1 else x[:rows] for name, x in own.items() if name not in KEPT}
+
+    def of_rows(x: torch.Tensor) -> torch.Tensor:
+        return x if x.shape[0] == 1 else x[:rows]
+
+    states = {name: of_rows(x) for name, x in own.items() if name not in KEPT}
     if "key" not in own:
         return States(states, start, mask, max(len(states), 1))
+    keys, values, *indexer = (of_rows(own[name]) for name in KEPT if name in own)
     if states:
-        return BufferStates(own["key"], own["value"], states, start, mask, rows)
-    if "indexer" in own:
-        return IndexedLayer(own["key"], own["value"], own["indexer"], start, rows)
-    return BufferLayer(own["key"], own["value"], start, rows)
-
-
-def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
-    """Return the pair of a decoder's cache and the filled cache of its cross attention."""
-    made = EncoderDecoderCache(own, cross)
-    made.is_updated = dict.fromkeys(range(len(cross.layers)), True)
-    return made
+        return BufferStates(keys, values, states, start, mask)
+    return IndexedLayer(keys, values, indexer[0], start) if indexer else BufferLayer(keys, values, start)
 
 
 @define(eq=False)

@@ -312,27 +312,18 @@ class Tower(torch.nn.Module):
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
         """Run a program, or the module for other calls."""
-        call = TowerCall(self.__dict__["path"], args, kwargs)
+        path, reported = self.__dict__["path"], self.__dict__["reported"]
+        call = TowerCall(path, args, kwargs)
         for kind, program in self.__dict__["programs"]:
             if parts := kind.split(call):
                 with suppress(ShapeError):  # for example, sizes between the examples' that are no multiple of a patch
                     return joined([program(*args, **kwargs) for args, kwargs in parts], kind.dim)
-        self._report_once(str(call))
-        return self.real(*args, **kwargs)
-
-    def _report_once(self, call: str) -> None:
-        """Log that a call runs in PyTorch, once for each kind."""
-        reported = self.__dict__["reported"]
-        if call not in reported and len(reported) < MOST_REPORTED:
-            reported.add(call)
+        if str(call) not in reported and len(reported) < MOST_REPORTED:
+            reported.add(str(call))
             known = "; ".join(kind.text for kind, _ in self.__dict__["programs"])
-            log.warning(
-                "%s runs in PyTorch for %s: it is compiled for %s. Pass an example of it beside others, in a list as "
-                "encoder_example",
-                self.__dict__["path"],
-                call,
-                known,
-            )
+            how = "Pass an example of it beside others, in a list as encoder_example"
+            log.warning("%s runs in PyTorch for %s: it is compiled for %s. %s", path, call, known, how)
+        return self.real(*args, **kwargs)
 
 
 def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:

@@ -17,7 +17,6 @@ from pipeline.compat.transformers.caches import (
     kept_by,
     layer_of,
     takes,
-    with_cross,
 )
 from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, reached, reaching
 
@@ -169,7 +168,8 @@ class CrossDecoder(Decoder):
         """Run as `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
-        cache = with_cross(own, Captured([GivenLayer(keys, values) for keys, values in pairs], start))
+        cache = EncoderDecoderCache(own, Captured([GivenLayer(keys, values) for keys, values in pairs], start))
+        cache.is_updated = dict.fromkeys(range(len(cross) // 2), True)
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
         return self.logits(
