@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 
 from pipeline.aten.graphs import over, results
-from pipeline.aten.types import Argument, Operator, Target
+from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
@@ -35,27 +35,20 @@ VALIDATE: Final = Validate(DYNAMO_CONVERTERS)
 class Call:
     """An ATen call on a converter's arguments: tensors, numbers, sizes, and further calls."""
 
-    target: Operator
+    target: Target
     args: tuple[Argument, ...]
     kwargs: FrozenDict[str, Argument]
 
-    def __getitem__(self, index: int) -> Item:
-        return Item(self, index)
+    def __getitem__(self, index: int) -> Call:
+        """Return one of the results of a call that returns several."""
+        return call(operator.getitem, self, index)
 
 
-@frozen(eq=False)
-class Item:
-    """One of the results of a call that returns several."""
-
-    call: Call
-    index: int
+Expression: TypeAlias = Call | list[Call | None]
+"""The value of a block: a call, or several; None for a missing result."""
 
 
-Expression: TypeAlias = Call | Item | list[Call | Item | None]
-"""The value of a block: a call, one of its results, or several of these; None for a missing result."""
-
-
-def call(target: Operator, *args: Argument, **kwargs: Argument) -> Call:
+def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
     return Call(target, args, FrozenDict(kwargs))
 
 
@@ -126,8 +119,6 @@ class _Graph:
         """Return a value as a node, or unchanged; ``kind`` is its type in the operator's schema."""
         if isinstance(value, Call):
             return self.call(value)
-        if isinstance(value, Item):
-            return self.node(operator.getitem, (self.call(value.call), value.index), {})
         if isinstance(value, list | tuple | trt.Dims):
             return [self.argument(each, kind) for each in value]
         if value is None or isinstance(value, torch.fx.Node | str | torch.dtype):
@@ -159,6 +150,8 @@ class _Graph:
         return node
 
     def call(self, value: Call) -> torch.fx.Node:
+        if value.target is operator.getitem:
+            return self.node(value.target, (self.call(value.args[0]), value.args[1]), {})
         schema = {a.name: str(a.type) for a in value.target._schema.arguments}
         args = [self.argument(given, kind) for given, kind in zip(value.args, schema.values(), strict=False)]
         return self.node(value.target, tuple(args), {k: self.argument(v, schema[k]) for k, v in value.kwargs.items()})

@@ -7,14 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from pipeline.aten.support import (
-    CallingConvention,
-    ConverterPriority,
-    ConverterSupport,
-    Declaration,
-    Target,
-    Validator,
-)
+from pipeline.aten.support import CallingConvention, ConverterPriority, ConverterSupport, Declaration, Target, Validator
 from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
 from pipeline.compat.torch_tensorrt.emit import call, emit

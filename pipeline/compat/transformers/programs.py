@@ -9,15 +9,7 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from pipeline.compat.transformers.caches import (
-    Captured,
-    GivenLayer,
-    Pretrained,
-    cache_name,
-    kept_by,
-    layer_of,
-    takes,
-)
+from pipeline.compat.transformers.caches import Captured, GivenLayer, Pretrained, cache_name, kept_by, layer_of, takes
 from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, reached, reaching
 
 
