@@ -53,11 +53,8 @@ def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
 
 
 def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
-    """Add the layers of a call, or of each of a list of calls; return their results as ``ITensor``s.
-
-    Raises:
-        NetworkError: torch or all our converters refuse a call; the message says why.
-    """
+    """Add the layers of a call, or of each of a list of calls; return their results as ``ITensor``s. Raise a
+    `NetworkError` if torch or all our converters refuse a call."""
     graph = _Graph(StandIns.of(ctx))
     several = isinstance(value, list | tuple)
     graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))

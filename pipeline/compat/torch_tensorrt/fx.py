@@ -35,14 +35,11 @@ def tensorrt_converter(
     ``negative_slope``) and ``args`` as the model's call has them. No registry changes: add the result to one with
     ``register(f)``, or ``ConverterRegistry.from_legacy({key: f})``.
 
-    Args:
-        key: the operator.
-        no_implicit_batch_dim: has no effect: networks have explicit batches here.
-        no_explicit_batch_dim: True is a `ValueError`: networks with implicit batches do not exist here.
-        enabled: False declares nothing.
-        capability_validator: ``(node) -> bool``, ``(node, settings) -> bool | Rejection``; None takes every call.
-        priority: HIGH, since FX's registry keeps the newest only; STANDARD comes after the built-in converters.
-        supports_dynamic_shapes: whether it takes sizes that are known only at run time.
+    ``no_implicit_batch_dim`` has no effect: networks have explicit batches here, and ``no_explicit_batch_dim`` is a
+    `ValueError`. With ``enabled=False`` nothing is declared. ``capability_validator`` is called ``(node) -> bool`` or
+    ``(node, settings) -> bool | Rejection``; None takes every call. The priority is HIGH, since FX's registry keeps the
+    newest only; STANDARD comes after the built-in converters. ``supports_dynamic_shapes``: whether it takes sizes that
+    are known only at run time.
     """
     if no_explicit_batch_dim:
         raise ValueError(

@@ -55,9 +55,6 @@ def attention(
 
     It is transformers' ``sdpa`` without its branches on the number of queries. The converter chooses the kernels, since
     it knows how many queries there may be.
-
-    Raises:
-        ValueError: scores are to be capped, and transformers' ``sdpa`` raises an error for that.
     """
     if kwargs.get("softcap") is not None and _refuses_a_cap():
         raise ValueError(f"sdpa attention caps no scores (softcap): {WITH_CAP}")
@@ -141,11 +138,7 @@ def attend(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention [1, positions, heads, width] of queries to keys and values [1, heads, positions, width] of one
-    part: among all positions, or within windows. The mask, which separates parts, is ignored.
-
-    Raises:
-        ValueError: there are several segments.
-    """
+    part: among all positions, or within windows. The mask, which separates parts, is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
             raise ValueError("positions attend within several segments; one segment, or windows, are expected")

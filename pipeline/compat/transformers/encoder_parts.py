@@ -117,10 +117,7 @@ class Kind:
     """A set of calls of a tower that one program runs, each in parts.
 
     Attributes:
-        path: the path of the tower.
-        tower: the tower.
-        module: the module to compile.
-        inputs: ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
+        module, inputs: the module to compile, and ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
         sizes: the sizes that the program takes, of each dim of each tensor.
         parts: returns the ``args`` and ``kwargs`` of the program for each part of a call, whatever its sizes.
         text: what the program is compiled for, as the log says it.

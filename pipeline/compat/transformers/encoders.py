@@ -22,8 +22,7 @@ class Embedded:
     """The inputs of an encoder that takes embeddings [rows, length, width], as an example showed.
 
     Attributes:
-        width: the width of an embedding.
-        dtype: the dtype of an embedding.
+        width, dtype: those of an embedding.
         of_ids: True if the encoder returns the same for ids as for the model's embeddings of them.
         towers: the calls of the model's tower.
     """

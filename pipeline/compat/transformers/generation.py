@@ -172,10 +172,7 @@ def _towers(
 
 def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
     """Return, for examples that are prompts, the decoder's samples or the encoder's inputs; and the calls of towers.
-
-    Raises:
-        CaptureError: the model generates by calling ``generate`` of a model inside it.
-    """
+    Refuse a model that generates by calling ``generate`` of a model inside it."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:

@@ -26,8 +26,7 @@ class Sight:
     """The form in which a multimodal model passes a prompt to its language model.
 
     Attributes:
-        width: the width of a token's embedding.
-        dtype: the dtype of embeddings.
+        width, dtype: those of a token's embedding.
         positions: the number of position ids of a token, as in M-RoPE; None for a single one without a dim of its own.
         layers: the number of first layers that add features at the tokens of images (DeepStack).
         ahead: the kinds of layers, by the names of their masks, in which tokens of an image attend to later ones of it:
