@@ -137,7 +137,7 @@ class _Graph:
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
-            size = self.stand_ins.number(value)
+            size = self.stand_ins.size(value, None)
             return size if isinstance(size, int) else self.placeholder(SymbolicInt(expression(size)), size)
         return self.placeholder(value, self.stand_ins.symbolic(value)) if isinstance(value, SymbolicInt) else value
 

@@ -134,18 +134,12 @@ class StandIns:
         with quietly(self.mode), unnamed_sizes(self.mode):
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
 
-    def number(self, value: trt.ITensor) -> int | torch.SymInt:
-        """Return the number that a tensor of one element holds, as a size."""
-        size, _ = self.ctx.held_sizes.get(id(value), (None, value))
-        return size if isinstance(size, int) else self.unknown(value, None) if size is None else self.symbolic(size)
-
-    def size(self, value: trt.ITensor, dim: int) -> int | torch.SymInt:
-        """Return the size of a dim: the program's symbol for it, or a new one if there is none."""
-        size = sizes_of(self.ctx, value)[dim]
-        return size if isinstance(size, int) else self.unknown(value, dim) if size is None else self.symbolic(size)
-
-    def unknown(self, value: trt.ITensor, dim: int | None) -> torch.SymInt:
-        """Return a new symbol for an unknown size: that of a dim, or (None) the number that the tensor holds."""
+    def size(self, value: trt.ITensor, dim: int | None) -> int | torch.SymInt:
+        """Return the size of a dim, or (None) the number that a tensor of one element holds: the program's symbol for
+        it, or a new one if it is unknown."""
+        size = self.ctx.held_sizes.get(id(value), (None,))[0] if dim is None else sizes_of(self.ctx, value)[dim]
+        if size is not None:
+            return size if isinstance(size, int) else self.symbolic(size)
         key = f"{id(value)} {dim}"
         if key not in self.known:
             assert self.mode.shape_env is not None
