@@ -83,9 +83,7 @@ def compile_command(options: argparse.Namespace) -> int:
     with StageProgress(show=options.setting_progress) as progress:
         compiled = run(compile.observed_by(progress), source)
     agreement, note = _agreement(options, compiled, source)
-    report = CompilationReport.of(
-        options.spec, compiled, progress.seconds, agreement, note, precision=options.precision, ledger=progress.entries
-    )
+    report = CompilationReport.of(options.spec, compiled, progress, agreement, note, options.precision)
     try:
         write(folder, compiled, report)
     except OSError as error:

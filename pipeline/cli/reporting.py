@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -19,6 +19,7 @@ from attrs import field, frozen
 
 from pipeline.cli.agreement import Agreement
 from pipeline.compiled import Compiled
+from pipeline.compose.ledger import Ledger
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
@@ -81,18 +82,9 @@ class CompilationReport:
 
     @classmethod
     def of(
-        cls,
-        model: str,
-        compiled: Compiled,
-        seconds: Mapping[str, float],
-        agreement: Agreement | None,
-        note: str = "",
-        *,
-        precision: str = "fp32",
-        ledger: Sequence[Entry] = (),
+        cls, model: str, compiled: Compiled, ledger: Ledger, agreement: Agreement | None, note: str, precision: str
     ) -> CompilationReport:
-        """Create the report of a compiled program. ``seconds`` are those of each stage, ``precision`` is the requested
-        one, ``ledger`` has the time and memory of each stage."""
+        """Create the report of a compiled program; ``precision`` is the requested one."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -100,7 +92,7 @@ class CompilationReport:
             converted=len(coverage.converted),
             total=coverage.total,
             fallbacks=coverage.fallback,
-            seconds=FrozenDict({name: round(value, 3) for name, value in seconds.items()}),
+            seconds=FrozenDict({name: round(value, 3) for name, value in ledger.seconds.items()}),
             agreement=agreement,
             settings=repr(compiled.settings),
             versions=versions(),
@@ -108,7 +100,7 @@ class CompilationReport:
             not_refittable=compiled.refit_map.computed,
             precision=precision,
             dtypes=_dtypes(compiled.program),
-            ledger=tuple(ledger),
+            ledger=tuple(ledger.entries),
             verification=compiled.agreement,
             healed=coverage.healed,
             unreached=coverage.unreached,
