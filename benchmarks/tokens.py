@@ -36,8 +36,7 @@ from benchmarks.turns import in_turns
 from pipeline.aten.traits import Does, does
 from pipeline.cli.usage import first_line
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.caches import cache_name
-from pipeline.compat.transformers.programs import takes
+from pipeline.compat.transformers.caches import cache_name, takes
 from pipeline.compose.events import Event
 from pipeline.records.profile import Profile
 from pipeline.stages import choose

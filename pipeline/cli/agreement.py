@@ -31,13 +31,9 @@ class Agreement:
         return f"{self.absolute:.2g} absolute, {self.relative:.2g} relative ({self.executor} executor)"
 
 
-def measure(compiled: Compiled, source: Source, executor: Executor | None = None) -> Agreement:
-    """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs.
-
-    Raises what eager or the compiled program raises on these inputs, and `ValueError` where the outputs differ in
-    structure, dtype or shape.
-    """
-    module = compiled.module(executor)
+def measure(compiled: Compiled, source: Source) -> Agreement:
+    """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs."""
+    module = compiled.module()
     args, kwargs = random_inputs(source)
     ours = module(*_copied(args), **_copied(kwargs))
     model = source.model.module() if isinstance(source.model, ExportedProgram) else source.model
@@ -47,7 +43,8 @@ def measure(compiled: Compiled, source: Source, executor: Executor | None = None
 
 
 def difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
-    """Return the largest differences between two pytrees of outputs of the same structure, dtypes and shapes."""
+    """Return the largest differences between two pytrees of outputs; raise a `ValueError` if they differ in structure,
+    dtype or shape."""
     (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
     if spec != expected:
         raise ValueError(f"the outputs are structured as {spec}, eager's as {expected}")
@@ -70,37 +67,31 @@ def _errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
     return absolute, absolute / (float(size.max()) or 1.0) if absolute else 0.0
 
 
-def random_inputs(source: Source, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return inputs for a source: its own tensors, and random ones of the optimal shape for each `Input`.
-
-    Floats are normal; integers are 0 or 1, which are valid indices nearly everywhere; bools are either.
-    """
-    generator = torch.Generator().manual_seed(seed)
+def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return inputs for a source: its own tensors, and random ones of the optimal shape for each `Input`."""
+    generator = torch.Generator().manual_seed(0)
     given: Any = (tuple(source.args), dict(source.kwargs))
     if isinstance(source.model, ExportedProgram):
-        given = _exported_inputs(source.model, source.args)
-    args, kwargs = tree_map(lambda value: _random(value, generator), given, is_leaf=is_input)
+        given = source.model.example_inputs
+        if source.args:
+            given = tree_unflatten(list(source.args), source.model.call_spec.in_spec)
+        elif given is None:
+            raise ValueError("the file has no example inputs: describe its inputs by --input")
+
+    def value(own: object) -> object:
+        if isinstance(own, Input):
+            return drawn([opt for _, opt, _ in own.ranges], own.dtype, generator)
+        return own.detach().clone() if isinstance(own, torch.Tensor) else own
+
+    args, kwargs = tree_map(value, given, is_leaf=is_input)
     return tuple(args), dict(kwargs)
 
 
-def _random(value: object, generator: torch.Generator) -> object:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if not isinstance(value, Input):
-        return value
-    shape = [opt for _, opt, _ in value.ranges]
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        return torch.randn(shape, generator=generator).to(value.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(value.dtype)
-
-
-def _exported_inputs(exported: ExportedProgram, described: tuple[object, ...]) -> object:
-    """Return the example inputs of an exported program, or random ones for the described inputs."""
-    if described:
-        return tree_unflatten(list(described), exported.call_spec.in_spec)
-    if exported.example_inputs is None:
-        raise ValueError("the file has no example inputs: describe its inputs by --input")
-    return exported.example_inputs
+def drawn(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Return a random tensor: normal floats; integers 0 or 1, which are valid indices nearly everywhere; any bools."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
 def _copied(values: object) -> Any:

@@ -17,7 +17,6 @@ import sys
 import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -45,10 +44,15 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
-        words = _spelt(sys.argv[1:] if argv is None else argv)
-        options = _parsed(words)
+        given = sys.argv[1:] if argv is None else argv
+        # argparse would take the word after a bare --verify for its value
+        options = _parsed(["--verify=raise" if word == "--verify" else word for word in given])
         with _warnings_shown():
-            code: int = options.run(options) if "run" in options else kept_command(options)
+            code: int = 0
+            if "run" in options:
+                code = options.run(options)
+            elif text := options.text(options):
+                print(text)
             if sys.stdout is not None:
                 sys.stdout.flush()
             return code
@@ -56,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(asked.code or 0)
     except UsageError as error:
         return _fail(2, str(error))
-    except CaptureError as error:
-        return _fail(2, _capture_line(error))
+    except CaptureError as error:  # without torch.export's long advice on how to debug
+        return _fail(2, first_line(re.split(r"\n\s*\n", error.message.strip())[0].replace("\n", " ")))
     except PipelineError as error:
         return _fail(1, str(error))
     except KeyboardInterrupt:
@@ -88,11 +92,6 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _spelt(argv: Sequence[str]) -> list[str]:
-    """Replace a bare ``--verify`` by ``--verify=raise``: argparse would take the word after it for its value."""
-    return ["--verify=raise" if word == "--verify" else word for word in argv]
-
-
 def _fail(code: int, message: str) -> int:
     print(f"pipeline: {message}", file=sys.stderr)
     return code
@@ -103,11 +102,6 @@ def _drop_output() -> None:
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
-
-
-def _capture_line(error: CaptureError) -> str:
-    """Return torch.export's message without its long advice on how to debug."""
-    return first_line(re.split(r"\n\s*\n", error.message.strip())[0].replace("\n", " "))
 
 
 @contextlib.contextmanager
@@ -122,9 +116,17 @@ def _warnings_shown() -> Iterator[None]:
     ours.addHandler(handler)
     ours.propagate = False
     theirs.setLevel(logging.CRITICAL)
+    stream, others = sys.stderr, warnings.showwarning
+
+    def show(message: Any, category: Any, *where: Any, **options: Any) -> None:
+        if issubclass(category, SHOWN):
+            print(f"pipeline: {message}", file=stream)
+        else:
+            others(message, category, *where, **options)
+
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = partial(_show_warning, warnings.showwarning, sys.stderr)
+            warnings.showwarning = show
             yield
     finally:
         ours.removeHandler(handler)
@@ -134,14 +136,6 @@ def _warnings_shown() -> Iterator[None]:
 
 SHOWN: Final = (AgreementWarning, ArtifactWarning, CoverageWarning, VersionWarning)
 """Our warnings that are printed as lines."""
-
-
-def _show_warning(others: Any, stream: Any, message: Any, category: Any, *where: Any, **options: Any) -> None:
-    """Print a Python warning to stderr: ours as a line, others in Python's format."""
-    if issubclass(category, SHOWN):
-        print(f"pipeline: {message}", file=stream)
-    else:
-        others(message, category, *where, **options)
 
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -186,11 +180,3 @@ def _parser(asked: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParse
             found, chosen = importlib.import_module(f"pipeline.cli.{module}"), command
             getattr(found, f"add_{name.replace('-', '_')}")(command)
     return parser, chosen
-
-
-def kept_command(options: argparse.Namespace) -> int:
-    """Run a command that prints its result: ``pipeline inspect``, ``run``, ``verify``, ``profile``, ``report``,
-    ``diff`` and ``plan``."""
-    if text := options.text(options):
-        print(text)
-    return 0

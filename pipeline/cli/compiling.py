@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import details, listing, markdown
-from pipeline.cli.options import add_precision, add_settings, add_source, pipeline_of, source_of
+from pipeline.cli.options import add_settings, add_source, pipeline_of, source_of
 from pipeline.cli.reporting import CompilationReport, write
 from pipeline.cli.sources import Source
 from pipeline.cli.usage import UsageError, first_line
@@ -26,7 +26,6 @@ from pipeline.verification.bisection import LIMIT
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline compile``."""
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: NAME.engines")
     parser.add_argument("--force", action="store_true", help="replace DIR if it has files already")
@@ -45,55 +44,46 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "largest sizes, and fail, warn, or compile what is wrong in another form where it is further from float64 than "
         "4 times eager",
     )
-    add_precision(parser)
     add_settings(parser)
     parser.set_defaults(run=compile_command)
 
 
 def add_bisect(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline bisect``."""
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write the script that shows it")
     parser.add_argument("--limit", type=int, default=LIMIT, metavar="N", help="the most builds (default: %(default)s)")
-    add_precision(parser)
     add_settings(parser)
     parser.set_defaults(run=bisect_command)
 
 
 def add_support(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline support``."""
     parser.add_argument("target", metavar="TARGET", nargs="?", help="one operator: aten.topk.default, aten::topk, topk")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/operators.md")
     parser.set_defaults(run=support_command)
 
 
 def add_print(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline print``."""
     add_source(parser)
-    add_precision(parser)
     add_settings(parser)
     parser.set_defaults(run=print_command)
 
 
 def compile_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline compile``; return its exit code."""
     folder = options.output
     if folder is not None:
         _check_output(folder, options.force)
     if options.save is not None and not options.save.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {str(options.save.absolute().parent)!r} to save {options.save.name!r} in")
     compile = pipeline_of(options)
-    compile = compile | verify(options.verify) if options.verify else compile
+    if options.verify:
+        compile = compile | verify(options.verify)
     source = source_of(options)
     folder = folder or Path(f"{source.name}.engines")
     _check_output(folder, options.force)
     with StageProgress(show=options.setting_progress) as progress:
         compiled = run(compile.observed_by(progress), source)
-    agreement, note = _measured_agreement(options, compiled, source)
-    precision = options.precision
-    report = CompilationReport.of(
-        options.spec, compiled, progress.seconds, agreement, note, precision=precision, ledger=progress.entries
-    )
+    agreement, note = _agreement(options, compiled, source)
+    report = CompilationReport.of(options.spec, compiled, progress, agreement, note, options.precision)
     try:
         write(folder, compiled, report)
     except OSError as error:
@@ -122,7 +112,6 @@ def run(pipeline: Any, source: Source) -> Any:
 
 
 def bisect_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline bisect``; return its exit code."""
     compile, source = pipeline_of(options), source_of(options)
     found = run(partial(bisect, compile=compile, limit=options.limit), source)
     print(found)
@@ -134,16 +123,12 @@ def bisect_command(options: argparse.Namespace) -> int:
     return 1 if found.faults else 0
 
 
-def _measured_agreement(
-    options: argparse.Namespace, compiled: Compiled, source: Source
-) -> tuple[Agreement | None, str]:
+def _agreement(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
     """Return the error against eager, or the reason why it is not measured."""
     if options.no_check:
         return None, "--no-check"
-    return (None, "--verify measured it at all sizes") if options.verify else _agreement(compiled, source)
-
-
-def _agreement(compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
+    if options.verify:
+        return None, "--verify measured it at all sizes"
     try:
         return measure(compiled, source), ""
     except Exception as error:
@@ -162,7 +147,6 @@ def _check_output(folder: Path, force: bool) -> None:
 
 
 def support_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline support``; return its exit code."""
     if options.markdown:
         if options.target is not None:
             raise UsageError("--markdown prints the table of all operators; leave TARGET out")
@@ -177,7 +161,6 @@ def support_command(options: argparse.Namespace) -> int:
 
 
 def print_command(options: argparse.Namespace) -> int:
-    """Run ``pipeline print``; return its exit code."""
     compile = pipeline_of(options).until("convert")
     source = source_of(options)
     with StageProgress(show=options.setting_progress) as progress:

@@ -19,7 +19,6 @@ GROUP: Final = "pipeline.generation"
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline generate``."""
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
     parser.add_argument(
         "--prompt-ids",

@@ -9,14 +9,12 @@ from pipeline.cli.usage import add_file, check_there
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline inspect``."""
     add_file(parser)
     parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
     parser.set_defaults(text=inspected)
 
 
 def inspected(options: argparse.Namespace) -> str:
-    """Return the output of ``pipeline inspect``."""
     check_there(options.file)
     found = inspect(options.file)
     return found.text if options.json else str(found)

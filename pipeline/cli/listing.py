@@ -18,10 +18,6 @@ from pipeline.decomposition.complex_rules import RULES
 from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
-class UnknownTargetError(UsageError, ValueError):
-    """No converter and no decomposition is declared for a target; the message names the nearest targets."""
-
-
 def listing() -> str:
     """Return a line for each operator that has a converter."""
     rows = support_table(DYNAMO_CONVERTERS)
@@ -77,16 +73,12 @@ def _names(targets: list[str], known: Sequence[str]) -> str:
     """Return the targets abbreviated: an operator without overloads, if these are all of its overloads in ``known``."""
     packets: dict[str, list[str]] = {}
     for target in targets:
-        packets.setdefault(_packet(target), []).append(target)
+        packets.setdefault(target.rpartition(".")[0], []).append(target)
     short = (
-        [packet] if {*found} >= {each for each in known if _packet(each) == packet} else found
+        [packet] if {*found} >= {each for each in known if each.rpartition(".")[0] == packet} else found
         for packet, found in packets.items()
     )
     return ", ".join(f"`{name.removeprefix('aten.')}`" for names in short for name in names)
-
-
-def _packet(target: str) -> str:
-    return target.rpartition(".")[0]
 
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -98,15 +90,17 @@ def details(target: str) -> tuple[str, bool]:
     """Return all that is declared for a target, or for every overload of it, and whether any of them is supported."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
-        raise UnknownTargetError("there is no operator ''; `pipeline support` lists all that have a converter")
+        raise UsageError("there is no operator ''; `pipeline support` lists all that have a converter")
     rows = [row for row in support_table(DYNAMO_CONVERTERS) if _is_meant(row.target, name)]
     seen = {row.target for row in rows}
     apart = [op for op in get_decompositions(DECOMPOSITIONS) if _is_meant(str(op), name) and str(op) not in seen]
     if rows or apart:
         return "\n\n".join([*map(_detail, rows), *map(_apart, sorted(apart, key=str))]), True
     if known := [op for op in _aten() if _is_meant(op, name)]:
-        return "\n".join(f"{op}\n  it runs in PyTorch: {_reason(op)}" for op in known), False
-    raise UnknownTargetError(_unknown(target, name))
+        reasons = {str(op): reason for op, reason in REASONS.items()}
+        none = "it has no converter and no decomposition"
+        return "\n".join(f"{op}\n  it runs in PyTorch: {reasons.get(op, none)}" for op in known), False
+    raise UsageError(_unknown(target, name))
 
 
 def _is_meant(target: str, name: str) -> bool:
@@ -130,17 +124,10 @@ def _apart(op: torch._ops.OpOverload[..., Target]) -> str:
     return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition replaces it before conversion"
 
 
-def _reason(op: str) -> str:
-    return {str(o): why for o, why in REASONS.items()}.get(op, "it has no converter and no decomposition")
-
-
 def _aten() -> list[str]:
     """Return every ATen operator of this torch."""
-    return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in _all_names())
-
-
-def _all_names() -> list[str]:
-    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in names)
 
 
 def _unknown(target: str, name: str) -> str:

@@ -39,26 +39,7 @@ def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),
-        default="fp32",
-        help="fp16, bf16: mixed precision, matmuls in halves, norms and softmax in float32; inputs and outputs keep "
-        "their dtypes; fp32 (default): the model's own dtypes; torch's names are taken too",
-    )
-    parser.add_argument(
-        "--precision-exclude",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="an operator (aten.softmax, aten.conv*) or module path (*.classifier) that --precision leaves alone; may "
-        "be repeated",
-    )
-
-
 def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
-    """Return the pipeline that the flags ask for."""
     if options.precision_exclude and PRECISIONS[options.precision] is None:
         raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
     try:
@@ -83,8 +64,23 @@ METAVARS: Final[Mapping[str, str]] = {
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each field of CompilationSettings, with the first sentence of its documentation and its default as
-    help."""
+    """Add ``--precision``, and a flag for each field of CompilationSettings, with the first sentence of its
+    documentation and its default as help."""
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),
+        default="fp32",
+        help="fp16, bf16: mixed precision, matmuls in halves, norms and softmax in float32; inputs and outputs keep "
+        "their dtypes; fp32 (default): the model's own dtypes; torch's names are taken too",
+    )
+    parser.add_argument(
+        "--precision-exclude",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="an operator (aten.softmax, aten.conv*) or module path (*.classifier) that --precision leaves alone; may "
+        "be repeated",
+    )
     group = parser.add_argument_group("settings")
     texts = setting_texts()
     for field in attrs.fields(CompilationSettings):
@@ -118,13 +114,13 @@ def _sentence(text: str) -> str:
 
 
 def _settings(options: argparse.Namespace) -> CompilationSettings:
-    names = CompilationSettings.names()
-    fields = {n: v for n in names if (v := getattr(options, f"setting_{n}")) is not None}
-    cache = dict.fromkeys(("cache_built_engines", "reuse_cached_engines"), True)
-    fields = {**(cache if getattr(options, "cache", False) else {}), **fields}
-    fields |= {n: tuple(map(_operator, v)) for n, v in fields.items() if n == "torch_executed_ops"}
+    given = {n: v for n in CompilationSettings.names() if (v := getattr(options, f"setting_{n}")) is not None}
+    if getattr(options, "cache", False):
+        given = {"cache_built_engines": True, "reuse_cached_engines": True, **given}
+    if "torch_executed_ops" in given:
+        given["torch_executed_ops"] = tuple(map(_operator, given["torch_executed_ops"]))
     try:
-        return CompilationSettings(**fields)
+        return CompilationSettings(**given)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
 

@@ -10,21 +10,19 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import program as load
+from pipeline.cli.agreement import drawn
 from pipeline.cli.saved_program_commands import input_value, inputs_by_name
-from pipeline.cli.usage import UsageError, add_file, add_inputs, add_operators
+from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
 from pipeline.inputs import leaf_of
 from pipeline.profiling.measure import RUNS
-from pipeline.program import Port
 from pipeline.runtime.engine_load import require_gpu
 from pipeline.viewing.page import write_report
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline profile``."""
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     add_inputs(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="runs of each pass (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the program's page, with times")
@@ -34,12 +32,11 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 def profiled(options: argparse.Namespace) -> str:
     """Measure a program; return the output of ``pipeline profile``."""
-    if not Path(options.file).exists():
-        raise UsageError(f"there is no file {options.file!r}")
+    check_there(options.file)
     if options.runs < 1:
         raise UsageError(f"--runs {options.runs}: a profile takes at least 1")
-    for path in filter(None, (options.output, options.trace)):
-        check_folder(path)
+    check_folder(options.output)
+    check_folder(options.trace)
     require_gpu(f"a profile of {options.file}")
     program = load(options.file, options.operators)
     args, kwargs = tree_unflatten(list(leaves(program, options.inputs)), program.program.in_spec)
@@ -56,16 +53,12 @@ def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
     """Return the inputs in order: those of files, and random ones of the optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
     found = inputs_by_name(program, given)
-    return (input_value(port, found[port.name]) if port.name in found else _random(port, generator) for port in ports)
-
-
-def _random(port: Port, generator: torch.Generator) -> object:
-    """Return an input of the optimal sizes: normal floats, or integers 0 or 1, nearly always valid as indices."""
-    if port.kind == "constant":
-        return leaf_of(port.value)
-    if port.kind != "tensor" or port.dtype is None:
-        return port.ranges[0].opt
-    shape = [size.opt for size in port.ranges]
-    if port.dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(port.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(port.dtype)
+    for port in ports:
+        if port.name in found:
+            yield input_value(port, found[port.name])
+        elif port.kind == "constant":
+            yield leaf_of(port.value)
+        elif port.kind != "tensor" or port.dtype is None:
+            yield port.ranges[0].opt
+        else:
+            yield drawn([size.opt for size in port.ranges], port.dtype, generator)

@@ -8,8 +8,9 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from attrs import field, frozen
 
 from pipeline.cli.agreement import Agreement
 from pipeline.compiled import Compiled
+from pipeline.compose.ledger import Ledger
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
@@ -41,6 +43,16 @@ class EngineFile:
     layers: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"{self.file}: {self.nbytes / 1e6:.1f} MB, {self.layers} layers, {self.library}",
+                f"  sha256 {self.digest}",
+                *(f"  input  {port}" for port in self.inputs),
+                *(f"  output {port}" for port in self.outputs),
+            ]
+        )
 
 
 @frozen
@@ -70,18 +82,9 @@ class CompilationReport:
 
     @classmethod
     def of(
-        cls,
-        model: str,
-        compiled: Compiled,
-        seconds: Mapping[str, float],
-        agreement: Agreement | None,
-        note: str = "",
-        *,
-        precision: str = "fp32",
-        ledger: Sequence[Entry] = (),
+        cls, model: str, compiled: Compiled, ledger: Ledger, agreement: Agreement | None, note: str, precision: str
     ) -> CompilationReport:
-        """Create the report of a compiled program. ``seconds`` are those of each stage, ``precision`` is the requested
-        one, ``ledger`` has the time and memory of each stage."""
+        """Create the report of a compiled program; ``precision`` is the requested one."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -89,7 +92,7 @@ class CompilationReport:
             converted=len(coverage.converted),
             total=coverage.total,
             fallbacks=coverage.fallback,
-            seconds=FrozenDict({name: round(value, 3) for name, value in seconds.items()}),
+            seconds=FrozenDict({name: round(value, 3) for name, value in ledger.seconds.items()}),
             agreement=agreement,
             settings=repr(compiled.settings),
             versions=versions(),
@@ -97,7 +100,7 @@ class CompilationReport:
             not_refittable=compiled.refit_map.computed,
             precision=precision,
             dtypes=_dtypes(compiled.program),
-            ledger=tuple(ledger),
+            ledger=tuple(ledger.entries),
             verification=compiled.agreement,
             healed=coverage.healed,
             unreached=coverage.unreached,
@@ -110,29 +113,26 @@ class CompilationReport:
         return json.dumps(attrs.asdict(self, value_serializer=_plain), indent=2, ensure_ascii=False) + "\n"
 
     def __str__(self) -> str:
+        counts = ", ".join(f"{n} operators in {name}" for name, n in self.dtypes.items())
+        peaks = ", ".join(f"{entry.stage} {entry.peak / 1e6:.0f}" for entry in self.ledger)
         return "\n".join(
             [
                 f"{self.model}: {len(self.engines)} engine{'s'[: len(self.engines) != 1]}, "
                 f"{self.converted} of {self.total} operators in TensorRT",
-                *(line for engine in self.engines for line in _engine_lines(engine)),
+                *map(str, self.engines),
                 *(["in PyTorch:"] if self.fallbacks else []),
-                *("\n".join(f"  {line}" for line in str(f).splitlines()) for f in self.fallbacks),
-                *("\n".join(f"  {line}" for line in str(h).splitlines()) for h in self.healed),
+                *(indent(str(each), "  ") for each in (*self.fallbacks, *self.healed)),
                 *map(str, self.unreached),
-                f"precision {self.precision}: {_counts(self.dtypes)}",
+                f"precision {self.precision}: {counts or 'no operators'}",
                 f"error against eager: {self.agreement or f'not measured, {self.note}'}",
                 *(["verification: " + str(self.verification)] if self.verification else []),
                 f"seconds: {', '.join(f'{name} {value:.2f}' for name, value in self.seconds.items())}",
-                *([f"memory at most, in MB above its start: {_peaks(self.ledger)}"] if self.ledger else []),
+                *([f"memory at most, in MB above its start: {peaks}"] if self.ledger else []),
                 f"settings: {self.settings}",
                 f"versions: {', '.join(f'{name} {value}' for name, value in self.versions.items())}",
                 *(f"not refittable: {name}: {why}" for name, why in self.not_refittable.items()),
             ]
         )
-
-
-def _peaks(ledger: Sequence[Entry]) -> str:
-    return ", ".join(f"{entry.stage} {entry.peak / 1e6:.0f}" for entry in ledger)
 
 
 def _dtypes(program: Program) -> FrozenDict[str, int]:
@@ -141,10 +141,6 @@ def _dtypes(program: Program) -> FrozenDict[str, int]:
     firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
     found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))
     return FrozenDict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _counts(dtypes: Mapping[str, int]) -> str:
-    return ", ".join(f"{n} operators in {name}" for name, n in dtypes.items()) or "no operators"
 
 
 def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
@@ -161,13 +157,6 @@ def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
             inputs=tuple(port.text(words) for port in segment.inputs),
             outputs=tuple(port.text(words, tensor.name) for port, tensor in bound),
         )
-
-
-def _engine_lines(engine: EngineFile) -> Iterator[str]:
-    yield f"{engine.file}: {engine.nbytes / 1e6:.1f} MB, {engine.layers} layers, {engine.library}"
-    yield f"  sha256 {engine.digest}"
-    yield from (f"  input  {port}" for port in engine.inputs)
-    yield from (f"  output {port}" for port in engine.outputs)
 
 
 def _plain(_: object, __: object, value: object) -> Any:
@@ -197,7 +186,9 @@ def replaced(folder: Path) -> Iterator[Path]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield scratch
-        scratch.chmod(0o777 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        scratch.chmod(0o777 & ~mask)
         _exchange(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -214,9 +205,3 @@ def _exchange(scratch: Path, folder: Path) -> None:
         old.rename(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

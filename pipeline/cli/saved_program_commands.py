@@ -14,7 +14,7 @@ import torch
 from pipeline.artifact.load import program as load
 from pipeline.artifact.named_io import call_by_name, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_file, add_inputs, add_operators, check_there
+from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -23,9 +23,7 @@ from pipeline.stages.verify import verify
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline run``."""
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
     parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
@@ -33,18 +31,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline verify``."""
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
     parser.set_defaults(text=verified)
 
 
 def add_serve_config(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline serve-config``."""
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
     parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
     parser.add_argument(
@@ -57,15 +51,13 @@ def add_serve_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline export``."""
-    add_file(parser)
-    add_operators(parser)
+    add_program(parser)
     parser.add_argument("--format", choices=["epcontext"], required=True, help="epcontext: an ONNX file with the plan")
     parser.add_argument("-o", "--output", metavar="FILE.onnx", type=Path, help="the ONNX file; default: NAME.onnx")
     parser.add_argument(
         "--plan", metavar="FILE", default="inside", help="a file for the plan, beside the ONNX file; default: inside it"
     )
-    parser.set_defaults(text=exported)
+    parser.set_defaults(text=exported, executor="reference")  # it needs no GPU
 
 
 def ran(options: argparse.Namespace) -> str:
@@ -118,11 +110,8 @@ def exported(options: argparse.Namespace) -> str:
     """Write an ONNX file; return the output of ``pipeline export``: its path."""
     check_there(options.file)
     target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ArtifactWarning)
-        program = load(options.file, options.operators)
     try:
-        program.save(target, options.plan, format=options.format)
+        _load_program(options).save(target, options.plan, format=options.format)
     except ImportError as error:  # it names the extra
         raise UsageError(str(error)) from None
     return f"written to {target}"
@@ -141,17 +130,15 @@ def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str
 def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
     """Return the values of ``--input NAME=VALUE``, by input name."""
     names = [port.name for port in inputs_of(program.program)]
-    found = dict(_split(text) for text in texts)
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--input {text!r}: write NAME=FILE.npy")
+        found[name] = value
     if unknown := [name for name in found if name not in names]:
         raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(names)}")
     return found
-
-
-def _split(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--input {text!r}: write NAME=FILE.npy")
-    return name, value
 
 
 def input_value(port: Port, text: str) -> Any:

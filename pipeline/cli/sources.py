@@ -30,11 +30,6 @@ from pipeline.inputs import Input
 from pipeline.records.wording import kind_of
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
-
-
-class SourceError(UsageError, ValueError):
-    """A SPEC or its inputs cannot be compiled; the message is one line with the reason."""
 
 
 @frozen
@@ -55,21 +50,21 @@ class Source:
             return evolve(self, args=_fitting(self.model, inputs))
         named = [i.name for i in inputs if i.name]
         if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
-            raise SourceError(f"input {twice[0]} is given twice")
+            raise UsageError(f"input {twice[0]} is given twice")
         args = tuple(i for i in inputs if not i.name)
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
     def checked(self) -> Source:
-        """Return the source; SourceError if the module's ``forward`` does not take these inputs."""
+        """Return the source; UsageError if the module's ``forward`` does not take these inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)
             except TypeError as error:
-                raise SourceError(f"{self.name}: {error}") from None
+                raise UsageError(f"{self.name}: {error}") from None
             try:
                 bound(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
-                raise SourceError(f"{str(error).partition('; ')[0]}; describe inputs by --input") from None
+                raise UsageError(f"{str(error).partition('; ')[0]}; describe inputs by --input") from None
         return self
 
 
@@ -79,21 +74,22 @@ def names_a_model(spec: str) -> bool:
 
 
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """Load the model that a SPEC names, with its own inputs or those given; raise a `SourceError` if it names none."""
+    """Load the model that a SPEC names, with its own inputs or those given; raise a `UsageError` if it names none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
     elif spec.endswith(tuple(READERS)):
         source = _file(Path(spec))
     elif Path(spec).suffix == ".trtp":
-        raise SourceError(f"{spec!r} is a saved program, compiled already: inspect, run, verify and report take it")
+        raise UsageError(f"{spec!r} is a saved program, compiled already: inspect, run, verify and report take it")
     else:
-        raise SourceError(f"{spec!r} is not a model: {GRAMMAR}")
+        how = "write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
+        raise UsageError(f"{spec!r} is not a model: {how}")
     return source.with_inputs(inputs).checked()
 
 
 def _file(path: Path) -> Source:
     if not path.is_file():
-        raise SourceError(f"there is no file {str(path)!r}")
+        raise UsageError(f"there is no file {str(path)!r}")
     reader, writer = READERS[path.suffix]
     try:
         made = reader(path)
@@ -103,8 +99,8 @@ def _file(path: Path) -> Source:
     except Exception as error:
         if _is_pickled(path):
             how = "name its factory (package.module:factory), or save the model with torch.export.save"
-            raise SourceError(f"{str(path)!r} is a file of torch.save, which holds no graph: {how}") from error
-        raise SourceError(f"{str(path)!r} is not what {writer} writes: {first_line(error)}") from error
+            raise UsageError(f"{str(path)!r} is a file of torch.save, which holds no graph: {how}") from error
+        raise UsageError(f"{str(path)!r} is not what {writer} writes: {first_line(error)}") from error
 
 
 def _is_pickled(path: Path) -> bool:
@@ -117,14 +113,12 @@ def _is_pickled(path: Path) -> bool:
 
 
 def _script(path: Path) -> torch.jit.ScriptModule:
-    """Load the module of a TorchScript file, for inference, without torch's warning that the format is deprecated."""
+    """Load the module of a TorchScript file, for inference, without torch's warnings that the format is deprecated."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with warnings.catch_warnings():  # torch 2.13 deprecates TorchScript
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            script: torch.jit.ScriptModule = torch.jit.load(path, map_location="cpu").eval()
-        return script
+        for category in (FutureWarning, DeprecationWarning):
+            warnings.simplefilter("ignore", category)
+        script: torch.jit.ScriptModule = torch.jit.load(path, map_location="cpu").eval()
+    return script
 
 
 READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedProgram | OnnxFile], str]]] = {
@@ -137,18 +131,14 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 
 
 def made_by(spec: str) -> object:
-    """Return the model of ``package.module:factory``: the factory's result, or the module of that name.
-
-    Raises:
-        SourceError: there is no such module or factory, or it fails.
-    """
+    """Return the model of ``package.module:factory``: the factory's result, or the module of that name."""
     module_name, _, attribute = spec.partition(":")
     factory = _attribute(_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):
         try:
             factory = factory()
         except (Exception, SystemExit) as error:
-            raise SourceError(f"the factory {spec} raised {type(error).__name__}: {first_line(error)}") from error
+            raise UsageError(f"the factory {spec} raised {type(error).__name__}: {first_line(error)}") from error
     return factory
 
 
@@ -156,17 +146,17 @@ def _module(name: str) -> Any:
     """Import the module, also from the current folder."""
     here = os.getcwd()  # noqa: PTH109 - sys.path takes strings
     if Path(here, name).is_file():
-        raise SourceError(f"a module is named without .py: write {name.removesuffix('.py')}:factory")
+        raise UsageError(f"a module is named without .py: write {name.removesuffix('.py')}:factory")
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise SourceError(f"there is no module {error.name!r}, in Python's path or in {here}") from error
-        raise SourceError(f"module {name!r} cannot be imported: {error}") from error
+            raise UsageError(f"there is no module {error.name!r}, in Python's path or in {here}") from error
+        raise UsageError(f"module {name!r} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
-        raise SourceError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
+        raise UsageError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _attribute(module: object, module_name: str, path: str) -> object:
@@ -174,7 +164,7 @@ def _attribute(module: object, module_name: str, path: str) -> object:
     for name in path.split("."):
         if not hasattr(value, name):
             close = difflib.get_close_matches(name, [n for n in dir(value) if not n.startswith("_")], 1)
-            raise SourceError(f"{module_name} has no {path!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise UsageError(f"{module_name} has no {path!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
         value = getattr(value, name)
     return value
 
@@ -187,30 +177,20 @@ def _source(spec: str, name: str, made: object) -> Source:
     if isinstance(made, ExportedProgram):
         return Source(name, made)
     if isinstance(made, tuple) and 1 < len(made) <= 4 and isinstance(made[0], torch.nn.Module):
-        given = dict(enumerate(made))
-        args, kwargs = _tuple(spec, given.get(1)), _dict(spec, given.get(2))
-        return Source(name, made[0].eval(), args, kwargs, given.get(3))
-    if isinstance(model := getattr(made, "model", None), torch.nn.Module):
-        args, kwargs = getattr(made, "args", ()), getattr(made, "kwargs", {})
-        return Source(
-            name, model.eval(), _tuple(spec, args), _dict(spec, kwargs), getattr(made, "dynamic_shapes", None)
+        model, args, kwargs, dynamic_shapes = (*made, None, None)[:4]
+    else:
+        names = ("model", "args", "kwargs", "dynamic_shapes")
+        model, args, kwargs, dynamic_shapes = (getattr(made, name, None) for name in names)
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"{spec} returns {kind_of(made)}; expected an nn.Module, an ExportedProgram or a tuple "
+            "(module, args[, kwargs[, dynamic_shapes]])"
         )
-    raise SourceError(
-        f"{spec} returns {kind_of(made)}; expected an nn.Module, an ExportedProgram or a tuple "
-        "(module, args[, kwargs[, dynamic_shapes]])"
-    )
-
-
-def _tuple(spec: str, args: object) -> tuple[object, ...]:
-    if args is None or isinstance(args, (tuple, list)):
-        return tuple(args or ())
-    raise SourceError(f"{spec} returns {kind_of(args)} as args; expected a tuple of inputs")
-
-
-def _dict(spec: str, kwargs: object) -> dict[str, Any]:
-    if kwargs is None or isinstance(kwargs, Mapping):
-        return dict(kwargs or {})
-    raise SourceError(f"{spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs by name")
+    if not isinstance(args, tuple | list | None):
+        raise UsageError(f"{spec} returns {kind_of(args)} as args; expected a tuple of inputs")
+    if not isinstance(kwargs, Mapping | None):
+        raise UsageError(f"{spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs by name")
+    return Source(name, model.eval(), tuple(args or ()), dict(kwargs or {}), dynamic_shapes)
 
 
 def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
@@ -221,14 +201,14 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
     by_name = {i.name: i for i in inputs if i.name}
     given = [by_name.get(str(name)) or next(unnamed, None) for name in names]
     if None in given or len(inputs) != len(names):
-        raise SourceError(f"the file was exported with the inputs {', '.join(map(str, names))}: describe each or none")
+        raise UsageError(f"the file was exported with the inputs {', '.join(map(str, names))}: describe each or none")
     found = tuple(i for i in given if i is not None)
     for name, wish in zip(names, found, strict=True):
         value = values[str(name)]
         if not isinstance(value, torch.Tensor):
-            raise SourceError(f"the file takes {kind_of(value)}, which --input cannot describe")
+            raise UsageError(f"the file takes {kind_of(value)}, which --input cannot describe")
         try:
             check_fits(str(name), evolve(wish, name=None), value, exported)
         except ValueError as error:
-            raise SourceError(str(error)) from None
+            raise UsageError(str(error)) from None
     return found

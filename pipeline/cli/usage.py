@@ -13,12 +13,12 @@ class UsageError(PipelineError):
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the argument FILE, a saved program."""
     parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
 
 
-def add_operators(parser: argparse.ArgumentParser) -> None:
-    """Add ``--allow-operators NAMESPACE``, which may be repeated."""
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add FILE, and ``--allow-operators NAMESPACE``, which may be repeated."""
+    add_file(parser)
     text = "a library whose operators the program may call in PyTorch (torchvision); may be repeated"
     parser.add_argument(
         "--allow-operators", metavar="NAMESPACE", dest="operators", action="append", default=[], help=text
@@ -32,7 +32,6 @@ def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_there(file: str) -> None:
-    """Raise a `UsageError` if there is no such file."""
     if not Path(file).exists():
         raise UsageError(f"there is no file {file!r}")
 

@@ -11,14 +11,7 @@ from pathlib import Path
 from attrs import evolve
 
 from pipeline.cli.compiling import run
-from pipeline.cli.options import (
-    add_described_inputs,
-    add_precision,
-    add_settings,
-    add_source,
-    pipeline_of,
-    source_of,
-)
+from pipeline.cli.options import add_described_inputs, add_settings, add_source, pipeline_of, source_of
 from pipeline.cli.sources import names_a_model
 from pipeline.cli.usage import UsageError
 from pipeline.compose.ledger import Ledger
@@ -33,7 +26,6 @@ WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, its pro
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline report``."""
     parser.add_argument("file", metavar="FILE", help=WHAT)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page; default: NAME.html")
     parser.add_argument("--title", help="what the page calls the program; default: the name of the file or folder")
@@ -41,7 +33,6 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline diff``."""
     parser.description = (
         "Print how two programs differ, and nothing where they do not. Two versions of a setting on one model: "
         "pipeline diff SPEC --left NAME=VALUE --right NAME=VALUE"
@@ -59,18 +50,15 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="a page of B that shows the differences")
     parser.add_argument("--all", action="store_true", help="print every difference, not 20 of each kind")
     add_described_inputs(parser, "an input of the SPEC, as for `pipeline compile`; may be repeated")
-    add_precision(parser)
     add_settings(parser)
     parser.set_defaults(text=lambda options: compared(options, parser))
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``pipeline plan``."""
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the page of it as well")
-    add_precision(parser)
     add_settings(parser)
-    parser.set_defaults(text=lambda options: dry_run(options))
+    parser.set_defaults(text=dry_run)
 
 
 def reported(options: argparse.Namespace) -> str:
@@ -83,9 +71,7 @@ def reported(options: argparse.Namespace) -> str:
 
 
 def compared(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """Return the output of ``pipeline diff``."""
-    if options.output is not None:
-        check_folder(options.output)
+    check_folder(options.output)
     if options.other is not None:
         if options.left or options.right:
             raise UsageError("--left and --right are for two versions of one SPEC; leave B out")
@@ -124,9 +110,7 @@ def _flag(text: str) -> list[str]:
 
 
 def dry_run(options: argparse.Namespace) -> str:
-    """Return the output of ``pipeline plan``."""
-    if options.output is not None:
-        check_folder(options.output)
+    check_folder(options.output)
     ledger = Ledger()
     partitioned = run(pipeline_of(options).until("partition").observed_by(ledger), source_of(options))
     stages = tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in ledger.entries)
@@ -142,7 +126,7 @@ def _opened(path: str) -> ProgramView:
     return opened(path)
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: Path | None) -> None:
     """Raise an error before any work is done if a file cannot be written."""
-    if not path.absolute().parent.is_dir():
+    if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {str(path.absolute().parent)!r} to write {path.name!r} to")

@@ -114,7 +114,7 @@ def test_layers_of_one_structure_are_one_plan(kind: str) -> None:
 
 def functions(module: ModuleType) -> dict[str, Any]:
     """The functions of a module of transformers that are replaced."""
-    return {row.name: getattr(module, row.name) for row in TABLE if hasattr(module, row.name)}
+    return {name: getattr(module, name) for name in TABLE if hasattr(module, name)}
 
 
 def test_functions_of_transformers_stay_as_they_are() -> None:
@@ -149,15 +149,15 @@ def test_parameters_are_those_of_transformers() -> None:
     """Of each model's functions: a replacement names none that they do not have."""
     root = Path(str(transformers.__file__)).parent
     text = [path.read_text(encoding="utf-8") for path in (*root.rglob("modeling_*.py"), root / "masking_utils.py")]
-    for row in TABLE:
-        _, *ours = inspect.signature(row.make).parameters.values()
+    for name, make in TABLE.items():
+        _, *ours = inspect.signature(make).parameters.values()
         named = {each.name for each in ours if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
-        found = [node for source in text if f"def {row.name}(" in source for node in ast.parse(source).body]
-        theirs = [node.args for node in found if isinstance(node, ast.FunctionDef) and node.name == row.name]
-        assert theirs, f"transformers {transformers.__version__} has no {row.name}"
+        found = [node for source in text if f"def {name}(" in source for node in ast.parse(source).body]
+        theirs = [node.args for node in found if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert theirs, f"transformers {transformers.__version__} has no {name}"
         for each in theirs:
             own = [*each.posonlyargs, *each.args, *each.kwonlyargs]
-            assert named <= {argument.arg.lower() for argument in own}, row.name
+            assert named <= {argument.arg.lower() for argument in own}, name
 
 
 def test_a_class_may_be_of_another_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,14 @@ from pipeline.compat.torch_tensorrt.converter_utils import (
     enforce_tensor_types,
     get_positive_dim,
     get_trt_tensor,
-    set_layer_name,
-)
-from pipeline.compat.torch_tensorrt.fx import CONVERTERS, tensorrt_converter
-from pipeline.compat.torch_tensorrt.source_ir import SourceIR
-from pipeline.compat.torch_tensorrt.validators import (
     has_dynamic_shapes,
     has_dynamic_shapes_in_args,
     has_static_shapes,
     has_static_shapes_in_args,
+    set_layer_name,
 )
+from pipeline.compat.torch_tensorrt.fx import CONVERTERS, tensorrt_converter
+from pipeline.compat.torch_tensorrt.values import SourceIR
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter

@@ -17,49 +17,35 @@ from pipeline.aten.types import Argument, Operator, Target, aten
 from pipeline.frozen import FrozenDict
 
 _DEFAULTS: Final = """
-    abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d argmax argmin as_strided asin asinh
-    atan atanh avg_pool1d avg_pool2d avg_pool3d batch_norm bitwise_not bmm cat ceil chunk clamp cos cosh cumsum elu
-    embedding erf exp expand flip floor gather gelu group_norm hardsigmoid hardswish hardtanh index_select isinf
-    layer_norm leaky_relu linear log logical_and logical_not logical_or logical_xor matmul max_pool1d max_pool2d
-    max_pool3d maximum minimum neg pad permute prelu reciprocal relu reshape roll round selu sigmoid sign sin sinh
-    softplus sqrt stack tan tanh tile topk trunc unsqueeze
+    abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d any argmax argmin as_strided asin asinh
+    atan atanh avg_pool1d avg_pool2d avg_pool3d batch_norm bitwise_not bmm cat ceil chunk clamp conv1d conv2d conv3d
+    conv_transpose1d cos cosh cumsum elu embedding erf exp expand flip floor gather gelu group_norm hardsigmoid
+    hardswish hardtanh index_select isinf layer_norm leaky_relu linear log logical_and logical_not logical_or
+    logical_xor matmul max_pool1d max_pool2d max_pool3d maximum minimum neg pad permute prelu reciprocal relu reshape
+    roll round selu sigmoid sign sin sinh softplus sqrt stack tan tanh tile topk trunc unsqueeze
 """
-"""Names of operators that have one overload with results, and FX's name for it."""
+"""Names of operators whose default overload FX calls the same."""
 
-_TENSORS: Final = "add sub mul div fmod eq ne gt ge lt le bitwise_and bitwise_or bitwise_xor"
-"""Names of operators of two tensors."""
+_OVERLOADS: Final = """
+    add.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor conv_transpose2d.input conv_transpose3d.input
+    dequantize.self div.Tensor eq.Tensor flatten.using_ints fmod.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor
+    masked_fill.Scalar mean.dim mul.Tensor ne.Tensor pow.Tensor_Scalar prod.dim_int repeat_interleave.self_int
+    softmax.int split.Tensor squeeze.dim sub.Tensor sum.dim_IntList transpose.int unbind.int where.self
+"""
+"""Other overloads that FX calls the same."""
 
 OPERATORS: Final[FrozenDict[str, Operator]] = FrozenDict(
     {
         **{name: getattr(aten, name).default for name in _DEFAULTS.split()},
-        **{name: getattr(aten, name).Tensor for name in _TENSORS.split()},
-        **{f"conv{n}d": getattr(aten, f"conv{n}d").default for n in (1, 2, 3)},
-        "conv_transpose1d": aten.conv_transpose1d.default,
-        "conv_transpose2d": aten.conv_transpose2d.input,
-        "conv_transpose3d": aten.conv_transpose3d.input,
-        "any": aten.any.default,
-        "dequantize": aten.dequantize.self,
+        **{name: getattr(getattr(aten, name), own) for name, own in (each.split(".") for each in _OVERLOADS.split())},
         "floor_div": aten.floor_divide.default,
-        "flatten": aten.flatten.using_ints,
         "logsoftmax": aten.log_softmax.int,
-        "masked_fill": aten.masked_fill.Scalar,
         "max_dim_reduce": aten.max.dim,
         "max_full_reduce": aten.max.default,
-        "mean": aten.mean.dim,
         "min_dim_reduce": aten.min.dim,
         "min_full_reduce": aten.min.default,
-        "pow": aten.pow.Tensor_Scalar,
-        "prod": aten.prod.dim_int,
-        "repeat_interleave": aten.repeat_interleave.self_int,
         "slice_tensor": aten.slice.Tensor,
-        "softmax": aten.softmax.int,
-        "split": aten.split.Tensor,
-        "squeeze": aten.squeeze.dim,
-        "sum": aten.sum.dim_IntList,
         "to_dtype": aten.to.dtype,
-        "transpose": aten.transpose.int,
-        "unbind": aten.unbind.int,
-        "where": aten.where.self,
     }
 )
 """The ATen operator behind each of FX's."""

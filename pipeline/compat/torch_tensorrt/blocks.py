@@ -8,13 +8,12 @@ import inspect
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from pipeline.aten.types import Argument, Function, Operator
-from pipeline.compat.torch_tensorrt.calls import Expression, call
-from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.aten.types import Argument, Function, Operator, aten
+from pipeline.compat.torch_tensorrt.emit import Call, Expression, call, emit
 from pipeline.compat.torch_tensorrt.values import context_of
 from pipeline.errors import PipelineError
 
-Block = Function
+__all__ = ["Argument", "BlockError", "Call", "Expression", "aten", "block", "call", "of_one", "refused", "unless"]
 
 FIRST: Final = tuple(
     inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("ctx", "target", "source_ir", "name")
@@ -26,7 +25,7 @@ class BlockError(PipelineError, NotImplementedError):
     alternative."""
 
 
-def block(function: Callable[..., Expression], does: str = "") -> Block:
+def block(function: Callable[..., Expression], does: str = "") -> Function:
     """Make a building block of a function from arguments to `Call`s; ``does`` says what an expression computes.
 
     It is called `(ctx, target, source_ir, name, …)` and returns the calls' results: an ``ITensor``, or a list. ``ctx``
@@ -47,7 +46,7 @@ def block(function: Callable[..., Expression], does: str = "") -> Block:
     return layers
 
 
-def of_one(target: Operator, *names: str, **defaults: Argument) -> Block:
+def of_one(target: Operator, *names: str, **defaults: Argument) -> Function:
     """Create the block of one call, which takes its arguments in order by these names; the last ones have defaults."""
 
     def one(*args: Argument) -> Expression:
@@ -61,7 +60,7 @@ def of_one(target: Operator, *names: str, **defaults: Argument) -> Block:
     return block(one)
 
 
-def refused(name: str, why: str, instead: str) -> Block:
+def refused(name: str, why: str, instead: str) -> Function:
     """Create a building block that always raises `BlockError`."""
 
     def never(*args: Argument, **kwargs: Argument) -> NoReturn:

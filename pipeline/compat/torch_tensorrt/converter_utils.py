@@ -6,28 +6,20 @@ can still be refitted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import Expression, aten, block, call, refused
 from pipeline.compat.torch_tensorrt.emit import emit
-from pipeline.compat.torch_tensorrt.fx_layers import (
-    add_activation_layer,
-    add_binary_elementwise_layer,
-    add_matrix_multiply_layer,
-    add_unary_layer,
-    get_dyn_range,
-    load_tensorrt_llm_for_nccl,
-    mark_as_int8_layer,
-    type_cast,
-)
-from pipeline.compat.torch_tensorrt.source_ir import SourceIR
-from pipeline.compat.torch_tensorrt.values import Conversion, context_of, of_parameter, torch_dtype
+from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
+from pipeline.compat.torch_tensorrt.values import Conversion, SourceIR, context_of, of_parameter, per_dim, torch_dtype
 from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
+from pipeline.converters.lookup import symbolic_places
 from pipeline.converters.types import enforce_tensor_types
 from pipeline.impl import base
 from pipeline.program import described
@@ -75,16 +67,8 @@ __all__ = [
 def get_trt_tensor(
     ctx: Conversion, input_val: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
-    """Make a constant layer of a tensor, array or number, of at least ``min_rank``; an ``ITensor`` is returned as it
-    is.
-
-    Args:
-        ctx: the conversion, or a LEGACY converter's network.
-        input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or size known at run time.
-        name: the layer's name.
-        dtype: of the constant: torch's, TensorRT's or numpy's; None for its own.
-        min_rank: the rank of a number, with dims of size 1.
-    """
+    """Make a constant layer of a tensor, array, number or size known at run time; an ``ITensor`` is returned as it is.
+    ``dtype`` is the constant's: torch's, TensorRT's or numpy's; None for its own. A number has ``min_rank`` dims."""
     return input_val if isinstance(input_val, trt.ITensor) else create_constant(ctx, input_val, name, dtype, min_rank)
 
 
@@ -166,8 +150,7 @@ def get_axes_for_reduce_op(dim: int | Sequence[int], has_implicit_batch_dimensio
 
 def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
     """Return a tuple of ``num_elem`` copies of a single value; several values as a tuple."""
-    values = tuple(val) if isinstance(val, list | tuple) else (val,)
-    return values * num_elem if len(values) == 1 else values
+    return tuple(per_dim(val, num_elem))
 
 
 def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
@@ -219,35 +202,18 @@ def to_trt_weights(
     return context_of(ctx).trt_weights(value)
 
 
-def append(
-    ctx: Conversion,
-    target: Target,
-    source_ir: SourceIR | None,
-    name: str,
-    original_tensor: trt.ITensor,
-    new_value: Argument,
-    dim: int = 0,
-) -> trt.ITensor:
+@block
+def append(original_tensor: Argument, new_value: Argument, dim: int = 0) -> Expression:
     """Append a value to a tensor along a dim."""
-    last = _of_dtype(new_value, original_tensor)
-    made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [original_tensor, last], dim))
-    return made
+    return call(aten.cat.default, [original_tensor, _of_dtype(new_value, original_tensor)], dim)
 
 
-def set_item(
-    ctx: Conversion,
-    target: Target,
-    source_ir: SourceIR | None,
-    name: str,
-    original_tensor: trt.ITensor,
-    index: int,
-    new_value: Argument,
-) -> trt.ITensor:
+@block
+def set_item(original_tensor: Argument, index: int, new_value: Argument) -> Expression:
     """Replace a tensor's value at an index of its first dim."""
     parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _of_dtype(new_value, original_tensor)
     rest = [call(aten.slice.Tensor, original_tensor, 0, index + 1, None)] if index != -1 else []
-    made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [*parts, *rest], 0))
-    return made
+    return call(aten.cat.default, [*parts, *rest], 0)
 
 
 def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
@@ -273,3 +239,100 @@ def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | 
     """Return whether a node reads only an input or a constant, and the program returns its result."""
     reads = any(each.op == "placeholder" for each in node.all_input_nodes)
     return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)
+
+
+def has_dynamic_shapes(node: Node) -> bool:
+    """Return whether a size of the node's result or of one of its arguments varies."""
+    return any(symbolic_places(node.args, node.kwargs, node.meta.get("val")))
+
+
+def has_static_shapes(node: Node) -> bool:
+    """Return whether no size of the node's result and arguments varies."""
+    return not has_dynamic_shapes(node)
+
+
+def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
+    """Return a validator that accepts calls in which a size of the arguments at these positions (None: of any)
+    varies."""
+
+    def dynamic(node: Node) -> bool:
+        """Sizes of these arguments vary."""
+        positions = range(len(node.args)) if arg_positions_to_check is None else arg_positions_to_check
+        return any(symbolic_places([node.args[i] for i in positions], {}, None))
+
+    return dynamic
+
+
+def has_static_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
+    """Return a validator that accepts calls in which no size of the arguments at these positions (None: of any)
+    varies."""
+    dynamic = has_dynamic_shapes_in_args(arg_positions_to_check)
+
+    def static(node: Node) -> bool:
+        """Sizes of these arguments do not vary."""
+        return not dynamic(node)
+
+    return static
+
+
+def add_activation_layer(
+    network: Conversion,
+    input_val: Argument,
+    operation_type: trt.ActivationType,
+    target: Target,
+    name: str,
+    alpha: float | None = None,
+    beta: float | None = None,
+    dyn_range_fn: Argument = None,
+) -> trt.ITensor:
+    """`impl.activation.convert_activation`"""
+    return activation.convert_activation(network, target, SourceIR.ACC, name, operation_type, input_val, alpha, beta)
+
+
+def add_unary_layer(
+    network: Conversion, input_val: Argument, operation_type: trt.UnaryOperation, target: Target, name: str
+) -> trt.ITensor:
+    """`impl.unary.convert_unary`"""
+    return unary.convert_unary(network, target, SourceIR.ACC, name, operation_type, input_val)
+
+
+def add_binary_elementwise_layer(
+    network: Conversion,
+    lhs_val: Argument,
+    rhs_val: Argument,
+    op_type: trt.ElementWiseOperation,
+    target: Target,
+    name: str,
+) -> trt.ITensor:
+    """`impl.elementwise.convert_binary_elementwise`"""
+    return elementwise.convert_binary_elementwise(network, target, SourceIR.ACC, name, op_type, lhs_val, rhs_val)
+
+
+def add_matrix_multiply_layer(
+    network: Conversion,
+    input_val: Argument,
+    other_val: Argument,
+    target: Target,
+    name: str,
+    transpose_other: bool = False,
+) -> trt.ITensor:
+    """`impl.matmul.matrix_multiply`"""
+    operation = trt.MatrixOperation.TRANSPOSE if transpose_other else trt.MatrixOperation.NONE
+    return matmul.matrix_multiply(network, target, SourceIR.ACC, name, input_val, other_val, other_matrix_op=operation)
+
+
+def type_cast(network: Conversion, target: Target, name: str, input: Argument, cast_type: Argument) -> trt.ITensor:
+    """`impl.cast.to_copy`"""
+    return cast.to_copy(network, target, SourceIR.ACC, name, input, cast_type)
+
+
+TYPED: Final = "networks are strongly typed: a dynamic range has nothing to set"
+QUANTIZE: Final = "quantize the model before it is compiled"
+
+mark_as_int8_layer = refused("mark_as_int8_layer", TYPED, QUANTIZE)
+get_dyn_range = refused("get_dyn_range", TYPED, QUANTIZE)
+load_tensorrt_llm_for_nccl = refused(
+    "load_tensorrt_llm_for_nccl",
+    "collectives have no converters here, and TensorRT-RTX has no plugin layers",
+    "leave the collective to PyTorch: an operator without a converter runs there",
+)

@@ -1,9 +1,10 @@
-"""Convert ATen calls inside a converter: decomposed, validated and converted like those of a model."""
+"""The ATen calls that a building block stands for, as records inside each other, and their conversion inside a
+converter: decomposed, validated and converted like those of a model."""
 
 from __future__ import annotations
 
 import operator
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from attrs import field, frozen
 from pipeline.aten.graphs import over, results
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
-from pipeline.compat.torch_tensorrt.calls import Call, Item
 from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.errors import worded
@@ -31,16 +31,34 @@ DECOMPOSE: Final = Decompose(DYNAMO_CONVERTERS, DECOMPOSITIONS)
 VALIDATE: Final = Validate(DYNAMO_CONVERTERS)
 
 
-def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
-    """Add the layers of a call, or of each of a list of calls; return their results as ``ITensor``s.
+@frozen(eq=False)
+class Call:
+    """An ATen call on a converter's arguments: tensors, numbers, sizes, and further calls."""
 
-    Raises:
-        NetworkError: torch or all our converters refuse a call; the message says why.
-    """
+    target: Target
+    args: tuple[Argument, ...]
+    kwargs: FrozenDict[str, Argument]
+
+    def __getitem__(self, index: int) -> Call:
+        """Return one of the results of a call that returns several."""
+        return call(operator.getitem, self, index)
+
+
+Expression: TypeAlias = Call | list[Call | None]
+"""The value of a block: a call, or several; None for a missing result."""
+
+
+def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
+    return Call(target, args, FrozenDict(kwargs))
+
+
+def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
+    """Add the layers of a call, or of each of a list of calls; return their results as ``ITensor``s. Raise a
+    `NetworkError` if torch or all our converters refuse a call."""
     graph = _Graph(StandIns.of(ctx))
     several = isinstance(value, list | tuple)
     graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
-    validated = VALIDATE(DECOMPOSE(graph.program(ctx)))
+    validated = VALIDATE(DECOMPOSE(graph.program()))
     env = _converted(ctx, name, validated, graph.env)
 
     def tensors(made: Argument) -> Argument:
@@ -98,8 +116,6 @@ class _Graph:
         """Return a value as a node, or unchanged; ``kind`` is its type in the operator's schema."""
         if isinstance(value, Call):
             return self.call(value)
-        if isinstance(value, Item):
-            return self.node(operator.getitem, (self.call(value.call), value.index), {})
         if isinstance(value, list | tuple | trt.Dims):
             return [self.argument(each, kind) for each in value]
         if value is None or isinstance(value, torch.fx.Node | str | torch.dtype):
@@ -121,7 +137,7 @@ class _Graph:
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
-            size = self.stand_ins.number(value)
+            size = self.stand_ins.size(value, None)
             return size if isinstance(size, int) else self.placeholder(SymbolicInt(expression(size)), size)
         return self.placeholder(value, self.stand_ins.symbolic(value)) if isinstance(value, SymbolicInt) else value
 
@@ -131,6 +147,8 @@ class _Graph:
         return node
 
     def call(self, value: Call) -> torch.fx.Node:
+        if value.target is operator.getitem:
+            return self.node(value.target, (self.call(value.args[0]), value.args[1]), {})
         schema = {a.name: str(a.type) for a in value.target._schema.arguments}
         args = [self.argument(given, kind) for given, kind in zip(value.args, schema.values(), strict=False)]
         return self.node(value.target, tuple(args), {k: self.argument(v, schema[k]) for k, v in value.kwargs.items()})
@@ -144,8 +162,9 @@ class _Graph:
         node.meta["val"] = fake
         return node
 
-    def program(self, ctx: ConversionContext) -> Program:
+    def program(self) -> Program:
         """Return the graph as a program without inputs: ``env`` has the values of its placeholders."""
+        ctx = self.stand_ins.ctx
         return Program(
             graph_module=over(torch.nn.Module(), self.graph),
             inputs=(),

@@ -7,18 +7,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from pipeline.aten.support import (
-    CallingConvention,
-    ConverterPriority,
-    ConverterSupport,
-    Declaration,
-    Target,
-    Validator,
-)
+from pipeline.aten.support import CallingConvention, ConverterPriority, ConverterSupport, Declaration, Target, Validator
 from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
-from pipeline.compat.torch_tensorrt.calls import Call
-from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.compat.torch_tensorrt.emit import call, emit
 from pipeline.compat.torch_tensorrt.values import Conversion, context_of
 from pipeline.converters.declare import ATTRIBUTE, attach, attached, target_of
 from pipeline.frozen import FrozenDict
@@ -43,14 +35,11 @@ def tensorrt_converter(
     ``negative_slope``) and ``args`` as the model's call has them. No registry changes: add the result to one with
     ``register(f)``, or ``ConverterRegistry.from_legacy({key: f})``.
 
-    Args:
-        key: the operator.
-        no_implicit_batch_dim: has no effect: networks have explicit batches here.
-        no_explicit_batch_dim: True is a `ValueError`: networks with implicit batches do not exist here.
-        enabled: False declares nothing.
-        capability_validator: ``(node) -> bool``, ``(node, settings) -> bool | Rejection``; None takes every call.
-        priority: HIGH, since FX's registry keeps the newest only; STANDARD comes after the built-in converters.
-        supports_dynamic_shapes: whether it takes sizes that are known only at run time.
+    ``no_implicit_batch_dim`` has no effect: networks have explicit batches here, and ``no_explicit_batch_dim`` is a
+    `ValueError`. With ``enabled=False`` nothing is declared. ``capability_validator`` is called ``(node) -> bool`` or
+    ``(node, settings) -> bool | Rejection``; None takes every call. The priority is HIGH, since FX's registry keeps the
+    newest only; STANDARD comes after the built-in converters. ``supports_dynamic_shapes``: whether it takes sizes that
+    are known only at run time.
     """
     if no_explicit_batch_dim:
         raise ValueError(
@@ -83,8 +72,10 @@ def _built_in(target: Operator) -> Function:
     """Return the LEGACY form of our converter of an operator."""
 
     def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
-        arguments = tuple(named_arguments(target, args, kwargs).values())
-        return emit(context_of(network), name, Call.of(target, arguments))
+        values = list(zip(target._schema.arguments, named_arguments(target, args, kwargs).values(), strict=True))
+        plain = [value for argument, value in values if not argument.kwarg_only]
+        keywords = {argument.name: value for argument, value in values if argument.kwarg_only}
+        return emit(context_of(network), name, call(target, *plain, **keywords))
 
     convert.__name__ = target._schema.name.rpartition("::")[2]
     convert.__qualname__ = f"CONVERTERS.{convert.__name__}"

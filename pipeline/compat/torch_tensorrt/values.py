@@ -1,10 +1,11 @@
-"""Values in a user's converter: dtypes of torch, TensorRT and numpy; both first arguments, a conversion context or a
-network (LEGACY convention); views of parameters that stay refittable, since layers transpose the parameter and not a
-copy of it; sizes of tensors that a user's own layers return; and fake tensors, so that torch can compute the result
-type of a call."""
+"""Values in a user's converter: ``SourceIR``; dtypes of torch, TensorRT and numpy; both first arguments, a conversion
+context or a network (LEGACY convention); views of parameters that stay refittable, since layers transpose the parameter
+and not a copy of it; sizes of tensors that a user's own layers return; and fake tensors, so that torch can compute the
+result type of a call."""
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Final, TypeAlias, cast
 
 import numpy as np
@@ -23,11 +24,31 @@ from pipeline.shapes.environment import LARGEST, Range, expression
 from pipeline.trt import layer_kind, to_torch, trt
 
 
+class SourceIR(Enum):
+    """The kind of graph that a converted node was in. Building blocks accept it and ignore it."""
+
+    NN = auto()
+    ACC = auto()
+    ATEN = auto()
+    PRIM = auto()
+    TORCHTRT_LOWERED = auto()
+    UNKNOWN = auto()
+
+    def __str__(self) -> str:
+        return "unknown_ir" if self is SourceIR.UNKNOWN else self.name.lower()
+
+
 def torch_dtype(dtype: Argument) -> torch.dtype | None:
     """Return the torch dtype of a dtype of torch, TensorRT or numpy; None for None."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     return to_torch(dtype) if isinstance(dtype, trt.DataType) else torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def per_dim(value: Argument, dims: int) -> list[Argument]:
+    """Return a value for each dim: the same one if there is a single one."""
+    values = list(value) if isinstance(value, list | tuple | trt.Dims) else [value]
+    return values * dims if len(values) == 1 else values
 
 
 Conversion: TypeAlias = ConversionContext | LegacyNetwork
@@ -64,7 +85,9 @@ BROADCASTS: Final = frozenset({"ELEMENTWISE", "PARAMETRIC_RELU", "SELECT"})
 def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
     """Return the sizes of a tensor: ints, expressions of the program's symbols, or None where unknown."""
     known = base.known_sizes(ctx, x)
-    if None not in known or (layer := _maker(ctx, x)) is None:
+    layers = (ctx.net.get_layer(i) for i in reversed(range(ctx.net.num_layers)))
+    makers = (layer for layer in layers if any(layer.get_output(j) is x for j in range(layer.num_outputs)))
+    if None not in known or (layer := next(makers, None)) is None:  # None: an input of the network
         return known
     kind = layer_kind(layer)
     inputs = [layer.get_input(i) for i in range(layer.num_inputs if kind in BROADCASTS else 1)]
@@ -80,19 +103,6 @@ def _one(column: tuple[Argument, ...]) -> Argument:
     """Return the size that these sizes of one dim broadcast to; None if it is unknown."""
     sizes = [size for size in column if size != 1]
     return sizes[0] if all(size == sizes[0] for size in sizes) else None
-
-
-def _maker(ctx: ConversionContext, x: trt.ITensor) -> Argument:
-    """Return the layer that outputs a tensor; None for an input of the network."""
-    layers = (ctx.net.get_layer(i) for i in reversed(range(ctx.net.num_layers)))
-    return next((layer for layer in layers if any(layer.get_output(j) is x for j in range(layer.num_outputs))), None)
-
-
-def remembered(ctx: ConversionContext, tensor: trt.ITensor, size: Argument) -> trt.ITensor:
-    """Remember the size that a tensor holds: an int, or an expression (None: unknown)."""
-    if size is not None:
-        ctx.held_sizes[id(tensor)] = size, tensor
-    return tensor
 
 
 @frozen(eq=False)
@@ -111,7 +121,10 @@ class StandIns:
             assert ctx.node is not None
             mode = fake_mode(ctx.node.graph)
             mode = mode if mode.shape_env is not None else FakeTensorMode(shape_env=ShapeEnv())
-            ctx.stand_ins = cls(ctx, mode, _device(ctx.node))
+            nodes = [ctx.node, *ctx.node.all_input_nodes]
+            values = tree_leaves([node.meta.get("val") for node in nodes])
+            device = next((v.device for v in values if isinstance(v, FakeTensor)), torch.device("cpu"))
+            ctx.stand_ins = cls(ctx, mode, device)
         return ctx.stand_ins
 
     def tensor(self, value: Argument) -> torch.Tensor:
@@ -121,18 +134,12 @@ class StandIns:
         with quietly(self.mode), unnamed_sizes(self.mode):
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
 
-    def number(self, value: trt.ITensor) -> int | torch.SymInt:
-        """Return the number that a tensor of one element holds, as a size."""
-        size, _ = self.ctx.held_sizes.get(id(value), (None, value))
-        return size if isinstance(size, int) else self.unknown(value, None) if size is None else self.symbolic(size)
-
-    def size(self, value: trt.ITensor, dim: int) -> int | torch.SymInt:
-        """Return the size of a dim: the program's symbol for it, or a new one if there is none."""
-        size = sizes_of(self.ctx, value)[dim]
-        return size if isinstance(size, int) else self.unknown(value, dim) if size is None else self.symbolic(size)
-
-    def unknown(self, value: trt.ITensor, dim: int | None) -> torch.SymInt:
-        """Return a new symbol for an unknown size: that of a dim, or (None) the number that the tensor holds."""
+    def size(self, value: trt.ITensor, dim: int | None) -> int | torch.SymInt:
+        """Return the size of a dim, or (None) the number that a tensor of one element holds: the program's symbol for
+        it, or a new one if it is unknown."""
+        size = self.ctx.held_sizes.get(id(value), (None,))[0] if dim is None else sizes_of(self.ctx, value)[dim]
+        if size is not None:
+            return size if isinstance(size, int) else self.symbolic(size)
         key = f"{id(value)} {dim}"
         if key not in self.known:
             assert self.mode.shape_env is not None
@@ -148,9 +155,3 @@ class StandIns:
         """Return the symbolic int for an expression of the program's symbols."""
         assert self.mode.shape_env is not None
         return cast(torch.SymInt, self.mode.shape_env.create_symintnode(size.expr, hint=None))
-
-
-def _device(node: torch.fx.Node) -> torch.device:
-    """Return the device of a node's tensors."""
-    values = tree_leaves([node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]])
-    return next((v.device for v in values if isinstance(v, FakeTensor)), torch.device("cpu"))

@@ -1,4 +1,5 @@
-"""Converters declared by the schema of an operator as TorchScript writes it."""
+"""Converters declared by the schema of an operator as TorchScript writes it, and weights with the metadata that such
+converters read."""
 
 from __future__ import annotations
 
@@ -8,13 +9,18 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+import numpy as np
 import torch
+from attrs import field, frozen
+from numpy.typing import NDArray
 from torch._ops import OpOverloadPacket
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.types import Argument, Function, Node, Operator
 from pipeline.converters.registry import ConverterPriority, Validator, dynamo_tensorrt_converter
 from pipeline.network.context import ConversionContext
+from pipeline.records.wording import kind_of
+from pipeline.trt import trt, weights_of
 
 Convert: TypeAlias = Callable[[ConversionContext, Node, tuple[Argument, ...]], Argument]
 
@@ -72,30 +78,25 @@ def _by_schema(function: Convert) -> Function:
 
 def operator_of(schema: str) -> Operator:
     """Return the operator of a schema; for an in-place one, the one that returns a new tensor."""
-    name, overloads = _overloads(schema)
+    match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
+    if match is None:
+        example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
+        raise ValueError(f"{schema!r} is not a schema; {example!r} is one")
+    overloads = _overloads(getattr(getattr(torch.ops, match[1]), match[2], None))
     for overload in overloads:
         if _plain(str(overload._schema)) == _plain(schema):
             return _out_of_place(overload) if overload._schema.is_mutable else overload
-    known = [str(overload._schema) for overload in overloads] or _nearest(name)
+    if not overloads:
+        names = difflib.get_close_matches(match[2], dir(torch.ops.aten), 3)
+        overloads = [each for name in names for each in _overloads(getattr(torch.ops.aten, name))]
+    known = [str(overload._schema) for overload in overloads]
     near = difflib.get_close_matches(schema, known, 3, 0) or known
     rows = "".join(f"\n  {row}" for row in near)
     raise ValueError(f"no operator has the schema {schema!r}" + (f"; near it are{rows}" if rows else ""))
 
 
-def _overloads(schema: object) -> tuple[str, list[Operator]]:
-    """Return the name in a schema and the operators that have it."""
-    match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
-    if match is None:
-        example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
-        raise ValueError(f"{schema!r} is not a schema; {example!r} is one")
-    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
-    names = packet.overloads() if isinstance(packet, OpOverloadPacket) else []
-    return match[2], [getattr(packet, name) for name in names]
-
-
-def _nearest(name: str) -> list[str]:
-    packets = (getattr(torch.ops.aten, each) for each in difflib.get_close_matches(name, dir(torch.ops.aten), 3))
-    return [str(getattr(packet, each)._schema) for packet in packets for each in packet.overloads()]
+def _overloads(packet: object) -> list[Operator]:
+    return [getattr(packet, name) for name in packet.overloads()] if isinstance(packet, OpOverloadPacket) else []
 
 
 def _plain(schema: str) -> str:
@@ -116,3 +117,61 @@ def _out_of_place(overload: Operator) -> Operator:
     if found is None or [a.name for a in found._schema.arguments] != [a.name for a in schema.arguments]:
         raise ValueError(f"{schema.name} writes to its arguments, and programs are free of writes: declare another")
     return found  # type: ignore[no-any-return]
+
+
+@frozen(eq=False)
+class Weights:
+    """Weights for layers: ``Weights(ctx, value)``.
+
+    They share the value's memory if it is contiguous and on the CPU; then weights made from a parameter's tensor, or
+    from its ``.numpy()``, can be refitted. A Python int is int64, a float is float32.
+
+    Attributes:
+        data: the ``trt.Weights``.
+        shape: the sizes; a number has none.
+        kernel_shape: the sizes after the first two, ``(1,)`` where there are no more: a convolution's kernel.
+        num_output_maps: the number of output channels (``shape[0]``; 1 for a scalar).
+        num_input_maps: the number of input channels (``shape[1]``; ``shape[0]`` below rank 2).
+
+    Raises:
+        TypeError: the value is not a tensor, array or number, or has a dtype that TensorRT does not have.
+    """
+
+    ctx: ConversionContext = field(repr=False)
+    value: torch.Tensor | NDArray[np.generic] | float = field(repr=False)
+    tensor: torch.Tensor = field(init=False, repr=False)
+    data: trt.Weights = field(init=False)
+
+    @tensor.default
+    def _as_tensor(self) -> torch.Tensor:
+        value = self.value
+        if isinstance(value, torch.Tensor):
+            return value.detach().cpu().contiguous()
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(np.ascontiguousarray(value))
+        if isinstance(value, np.generic):
+            return torch.tensor(value)
+        if isinstance(value, bool | int | float):
+            return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
+        raise TypeError(f"Weights are of a tensor, an array or a number, not of {kind_of(value)}")
+
+    @data.default
+    def _held(self) -> trt.Weights:
+        self.ctx.cpu_weights_reference_holder.append(self.tensor)
+        return weights_of(self.tensor)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        return self.shape[2:] or (1,)
+
+    @property
+    def num_output_maps(self) -> int:
+        return (*self.shape, 1)[0]
+
+    @property
+    def num_input_maps(self) -> int:
+        return self.shape[1] if len(self.shape) > 1 else self.num_output_maps

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,19 @@ sdpa = torch.nn.functional.scaled_dot_product_attention
 _turn = threading.RLock()
 
 
+@contextmanager
+def replaced(table: dict[str, Any], **ours: object) -> Iterator[None]:
+    """Return a context in which these entries are in a table: of functions, or the attributes of an object."""
+    before = {name: table[name] for name in ours if name in table}
+    table.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del table[name]
+        table.update(before)
+
+
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -42,9 +55,6 @@ def attention(
 
     It is transformers' ``sdpa`` without its branches on the number of queries. The converter chooses the kernels, since
     it knows how many queries there may be.
-
-    Raises:
-        ValueError: scores are to be capped, and transformers' ``sdpa`` raises an error for that.
     """
     if kwargs.get("softcap") is not None and _refuses_a_cap():
         raise ValueError(f"sdpa attention caps no scores (softcap): {WITH_CAP}")
@@ -89,18 +99,13 @@ def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dty
 
 @contextmanager
 def attention_by(model: Pretrained, name: str) -> Iterator[None]:
-    """While entered, a model's layers compute attention by transformers' function of this name; by that of ``eager``
-    masks are tensors."""
-    every: list[Any] = [getattr(each, "config", None) for each in model.modules()]
-    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation_internal")}
-    before = {key: each._attn_implementation_internal for key, each in configs.items()}
-    try:
-        for each in configs.values():
-            each._attn_implementation_internal = name
+    """Return a context in which a model's layers compute attention by transformers' function of this name; by that of
+    ``eager`` masks are tensors."""
+    configs = (getattr(each, "config", None) for each in model.modules())
+    with ExitStack() as stack:
+        for each in {id(each): each for each in configs if hasattr(each, "_attn_implementation_internal")}.values():
+            stack.enter_context(replaced(vars(each), _attn_implementation_internal=name))
         yield
-    finally:
-        for key, each in configs.items():
-            each._attn_implementation_internal = before[key]
 
 
 class Windows(NamedTuple):
@@ -133,11 +138,7 @@ def attend(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention [1, positions, heads, width] of queries to keys and values [1, heads, positions, width] of one
-    part: among all positions, or within windows. The mask, which separates parts, is ignored.
-
-    Raises:
-        ValueError: there are several segments.
-    """
+    part: among all positions, or within windows. The mask, which separates parts, is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
             raise ValueError("positions attend within several segments; one segment, or windows, are expected")
@@ -146,12 +147,6 @@ def attend(
     q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))
     found = attention(module, q, k, v, cu_seq_lens_q.real[:, None, None], scaling=scaling)[0]
     return found.flatten(0, 1).index_select(0, cu_seq_lens_q.back)[None], None
-
-
-def attending(tower: torch.nn.Module, name: str) -> AbstractContextManager[None]:
-    """Return a context in which a tower's attention is `attend`, registered with transformers under this name."""
-    ALL_ATTENTION_FUNCTIONS.register(name, attend)
-    return attention_by(tower, name)
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"
@@ -163,16 +158,12 @@ rows."""
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which layers of a step that share keys and values compute the last row only, if only its
     logits are requested, for any number of tokens. transformers itself branches there on the number of tokens."""
-    asked = [each for each in step.modules() if hasattr(type(each), SLICES)]
-    handles = [each.register_forward_hook(_as_many, with_kwargs=True) for each in asked]
-    for each in asked:
-        each.__dict__[SLICES] = _last_rows
-    try:
+    with ExitStack() as stack:
+        for each in step.modules():
+            if hasattr(type(each), SLICES):
+                stack.enter_context(each.register_forward_hook(_as_many, with_kwargs=True))
+                stack.enter_context(replaced(vars(each), **{SLICES: _last_rows}))
         yield
-    finally:
-        for handle, each in zip(handles, asked, strict=True):
-            handle.remove()
-            del each.__dict__[SLICES]
 
 
 def _as_many(
@@ -213,24 +204,9 @@ def _last_rows(
 def one_form() -> Iterator[None]:
     """Return a context in which transformers' ``sdpa`` is `attention`, and its ``eager`` experts, a loop of a
     data-dependent length, are its grouped matmuls (`grouped_mm_experts_forward`). One thread at a time."""
-    ours: list[tuple[Any, str, Callable[..., object]]] = [
-        (ALL_ATTENTION_FUNCTIONS, "sdpa", attention),
-        (ALL_EXPERTS_FUNCTIONS, "eager", grouped_mm_experts_forward),
-    ]
-    with _turn:
-        before = [table._local_mapping.get(name) for table, name, _ in ours]
-        for table, name, function in ours:
-            table[name] = function
-        try:
-            yield
-        finally:
-            for (table, name, _), own in zip(ours, before, strict=True):
-                table._local_mapping.pop(name)
-                if own is not None:
-                    table[name] = own
-
-
-SWITCH: Final = "SwitchTransformersExperts"
+    attentions, experts = ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_EXPERTS_FUNCTIONS._local_mapping
+    with _turn, replaced(attentions, sdpa=attention), replaced(experts, eager=grouped_mm_experts_forward):
+        yield
 
 
 @contextmanager
@@ -238,14 +214,11 @@ def without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows of a step; a mask selects those
     routed to it. transformers runs them in a loop whose number of steps depends on data; for other mixtures of experts
     it has grouped matmuls (`one_form`)."""
-    found = [each for each in step.modules() if type(each).__name__ == SWITCH]
-    for each in found:
-        each.__dict__["forward"] = partial(_all_rows, each)
-    try:
+    with ExitStack() as stack:
+        for each in step.modules():
+            if type(each).__name__ == "SwitchTransformersExperts":
+                stack.enter_context(replaced(vars(each), forward=partial(_all_rows, each)))
         yield
-    finally:
-        for each in found:
-            del each.__dict__["forward"]
 
 
 def _all_rows(experts: Pretrained, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -54,11 +54,10 @@ class Kept:
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """A layer whose keys and values are buffers [max_batch, heads, max_cache_len, width], written from ``start`` on."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor, rows: int) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
         super().__init__(keys.shape[2])
-        one = keys.shape[0] == 1
-        self.keys = self.own_keys = keys if one else keys[:rows]
-        self.values = self.own_values = values if one else values[:rows]
+        self.keys = self.own_keys = keys
+        self.values = self.own_values = values
         self.start, self.is_initialized, self.dtype, self.device = start, True, keys.dtype, keys.device
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
@@ -69,7 +68,6 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         return self.own_keys, self.own_values
 
     def positions(self, length: int) -> torch.Tensor:
-        """Return the positions of so many new states."""
         return torch.arange(length, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
@@ -81,11 +79,9 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
     """A `BufferLayer` with a third buffer [max_batch, max_cache_len, width]: the keys by which sparse attention
     (DeepSeek-V3.2, GLM-5) selects positions."""
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, indexer: torch.Tensor, start: torch.Tensor, rows: int
-    ) -> None:
-        super().__init__(keys, values, start, rows)
-        self.indexer_keys = indexer if indexer.shape[0] == 1 else indexer[:rows]
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, indexer: torch.Tensor, start: torch.Tensor) -> None:
+        super().__init__(keys, values, start)
+        self.indexer_keys = indexer
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
         """Write the new keys [batch, length, width] after the existing ones; return all."""
@@ -103,10 +99,9 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
         own: Mapping[str, torch.Tensor],
         start: torch.Tensor,
         mask: torch.Tensor | None,
-        rows: int,
     ) -> None:
         States.__init__(self, own, start, mask, len(own))
-        BufferLayer.__init__(self, keys, values, start, rows)
+        BufferLayer.__init__(self, keys, values, start)
 
 
 class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
@@ -159,26 +154,17 @@ def layer_of(
 ) -> BufferLayer | States:
     """Return a layer over its buffers by name: keys, values and, for sparse attention, indexer keys; or recurrent
     states; or both. ``mask`` [rows, length] is True for the call's tokens that update states."""
-    states = {name: x if x.shape[0] == 1 else x[:rows] for name, x in own.items() if name not in KEPT}
+
+    def of_rows(x: torch.Tensor) -> torch.Tensor:
+        return x if x.shape[0] == 1 else x[:rows]
+
+    states = {name: of_rows(x) for name, x in own.items() if name not in KEPT}
     if "key" not in own:
         return States(states, start, mask, max(len(states), 1))
+    keys, values, *indexer = (of_rows(own[name]) for name in KEPT if name in own)
     if states:
-        return BufferStates(own["key"], own["value"], states, start, mask, rows)
-    if "indexer" in own:
-        return IndexedLayer(own["key"], own["value"], own["indexer"], start, rows)
-    return BufferLayer(own["key"], own["value"], start, rows)
-
-
-def cache_of(layers: Sequence[BufferLayer | GivenLayer | States], start: torch.Tensor) -> Cache:
-    """Return a cache of these layers."""
-    return Captured(layers, start)
-
-
-def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
-    """Return the pair of a decoder's cache and the filled cache of its cross attention."""
-    made = EncoderDecoderCache(own, cross)
-    made.is_updated = dict.fromkeys(range(len(cross.layers)), True)
-    return made
+        return BufferStates(keys, values, states, start, mask)
+    return IndexedLayer(keys, values, indexer[0], start) if indexer else BufferLayer(keys, values, start)
 
 
 @define(eq=False)
@@ -205,11 +191,7 @@ class Filled(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def take_turn(self) -> None:
-        """Begin to fill the program's own cache, or continue.
-
-        Raises:
-            ExecutionError: another sequence has begun since.
-        """
+        """Begin to fill the program's own cache, or continue; raise an error if another sequence has begun since."""
         self._check_turn()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
@@ -231,11 +213,9 @@ class Filled(Cache):
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of filled positions."""
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return the number of positions."""
         return self.positions
 
     @property
@@ -255,7 +235,6 @@ class Filled(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """Return whether the last tokens can be removed: not if there are recurrent states."""
         return goes_back(self.runner)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -272,11 +251,7 @@ class Filled(Cache):
 
     def crop(self, max_length: int) -> None:
         """Remove the last tokens: ``-max_length`` of them, or, if ``max_length`` is above 0, all but the first
-        ``max_length``.
-
-        Raises:
-            ValueError: the model has recurrent states, which cannot be reverted.
-        """
+        ``max_length``. Recurrent states cannot be reverted."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
             raise ValueError("recurrent states cannot go back to earlier tokens: leave assisted decoding out")
@@ -295,7 +270,6 @@ class Filled(Cache):
 
 
 def has_tokens(cache: Cache) -> bool:
-    """Return whether a cache of transformers has any tokens."""
     layers = getattr(cache, "self_attention_cache", cache).layers
     tensors = (x for layer in layers for x in tree_leaves(vars(layer)) if isinstance(x, torch.Tensor))
     return any(x.dim() > 1 and x.numel() for x in tensors)
@@ -319,7 +293,6 @@ class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
-        """Return `Filled.cross_attention_cache`."""
         return super().cross_attention_cache
 
     @cross_attention_cache.setter
@@ -386,6 +359,11 @@ def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:
     return {**along, **{name: Kept(tuple(x.shape), x.dtype) for name, x in states.items()}}
 
 
+def takes(model: torch.nn.Module, name: str) -> bool:
+    """Return whether a model's ``forward`` has a parameter of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
 def cache_name(model: Pretrained) -> str:
     """Return the name under which a model takes and returns its cache."""
-    return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
+    return "cache_params" if takes(model, "cache_params") else "past_key_values"

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise, repeat
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
+import transformers
+from attrs import astuple
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
+from pipeline.artifact.load import FOLDER
+from pipeline.artifact.save import save
 from pipeline.compat.transformers.caches import (
     Filled,
     FilledCross,
@@ -33,13 +40,12 @@ from pipeline.compat.transformers.multimodal import (
     positions_of,
     tokens_of,
 )
-from pipeline.compat.transformers.saved import save_folder, save_model
 from pipeline.compat.transformers.sizes import Limits
 from pipeline.compiled import Compiled, CompiledModule, StrPath
-from pipeline.errors import ExecutionError
+from pipeline.errors import ArtifactError, ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement
-from pipeline.records.wording import kind_of
+from pipeline.records.wording import kind_of, path_of
 from pipeline.runtime.ranks import same_random_numbers
 
 Inputs: TypeAlias = dict[str, Any]
@@ -95,6 +101,7 @@ class CompiledGeneration:
     limits: Limits
     agreement: Agreement | None = None
     config: Any
+    generation_config: Any
 
     def over(
         self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
@@ -102,8 +109,7 @@ class CompiledGeneration:
         """Set these programs; return the same object."""
         place = runners["decoder"].device
         self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
-        self.__dict__["_latest"] = Latest()
-        self.__dict__["_starts"] = torch.arange(limits.max_cache_len, device=place)
+        self.__dict__.update(_latest=Latest(), _starts=torch.arange(limits.max_cache_len, device=place))
         return self
 
     @property
@@ -136,11 +142,37 @@ class CompiledGeneration:
             ArtifactError: the model is multimodal, or its class is not one of transformers.
             OSError: a file cannot be written.
         """
-        save_model(self, path, weights)
+        kind, place = type(self).__bases__[1], path_of(path, "save")
+        if getattr(transformers, kind.__name__, None) is not kind:
+            why = f"{kind.__name__} is not a class of transformers {transformers.__version__}"
+            hint = "save each program, model.compiled[name].save(path), and compile the model anew around them"
+            raise ArtifactError(f"{why}, and files contain no code", hint)
+        if self.__dict__["_sight"] is not None or self.__dict__["_embedded"] is not None:
+            why = "the model's own code runs in PyTorch before its engines, with weights, and files contain neither"
+            once = "cache_built_engines=True and reuse_cached_engines=True build its engines only once"
+            hint = f"compile it again where it runs: {once}"
+            raise ArtifactError(f"{kind.__name__} takes images or sound: {why}", hint)
+        others = {name: f"{place.stem}.{name}{place.suffix}" for name in self.compiled if name != "decoder"}
+        for name, file in others.items():
+            save(self.compiled[name], place.with_name(file))
+        record = {
+            "library": "transformers",
+            "class": kind.__name__,
+            "config": json.loads(self.config.to_json_string(use_diff=False)),
+            "generation_config": json.loads(self.generation_config.to_json_string(use_diff=False)),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "limits": astuple(self.limits),
+            "others": others,
+        }
+        save(self.compiled["decoder"], place, weights, json.dumps(record))
 
     def save_pretrained(self, save_directory: StrPath) -> None:
-        """Save the model to a folder, with ``config.json`` and ``generation_config.json``, as `save` does to a file."""
-        save_folder(self, save_directory)
+        """Save the model to a folder, with ``config.json`` and ``generation_config.json``, as `save` does to a file;
+        `pipeline.load` takes the folder."""
+        os.makedirs(save_directory, exist_ok=True)  # noqa: PTH103 - a path of any kind
+        self.save(Path(save_directory) / FOLDER)
+        self.config.save_pretrained(save_directory)
+        self.generation_config.save_pretrained(save_directory)
 
     def __copy__(self) -> CompiledGeneration:
         made = self.__class__.__new__(self.__class__)
@@ -160,7 +192,7 @@ class CompiledGeneration:
             ValueError: an option needs another cache or other outputs of the model, or the model cannot be assisted so.
         """
         _check_tokens(next(iter(args), kwargs.get("input_ids", kwargs.get("inputs"))))
-        config = kwargs.get("generation_config") or self.generation_config  # type: ignore[attr-defined]
+        config = kwargs.get("generation_config") or self.generation_config
         for name, why in OTHERS.items():
             if asked := kwargs.get(name, getattr(config, name, None)):
                 raise ValueError(f"{name} is {asked!r}, and {why}: leave it out")

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from pipeline.compat.transformers.caches import Pretrained
+from pipeline.compat.transformers.attention import replaced
+from pipeline.compat.transformers.caches import Pretrained, takes
 from pipeline.errors import PipelineError
 
 DEEP = ("visual_pos_masks", "deepstack_visual_embeds")
 """The inputs of a language model with features that its first layers add at images, by transformers' names."""
 BY_LAYER = "per_layer_inputs"
 """The input with a value for each token and layer beside the embedding (Gemma 3n, Gemma 4), by transformers' name."""
-CHUNK = 1024
-"""The number of ids that are checked at a time."""
-LOOKS_UP = "get_per_layer_inputs"
-"""The name of the method that looks that input up by ids."""
 TABLE = "embed_tokens_per_layer"
 """The name of the module with its table, in the language model."""
+CHUNK = 1024
+"""The number of ids that are checked at a time."""
 
 
 class ReachedError(PipelineError):
@@ -59,23 +57,19 @@ def reaching(
         if ahead is not None:
             mask = given["attention_mask"]
             if isinstance(mask, Mapping):
-                opened = {name: _open(each, ahead) if name in kinds else each for name, each in mask.items()}
-                given = {**given, "attention_mask": opened}
+                mask = {name: _open(each, ahead) if name in kinds else each for name, each in mask.items()}
             else:
-                given = {**given, "attention_mask": _open(mask, ahead)}
+                mask = _open(mask, ahead)
+            given = {**given, "attention_mask": mask}
         return args, given
 
-    handle = decoder.register_forward_pre_hook(give, with_kwargs=True)
+    ours: dict[str, object] = {}
     if added is not None:  # at every token, with 0 where nothing is added
-        decoder.__dict__["_deepstack_process"] = lambda hidden, _, more: hidden + more
+        ours["_deepstack_process"] = lambda hidden, _, more: hidden + more
     if by_layer is not None:  # Gemma 4's own code looks ids up by their embeddings
-        decoder.__dict__[LOOKS_UP] = lambda *_, **__: by_layer
-    try:
+        ours["get_per_layer_inputs"] = lambda *_, **__: by_layer
+    with decoder.register_forward_pre_hook(give, with_kwargs=True), replaced(decoder.__dict__, **ours):
         yield
-    finally:
-        handle.remove()
-        for name in ("_deepstack_process", LOOKS_UP):
-            decoder.__dict__.pop(name, None)
 
 
 def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
@@ -100,15 +94,9 @@ def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]
         found.append(given)
         return Passed(last_hidden_state=given["inputs_embeds"])
 
-    keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    own = vars(model.get_decoder())
-    before = {name: value for name, value in own.items() if name == "forward"}
-    own["forward"] = forward
-    try:
+    keep = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
+    with replaced(vars(model.get_decoder()), forward=forward):
         model(**inputs, **keep)
-    finally:
-        del own["forward"]
-        own.update(before)
     return found[0]
 
 

@@ -16,9 +16,10 @@ import torch
 from attrs import field, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.aten.types import Argument
-from pipeline.compat.transformers.attention import attending
+from pipeline.compat.transformers.attention import attend, attention_by
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.modality_encoders import Inputs, TowerCall
 from pipeline.compiled import Compiled, CompiledModule
@@ -116,10 +117,7 @@ class Kind:
     """A set of calls of a tower that one program runs, each in parts.
 
     Attributes:
-        path: the path of the tower.
-        tower: the tower.
-        module: the module to compile.
-        inputs: ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
+        module, inputs: the module to compile, and ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
         sizes: the sizes that the program takes, of each dim of each tensor.
         parts: returns the ``args`` and ``kwargs`` of the program for each part of a call, whatever its sizes.
         text: what the program is compiled for, as the log says it.
@@ -150,7 +148,9 @@ def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
     seen = Calls(tower, [Call.of(bound(tower, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
     inputs = seen.inputs
-    args, kwargs = tree_map_only(torch.Tensor, _as_input, (inputs["args"], inputs["kwargs"]))
+    args, kwargs = tree_map_only(
+        torch.Tensor, lambda x: x if x.is_floating_point() else Constant(x), (inputs["args"], inputs["kwargs"])
+    )
     every = zip(*(_shape((each.args, dict(each.kwargs))) for each in calls), strict=True)
     text = " to ".join(dict.fromkeys(map(str, (first, calls[-1]))))
 
@@ -160,10 +160,6 @@ def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
     inputs = {**inputs, "args": args, "kwargs": kwargs}
     sizes = tuple(range(min(each), max(each) + 1) for each in every)
     return Kind(first.path, tower, tower, inputs, sizes, itself, text, calls=tuple(calls))
-
-
-def _as_input(x: torch.Tensor) -> torch.Tensor | Constant:
-    return x if x.is_floating_point() else Constant(x)
 
 
 def in_parts(family: Family, seen: Sequence[Inputs]) -> Kind:
@@ -204,8 +200,8 @@ class OnePart(torch.nn.Module):
         self.tower, self.attention, self.constants = family.tower, family.attention, family.constants
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
-        """Run the tower on one part."""
-        with attending(self.tower, self.attention):
+        ALL_ATTENTION_FUNCTIONS.register(self.attention, attend)
+        with attention_by(self.tower, self.attention):
             return self.tower(*args, **kwargs, **self.constants)
 
 
@@ -224,11 +220,8 @@ def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCa
 
 
 def _checked_program(family: Family, given: Sequence[Described]) -> Kind:
-    """Return the program of a family for parts of its trials.
-
-    Raises:
-        ValueError: the tower returns other values for a trial, or for an example, than for its parts; no size varies.
-    """
+    """Return the program of a family for parts of its trials. Raise a `ValueError` if the tower returns other values
+    for a trial, or for an example, than for its parts, or if no size varies."""
     own, path = family.example, family.example.call.path
     trials = (own.replaced(x, torch.tensor(each).to(own.numbers)) for x, each in family.trials())
     calls = [TowerCall(path, *each) for each in trials]
@@ -247,15 +240,12 @@ def _checked_program(family: Family, given: Sequence[Described]) -> Kind:
 
 def _compare(found: Argument, want: Argument) -> None:
     """Raise a `ValueError` if outputs differ by more than rounding."""
-    for ours, theirs in zip(_tensors(found), _tensors(want), strict=True):
+    tensors = ([x for x in tree_leaves(outputs) if x is not None] for outputs in (found, want))
+    for ours, theirs in zip(*tensors, strict=True):
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
         off = (ours.float() - theirs.float()).abs().max()
         if ours.shape != theirs.shape or not off <= rounding * theirs.float().abs().max():
             raise ValueError(f"the outputs of single parts differ from those of the whole call, by {off:.1e}")
-
-
-def _tensors(outputs: Argument) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(outputs) if each is not None]
 
 
 def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:
@@ -319,27 +309,18 @@ class Tower(torch.nn.Module):
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
         """Run a program, or the module for other calls."""
-        call = TowerCall(self.__dict__["path"], args, kwargs)
+        path, reported = self.__dict__["path"], self.__dict__["reported"]
+        call = TowerCall(path, args, kwargs)
         for kind, program in self.__dict__["programs"]:
             if parts := kind.split(call):
                 with suppress(ShapeError):  # for example, sizes between the examples' that are no multiple of a patch
                     return joined([program(*args, **kwargs) for args, kwargs in parts], kind.dim)
-        self._report_once(str(call))
-        return self.real(*args, **kwargs)
-
-    def _report_once(self, call: str) -> None:
-        """Log that a call runs in PyTorch, once for each kind."""
-        reported = self.__dict__["reported"]
-        if call not in reported and len(reported) < MOST_REPORTED:
-            reported.add(call)
+        if str(call) not in reported and len(reported) < MOST_REPORTED:
+            reported.add(str(call))
             known = "; ".join(kind.text for kind, _ in self.__dict__["programs"])
-            log.warning(
-                "%s runs in PyTorch for %s: it is compiled for %s. Pass an example of it beside others, in a list as "
-                "encoder_example",
-                self.__dict__["path"],
-                call,
-                known,
-            )
+            how = "Pass an example of it beside others, in a list as encoder_example"
+            log.warning("%s runs in PyTorch for %s: it is compiled for %s. %s", path, call, known, how)
+        return self.real(*args, **kwargs)
 
 
 def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:

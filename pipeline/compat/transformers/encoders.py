@@ -22,8 +22,7 @@ class Embedded:
     """The inputs of an encoder that takes embeddings [rows, length, width], as an example showed.
 
     Attributes:
-        width: the width of an embedding.
-        dtype: the dtype of an embedding.
+        width, dtype: those of an embedding.
         of_ids: True if the encoder returns the same for ids as for the model's embeddings of them.
         towers: the calls of the model's tower.
     """
@@ -35,11 +34,7 @@ class Embedded:
 
 
 def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embedded:
-    """Return the inputs of a model's encoder, observed while the model generates one token for the example.
-
-    Raises:
-        CaptureError: the encoder is not called with embeddings, or with more than these.
-    """
+    """Return the inputs of a model's encoder, observed while the model generates one token for the example."""
     name, encoder = type(model).__name__, model.get_encoder()
     with noting(*(each for _, each in beside(model))) as seen, noting(encoder) as called:
         first_logits(model, example)
@@ -97,12 +92,7 @@ class CompiledEncoder(torch.nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         **given: Any,
     ) -> BaseModelOutput:
-        """Return the last hidden state, and ``cross``.
-
-        Raises:
-            ExecutionError: it is compiled for tokens, and embeddings are passed; or the reverse.
-            ValueError: the mask hides positions, and the program takes no mask.
-        """
+        """Return the last hidden state, and ``cross``."""
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._program_input(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))

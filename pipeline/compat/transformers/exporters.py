@@ -49,12 +49,10 @@ class PipelineExporter(DynamoExporter):
 
     @classmethod
     def save_program(cls, program: Argument, path: str | os.PathLike[str]) -> None:
-        """Save a program to a file."""
         program.save(path)
 
     @classmethod
     def load_program(cls, path: str | os.PathLike[str]) -> Argument:
-        """Load the program of a file."""
         return load(path)
 
 
@@ -68,7 +66,6 @@ class PipelineRunner(ModelRunner):
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the results."""
         return self._device
 
     @classmethod

@@ -23,7 +23,7 @@ from pipeline.compat.transformers.decoder_input_hook import embeds_ids_itself
 from pipeline.compat.transformers.encoder_parts import Kind, kinds_of, parts_of, tower_programs
 from pipeline.compat.transformers.encoders import Embedded, embedded_of
 from pipeline.compat.transformers.modality_encoders import TowerCall
-from pipeline.compat.transformers.multimodal import Sample, Sight, check, positions_of, sample_of, sight_of
+from pipeline.compat.transformers.multimodal import Sample, Sight, check, positions_of, sample_of, sight_of, zeros_for
 from pipeline.compat.transformers.part_families import FAMILIES
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
@@ -110,7 +110,13 @@ def _over_programs(
 ) -> Pretrained:
     """Compile the decoder, encoder (both by ``step``) and towers; return the model that runs their programs."""
     seen, heard, calls = _samples(model, example)
-    compiled = _programs(model, step, sizes, seen, heard or example)
+    encoded = heard or (example if isinstance(example, torch.Tensor) else None)
+    if model.config.is_encoder_decoder:
+        compiled = _encoder_decoder(model, step, sizes, encoded)
+    elif encoded is None:
+        compiled = _decoder(model, step, sizes, seen)
+    else:
+        raise ValueError(f"encoder_example is a tensor, and {type(model).__name__} has no encoder")
     seeing, towers = _towers(model, compile, step, calls)
     runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
     return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
@@ -166,12 +172,10 @@ def _towers(
 
 def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
     """Return, for examples that are prompts, the decoder's samples or the encoder's inputs; and the calls of towers.
-
-    Raises:
-        CaptureError: the model generates by calling ``generate`` of a model inside it.
-    """
-    inside = _generates_by(model)
-    if inside:
+    Refuse a model that generates by calling ``generate`` of a model inside it."""
+    able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
+    inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
+    if inside and type(model).generate is not GenerationMixin.generate:
         why = f"{type(model).__name__} generates by its {inside}, of embeddings"
         hint = f"compile that: compile_for_generation(model.{inside}, encoder_example={{'inputs_embeds': …}}, …)"
         raise CaptureError(why, f"{hint}, and put it there")
@@ -185,14 +189,6 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
         return (), heard[0], [call for each in heard for call in each.towers]
     seen = tuple(sample_of(model, each) for each in every)
     return seen, None, [call for each in seen for call in each.towers]
-
-
-def _generates_by(model: Pretrained) -> str:
-    """Return the name of the language model whose ``generate`` is called by a model's own; "" if there is none."""
-    if type(model).generate is GenerationMixin.generate:
-        return ""
-    able = ((name, each) for name, each in model.named_children() if hasattr(each, "generate"))
-    return next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
@@ -213,20 +209,7 @@ def _cut(compile: Stages, between: str) -> Stages:
     return compile if few else compile.replace("partition", in_pieces(between=between))
 
 
-def _programs(
-    model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample], example: Example | Embedded
-) -> dict[str, Compiled]:
-    """Return the model's programs by name, without those of its towers."""
-    encoded = example if isinstance(example, torch.Tensor | Embedded) else None
-    if model.config.is_encoder_decoder:
-        return _encoder_decoder(model, compile, sizes, encoded)
-    if encoded is not None:
-        raise ValueError(f"encoder_example is a tensor, and {type(model).__name__} has no encoder")
-    return _decoder(model, compile, sizes, samples)
-
-
 def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> dict[str, Compiled]:
-    """Compile the step of a decoder."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     kind = SeeingDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
@@ -256,42 +239,28 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
     """Return example inputs of a step, and their dynamic shapes in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
+    positions, dtype = positions_of(sight)
+    prompt = {} if sight is None else zeros_for(sight, (batch, length), sizes.cache, model.device)
     kwargs = {
         "input_ids": torch.zeros(batch, length, **place),
         "attention_mask": torch.ones(batch, sizes.cache, dtype=torch.bool, device=model.device),
-        "position_ids": torch.zeros(batch, length, dtype=positions_of(sight)[1], device=model.device),
+        "position_ids": torch.zeros(*positions, batch, length, dtype=dtype, device=model.device),
         "start": torch.zeros((), **place),
         **({"wanted": torch.zeros(2, **place)} if sizes.draft else {}),
+        **prompt,
     }
-    dims = []
+    dims: list[Dims] = []
     for rows, tokens, wanted in sizes.steps():
-        own: Dims = {"input_ids": {**rows, 1: tokens}, "attention_mask": rows, "position_ids": {**rows, 1: tokens}}
-        dims.append({**own, "start": None, **({"wanted": {0: wanted}} if sizes.draft else {})})
-    if sight is not None:
-        kwargs["embedded"] = torch.zeros(batch, length, sight.width, dtype=sight.dtype, device=model.device)
-        kwargs["seen"] = torch.zeros(batch, length, dtype=torch.bool, device=model.device)
-        dims = [{**each, "embedded": each["input_ids"], "seen": each["input_ids"]} for each in dims]
-        more, by_layer = _multimodal_example_inputs(sight, kwargs, sizes.cache), {"added": 1, "ahead": 0, "by_layer": 0}
-        kwargs |= more
-        moved = [{n: {d + by_layer[n]: size for d, size in each["seen"].items()} for n in more} for each in dims]
-        dims = [{**each, **own} for each, own in zip(dims, moved, strict=True)]
-    if sight is not None and sight.positions is not None:
-        kwargs["position_ids"] = kwargs["position_ids"].expand(sight.positions, -1, -1).contiguous()
-        dims = [{**each, "position_ids": {d + 1: size for d, size in each["input_ids"].items()}} for each in dims]
+        each: Along = {**rows, 1: tokens}
+        own: Dims = {"input_ids": each, "attention_mask": rows, "position_ids": _after(len(positions), each)}
+        beside = {name: _after(1, each) if name == "added" else each for name in prompt}
+        dims.append({**own, "start": None, **({"wanted": {0: wanted}} if sizes.draft else {}), **beside})
     return kwargs, dims
 
 
-def _multimodal_example_inputs(sight: Sight, kwargs: Dims, cache: int) -> Dims:
-    """Return example inputs that a multimodal prompt has beside embeddings."""
-    found: Dims = {}
-    if sight.layers:
-        found["added"] = kwargs["embedded"].expand(sight.layers, -1, -1, -1).contiguous()
-    if sight.by_layer:
-        sizes = [*kwargs["seen"].shape, *sight.by_layer]
-        found["by_layer"] = kwargs["embedded"].new_zeros(sizes)
-    if sight.ahead:
-        found["ahead"] = kwargs["seen"][..., None].expand(-1, -1, cache).contiguous()
-    return found
+def _after(count: int, along: Along) -> Along:
+    """Return the same sizes for dims that come after so many others."""
+    return {dim + count: size for dim, size in along.items()}
 
 
 def _encoder_decoder(

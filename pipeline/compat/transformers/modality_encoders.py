@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final, TypeAlias
 
 import torch
@@ -83,12 +83,10 @@ def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
         if any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in leaves):
             found.append((module, args, kwargs))
 
-    handles = [each.register_forward_pre_hook(note, with_kwargs=True) for each in modules]
-    try:
+    with ExitStack() as stack:
+        for each in modules:
+            stack.enter_context(each.register_forward_pre_hook(note, with_kwargs=True))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:

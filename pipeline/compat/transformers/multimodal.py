@@ -26,8 +26,7 @@ class Sight:
     """The form in which a multimodal model passes a prompt to its language model.
 
     Attributes:
-        width: the width of a token's embedding.
-        dtype: the dtype of embeddings.
+        width, dtype: those of a token's embedding.
         positions: the number of position ids of a token, as in M-RoPE; None for a single one without a dim of its own.
         layers: the number of first layers that add features at the tokens of images (DeepStack).
         ahead: the kinds of layers, by the names of their masks, in which tokens of an image attend to later ones of it:
@@ -108,11 +107,7 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
 
 
 def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
-    """Return the sample of a multimodal example, observed while the model generates one token for it.
-
-    Raises:
-        CaptureError: the language model gets inputs that a step does not take, or no embeddings.
-    """
+    """Return the sample of a multimodal example, observed while the model generates one token for it."""
     name = type(model).__name__
     with noting(*(each for _, each in beside(model))) as seen:
         logits = first_logits(model, example)
@@ -165,12 +160,7 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
 
 def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     """Check that a step returns the model's logits for the example: they differ if the language model gets other inputs
-    that the step lacks.
-
-    Raises:
-        CaptureError: the logits differ.
-        ValueError: the example has more tokens than the cache has positions.
-    """
+    that the step lacks."""
     length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache:
         raise ValueError(f"encoder_example has {length} tokens, and max_cache_len is {cache}")
@@ -192,11 +182,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
 
 
 def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | None) -> Prompt:
-    """Create a prompt from the inputs of a language model; ``real`` [rows, length] is False for padding.
-
-    Raises:
-        CaptureError: there are other inputs.
-    """
+    """Create a prompt from the inputs of a language model; ``real`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEP}
     if more := [name for name, value in given.items() if name not in known and _has_tensors(value)]:
         why = f"{model} gives its language model more than embeddings: {', '.join(more)}"
@@ -238,17 +224,13 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
         within, _, name = path.rpartition(".")
         shell.get_submodule(within)._modules[name] = child
     if not model.config.is_encoder_decoder:
-        _let_reach(shell, model)
+        decoder, tables = shell.get_decoder(), model.get_decoder()._modules
+        decoder.forward = reach
+        if TABLE in tables:
+            decoder._modules[TABLE] = tables[TABLE]
+        for config in (shell.config, shell.config.get_text_config(decoder=True)):
+            config._attn_implementation_internal = "eager"  # masks are tensors
     shell.set_input_embeddings(embed)
-
-
-def _let_reach(shell: Pretrained, model: Pretrained) -> None:
-    decoder, own = shell.get_decoder(), model.get_decoder()
-    decoder.forward = reach
-    if TABLE in own._modules:
-        decoder._modules[TABLE] = own._modules[TABLE]
-    for config in {id(each): each for each in (shell.config, shell.config.get_text_config(decoder=True))}.values():
-        config._attn_implementation_internal = "eager"  # masks are tensors
 
 
 def non_text_inputs(given: Mapping[str, Pretrained]) -> list[str]:
@@ -285,18 +267,8 @@ def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], mo
 def multimodal_inputs(
     spec: Sight | None, tokens: torch.Tensor, chunks: Sequence[tuple[int, int]], cache_len: int, prompt: Prompt | None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the decoder's image or audio inputs for each prefill chunk; empty for text-only models.
-
-    Args:
-        spec: the form of prompts that the program takes; None for a text-only model.
-        tokens: the ids [rows, length].
-        chunks: the start and end of each chunk, as positions of the cache.
-        cache_len: the positions of the cache.
-        prompt: the prompt; None if ``tokens`` are only text.
-
-    Raises:
-        ExecutionError: an image is in two chunks, and its tokens attend to all of it; or the prompt has another form.
-    """
+    """Yield the decoder's image or audio inputs for each prefill chunk, from its start to its end as positions of the
+    cache; empty for text-only models, which have no ``spec``. ``prompt`` is None if ``tokens`` are only text."""
     if spec is None:
         yield from repeat({}, len(chunks))
         return
@@ -305,7 +277,7 @@ def multimodal_inputs(
         raise ExecutionError(why, "compile with a prompt that has an image, or sound")
     for start, end in chunks:
         if prompt is None:
-            yield _text_inputs(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
+            yield _shared_zeros(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
         else:
             yield _chunk_inputs(spec, prompt, start, end, chunks[0][0], cache_len)
 
@@ -315,14 +287,12 @@ def _chunk_inputs(
 ) -> dict[str, torch.Tensor]:
     """Return the inputs for a chunk of a prompt, which begins at the position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
-    made = {"embedded": prompt.embeds[:, part].contiguous(), "seen": prompt.embeds.new_ones(shape, dtype=torch.bool)}
-    if spec.layers:
-        zeros = made["embedded"].new_zeros(spec.layers, *shape, spec.width)
-        made["added"] = zeros if prompt.added is None else prompt.added[:, :, part].contiguous()
+    made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
+    made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
+    if prompt.added is not None:
+        made["added"] = prompt.added[:, :, part].contiguous()
     if prompt.by_layer is not None:
         made["by_layer"] = prompt.by_layer[:, part].contiguous()
-    if spec.ahead:
-        made["ahead"] = made["seen"].new_zeros(*shape, cache_len)
     if prompt.ahead is not None:
         made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
         if made["ahead"][:, :, end:].any():
@@ -331,9 +301,8 @@ def _chunk_inputs(
     return made
 
 
-@functools.lru_cache(maxsize=8)
-def _text_inputs(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the inputs for tokens of text: zeros, shared by all calls, so that nothing may write to them."""
+def zeros_for(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the inputs for tokens of text: zeros."""
     zeros = torch.zeros((), dtype=spec.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
     if spec.layers:
@@ -343,6 +312,10 @@ def _text_inputs(spec: Sight, shape: tuple[int, int], cache_len: int, device: to
     if spec.ahead:
         made["ahead"] = zeros.new_zeros(*shape, cache_len, dtype=torch.bool)
     return made
+
+
+_shared_zeros = functools.lru_cache(maxsize=8)(zeros_for)
+"""`zeros_for`, shared by all calls, so that nothing may write to them."""
 
 
 def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:

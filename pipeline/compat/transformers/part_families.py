@@ -92,7 +92,6 @@ class Patches(Family):
         return list(zip(given.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
     def precomputed(self, part: Part) -> Inputs:
-        """Return the call for a frame."""
         grid, found = self.known(part[1], part[0].device)
         args, kwargs = self.example.replaced(part[0], grid)
         return args, {**kwargs, **found}
@@ -150,7 +149,6 @@ class Images(Family):
         return cls(tower, given[0], side // patch * patch, patch)
 
     def parts(self, given: Described) -> list[Part]:
-        """Return each image without its padding."""
         each = zip(given.floats, self.layouts(given), strict=True)
         return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
 
@@ -202,7 +200,6 @@ class Sounds(Family):
         return cls(tower, given[0], chunk, most, window)
 
     def parts(self, given: Described) -> list[Part]:
-        """Return all sounds as one part."""
         return [(given.floats, lengths) for lengths in self.layouts(given)]
 
     def precomputed(self, part: Part) -> Inputs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +9,8 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from pipeline.compat.transformers.caches import (
-    GivenLayer,
-    Pretrained,
-    cache_name,
-    cache_of,
-    kept_by,
-    layer_of,
-    with_cross,
-)
+from pipeline.compat.transformers.caches import Captured, GivenLayer, Pretrained, cache_name, kept_by, layer_of, takes
 from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, reached, reaching
-
-
-def takes(model: torch.nn.Module, name: str) -> bool:
-    """Return whether a model's ``forward`` has a parameter of this name."""
-    return name in inspect.signature(model.forward).parameters
 
 
 def is_like_whisper(encoder: Pretrained) -> bool:
@@ -72,7 +58,7 @@ class Decoder(torch.nn.Module):
         of_tokens = None
         if any(each.positions is None for kept in self.kept for each in kept.values()):  # a state
             of_tokens = mask.index_select(1, torch.arange(length, device=mask.device) + start)
-        return cache_of([layer_of(own, start, rows, of_tokens) for own in layers], start)
+        return Captured([layer_of(own, start, rows, of_tokens) for own in layers], start)
 
     def logits(
         self,
@@ -174,7 +160,8 @@ class CrossDecoder(Decoder):
         """Run as `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
-        cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs], start))
+        cache = EncoderDecoderCache(own, Captured([GivenLayer(keys, values) for keys, values in pairs], start))
+        cache.is_updated = dict.fromkeys(range(len(cross) // 2), True)
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
         return self.logits(

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from types import ModuleType
 from typing import Final, TypeAlias
 
 import torch
-from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 from transformers import cache_utils
@@ -24,6 +23,7 @@ from transformers.activations import ACT2FN
 from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
+from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import Places, Replacement
 
 Function: TypeAlias = Callable[..., Argument]
@@ -134,8 +134,21 @@ def convolved(
     return result if bias is None else states.counted(result)  # without a bias the result is 0 where the inputs are
 
 
+def over_current(compute: Function) -> Function:
+    """Return a function of transformers' function and a call of it, which computes the call over the current states, or
+    as transformers does if there are none."""
+
+    @wraps(compute)
+    def either(original: Function, *args: Argument, **kwargs: Argument) -> Argument:
+        states = _current.get()
+        return original(*args, **kwargs) if states is None else compute(states, *args, **kwargs)
+
+    return either
+
+
+@over_current
 def delta_rule(
-    original: Function,
+    states: States,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -147,10 +160,6 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``torch_chunk_gated_delta_rule`` or ``chunk_kimi_delta_attention``: queries, keys, values
     [rows, length, heads, width], each key for as many heads of values."""
-    states = _current.get()
-    if states is None:
-        options = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, **kwargs}
-        return original(query, key, value, g, beta, *args, **options)  # type: ignore[no-any-return]
     heads, (rows, _, _, width) = value.shape[2], key.shape
     query, key = (x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] != heads else x for x in (query, key))
     q, k, v, decay, rate = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
@@ -161,8 +170,9 @@ def delta_rule(
     return output.transpose(1, 2).to(query.dtype), states.own["recurrent_0"]
 
 
+@over_current
 def mamba2(
-    original: Function,
+    states: States,
     hidden_states: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -176,10 +186,6 @@ def mamba2(
 ) -> Argument:
     """Compute ``mamba2_chunk_scan``: tokens [rows, length, heads, width], steps [rows, length, heads], B and C
     [rows, length, groups, state]."""
-    states = _current.get()
-    if states is None:
-        options = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, **kwargs}
-        return original(hidden_states, dt, a, b, c, *args, **options)
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
     step = _step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
@@ -191,8 +197,9 @@ def mamba2(
     return (output, states.own["recurrent_0"]) if kwargs.get("return_final_states") else output
 
 
+@over_current
 def mamba(
-    original: Function,
+    states: States,
     hidden_states: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -205,10 +212,6 @@ def mamba(
     **kwargs: Argument,
 ) -> Argument:
     """Compute ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
-    states = _current.get()
-    if states is None:
-        options = {"z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus, **kwargs}
-        return original(hidden_states, dt, a, b, c, **options)
     step = _step(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
@@ -239,30 +242,16 @@ def _step(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
     return softplus(dt) if soft else dt
 
 
-@frozen
-class Recurrence:
-    """A row of the table of replacements.
-
-    Attributes:
-        name: transformers' name of the function. Each module that defines a model has its own.
-        make: our function, whose first argument is transformers'. Its other parameters are transformers'.
-        operator: the operator that takes the place of the state's computation; None if there is none.
-    """
-
-    name: str
-    make: Function
-    operator: Target | None = None
-
-
-TABLE: Final = (
-    Recurrence("causal_conv1d_fn", convolved),
-    Recurrence("torch_chunk_gated_delta_rule", delta_rule, LINEAR_ATTENTION),
-    Recurrence("chunk_kimi_delta_attention", delta_rule, LINEAR_ATTENTION),
-    Recurrence("mamba2_chunk_scan", mamba2, LINEAR_ATTENTION),
-    Recurrence("mamba_selective_scan", mamba, SELECTIVE_SCAN),
-    Recurrence("create_recurrent_attention_mask", no_mask),
-)
-"""The replacements. A test compares the parameters with those of the installed transformers."""
+TABLE: Final[Mapping[str, Function]] = {
+    "causal_conv1d_fn": convolved,
+    "torch_chunk_gated_delta_rule": delta_rule,
+    "chunk_kimi_delta_attention": delta_rule,
+    "mamba2_chunk_scan": mamba2,
+    "mamba_selective_scan": mamba,
+    "create_recurrent_attention_mask": no_mask,
+}
+"""The replacements, by transformers' name of the function: each module that defines a model has its own. The first
+argument of ours is transformers' function, its other parameters are those of transformers, as a test checks."""
 
 
 @cache
@@ -270,8 +259,7 @@ def _places(module: ModuleType) -> Places:
     """Return the entries of a transformers module to replace: models call these functions as globals, which neither a
     registry of transformers nor a mode of torch can intercept."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
-    rows = [Replacement(module, row.name, row.make, why, module.__name__) for row in TABLE]
-    return Places(rows)
+    return Places([Replacement(module, name, ours, why, module.__name__) for name, ours in TABLE.items()])
 
 
 @contextmanager
@@ -279,11 +267,7 @@ def over_states(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which this thread gets the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
-    token = _current.set(None)
-    try:
-        with ExitStack() as stack:
-            for module in modules:
-                stack.enter_context(_places(module).taken(module.__name__))
-            yield
-    finally:
-        _current.reset(token)
+    with set_to(_current, None), ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(_places(module).taken(module.__name__))
+        yield

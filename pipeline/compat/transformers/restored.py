@@ -16,16 +16,8 @@ from pipeline.errors import ArtifactError
 
 
 def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], Compiled]) -> CompiledGeneration:
-    """Return the model of a saved record.
-
-    Args:
-        decoder: its decoder's program.
-        record: what `save_model` wrote beside it.
-        other: loads a program from a file beside that of the decoder.
-
-    Raises:
-        ArtifactError: this transformers has no such class.
-    """
+    """Return the model of what `CompiledGeneration.save` wrote beside its decoder's program; ``other`` loads a program
+    from a file beside that of the decoder."""
     name = str(record["class"])
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):

@@ -36,12 +36,7 @@ class Limits:
         return [*found, (before, first), *((chunk, chunk) for chunk in chunks[1:])]
 
     def check(self, rows: int, length: int) -> None:
-        """Raise an error if there is no room for so many rows and tokens.
-
-        Raises:
-            ExecutionError: the cache has fewer positions.
-            ShapeError: there are more rows.
-        """
+        """Raise an error if there is no room for so many rows and tokens."""
         if length > self.max_cache_len:
             raise ExecutionError(
                 f"{length} tokens, and the cache has {self.max_cache_len} positions",
@@ -103,7 +98,6 @@ class Sizes:
 
     @property
     def limits(self) -> Limits:
-        """Return the limits of the decoder's calls."""
         return Limits(self.cache, self.batch, self.prompt, self.draft)
 
 

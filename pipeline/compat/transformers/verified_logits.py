@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
-from attrs import frozen
-from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationMixin
 
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.programs import sound_sizes
@@ -24,7 +23,6 @@ Failing: TypeAlias = Literal["raise", "warn"]
 """The consequence of wrong logits: an error, or a warning."""
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
 
-
 PROMPT: Final = 32
 """The most tokens of a random prompt."""
 STEPS: Final = 8
@@ -32,24 +30,10 @@ STEPS: Final = 8
 HINT: Final = "verify='warn' goes on; torch_executed_ops runs an operator in PyTorch; pipeline.bisect finds which"
 
 
-@frozen
-class _Forced(LogitsProcessor):  # type: ignore[misc,unused-ignore]
-    """A logits processor that forces the tokens that another model chose."""
-
-    tokens: torch.Tensor
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        chosen = self.tokens[:, input_ids.shape[1], None]
-        return torch.full_like(scores, -torch.inf).scatter(1, chosen.to(scores.device), 0.0)
-
-
 def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
     """Set the compiled model's ``agreement``: the errors of the logits of a prompt's last token and of the tokens after
     it. The compiled model chooses these tokens; the original runs on them, in its own dtype and in a wider one.
-
-    Raises:
-        AgreementError: the errors are beyond the bound of `pipeline.verify`, and ``failing`` is ``"raise"``.
-    """
+    Raise an `AgreementError`, or warn, if the errors are beyond the bound of `pipeline.verify`."""
     inputs = _prompt(model, sizes, example)
     steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
     runner = compiled.runners["decoder"]
@@ -106,7 +90,8 @@ def _generated(
     given: dict[str, Any] = {
         name: x.to(model.device, model.dtype if x.is_floating_point() else None) for name, x in inputs.items()
     }
-    taken = LogitsProcessorList([] if forced is None else [_Forced(forced)])
+    rows = [] if forced is None else forced.tolist()
+    chosen = (lambda row, tokens: [rows[row][len(tokens)]]) if rows else None
     with torch.no_grad():
-        made: Any = GenerationMixin.generate(model, **given, generation_config=how, logits_processor=taken)
+        made: Any = GenerationMixin.generate(model, **given, generation_config=how, prefix_allowed_tokens_fn=chosen)
     return made.sequences, torch.stack(made.logits)

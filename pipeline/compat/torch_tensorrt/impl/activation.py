@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Call, Expression, aten, block, call, of_one, unless
 from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
-
-
-def _scaled(x: Argument, scale: Argument, shift: Argument = 0.0) -> Call:
-    return call(aten.add.Tensor, call(aten.mul.Tensor, x, scale), shift)
-
-
-def _leaky(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    return call(aten.leaky_relu.default, x, alpha)
-
-
-def _elu(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    return call(aten.elu.default, x, alpha, 1.0 if beta is None else beta)
 
 
 def _softplus(x: Argument, alpha: Argument, beta: Argument) -> Call:
@@ -28,21 +15,12 @@ def _softplus(x: Argument, alpha: Argument, beta: Argument) -> Call:
     return plain if alpha is None or alpha * beta == 1 else call(aten.mul.Tensor, plain, alpha * beta)
 
 
-def _hard_sigmoid(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    return call(aten.clamp.default, _scaled(x, alpha, beta), 0, 1)
-
-
 def _scaled_tanh(x: Argument, alpha: Argument, beta: Argument) -> Call:
     return call(aten.mul.Tensor, call(aten.tanh.default, call(aten.mul.Tensor, x, beta)), alpha)
 
 
-def _thresholded(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    """aten.threshold"""
-    return call(aten.threshold.default, x, alpha, 0)
-
-
-def _softsign(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    return call(aten.div.Tensor, x, call(aten.add.Tensor, call(aten.abs.default, x), 1))
+def _hard_sigmoid(x: Argument, alpha: Argument, beta: Argument) -> Call:
+    return call(aten.clamp.default, call(aten.add.Tensor, call(aten.mul.Tensor, x, alpha), beta), 0, 1)
 
 
 TARGETS: Final[dict[str, Callable[[Argument, Argument, Argument], Call]]] = {
@@ -53,13 +31,13 @@ TARGETS: Final[dict[str, Callable[[Argument, Argument, Argument], Call]]] = {
     "GELU_ERF": lambda x, alpha, beta: call(aten.gelu.default, x),
     "GELU_TANH": lambda x, alpha, beta: call(aten.gelu.default, x, approximate="tanh"),
     "CLIP": lambda x, alpha, beta: call(aten.clamp.default, x, alpha, beta),
-    "LEAKY_RELU": _leaky,
-    "ELU": _elu,
+    "LEAKY_RELU": lambda x, alpha, beta: call(aten.leaky_relu.default, x, alpha),
+    "ELU": lambda x, alpha, beta: call(aten.elu.default, x, alpha, 1.0 if beta is None else beta),
     "SOFTPLUS": _softplus,
-    "SOFTSIGN": _softsign,
+    "SOFTSIGN": lambda x, alpha, beta: call(aten.div.Tensor, x, call(aten.add.Tensor, call(aten.abs.default, x), 1)),
     "HARD_SIGMOID": _hard_sigmoid,
     "SCALED_TANH": _scaled_tanh,
-    "THRESHOLDED_RELU": _thresholded,
+    "THRESHOLDED_RELU": lambda x, alpha, beta: call(aten.threshold.default, x, alpha, 0),
 }
 """TensorRT's activations, by name, of a tensor, alpha and beta."""
 
@@ -77,16 +55,19 @@ convert_activation = block(
     ),
     "The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect.",
 )
-elu = block(lambda input_val, alpha=1.0, beta=None: _elu(input_val, alpha, beta), "aten.elu.default, ``beta`` times")
+elu = block(
+    lambda input_val, alpha=1.0, beta=None: TARGETS["ELU"](input_val, alpha, beta), "aten.elu.default, ``beta`` times"
+)
 selu = block(lambda input_val: TARGETS["SELU"](input_val, None, None), "aten.elu.default with the two numbers of selu")
-softsign = block(lambda input_val: _softsign(input_val, None, None), "x / (1 + abs(x))")
+softsign = block(lambda input_val: TARGETS["SOFTSIGN"](input_val, None, None), "x / (1 + abs(x))")
 softplus = block(lambda input_val, beta=1: _softplus(input_val, None, beta), "aten.softplus.default")
 hard_sigmoid = block(
     lambda input_val, alpha, beta: _hard_sigmoid(input_val, alpha, beta), "alpha * x + beta between 0 and 1"
 )
 scaled_tanh = block(lambda input_val, alpha, beta: _scaled_tanh(input_val, alpha, beta), "alpha * tanh(beta * x)")
 thresholded_relu = block(
-    lambda input_val, alpha: _thresholded(input_val, alpha, None), "x where it is larger than alpha, else 0"
+    lambda input_val, alpha: TARGETS["THRESHOLDED_RELU"](input_val, alpha, None),
+    "x where it is larger than alpha, else 0",
 )
 
 

@@ -1,11 +1,8 @@
 """Attention."""
 
-from __future__ import annotations
-
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 
 scaled_dot_product_attention = block(
     lambda query, key, value, is_causal, scale: call(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call
 from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 

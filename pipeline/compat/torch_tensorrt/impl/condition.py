@@ -1,9 +1,6 @@
 """Elementwise selection between two tensors."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 
 where = select = block(
     lambda input, other, condition: call(aten.where.self, condition, input, other),

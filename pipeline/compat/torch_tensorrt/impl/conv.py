@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.compat.torch_tensorrt.blocks import block, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Call, Expression, aten, block, call, unless
+from pipeline.compat.torch_tensorrt.values import per_dim
 
 Sizes = int | Sequence[int] | None
-
-
-def _per_dim(value: Sizes, dims: int, default: int) -> list[int]:
-    values = [default] if value is None else [value] if isinstance(value, int) else list(value)
-    return values * dims if len(values) == 1 else values
 
 
 def convolution(
@@ -27,8 +22,9 @@ def convolution(
     plain = ranges == (None, None)
     unless(plain, name, "dynamic ranges are set by quantize and dequantize layers", "leave scale and zero_point out")
     dims = len(tensors[1].shape) - 2
-    stride, padding, dilation = (_per_dim(v, dims, d) for v, d in zip(spatial, (1, 0, 1), strict=True))
-    transposed, added = output_padding is not None, _per_dim(output_padding, dims, 0)
+    given = zip(spatial, (1, 0, 1), strict=True)
+    stride, padding, dilation = (per_dim(default if size is None else size, dims) for size, default in given)
+    transposed, added = output_padding is not None, per_dim(output_padding or 0, dims)
     return call(aten.convolution.default, *tensors, stride, padding, dilation, transposed, added, groups or 1)
 
 

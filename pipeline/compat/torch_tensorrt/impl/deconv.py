@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, block
 from pipeline.compat.torch_tensorrt.impl.conv import Sizes, convolution
 
 

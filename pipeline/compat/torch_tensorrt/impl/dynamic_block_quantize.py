@@ -1,7 +1,5 @@
 """Refuse Torch-TensorRT's block quantization; it is compiled from its own operators."""
 
-from __future__ import annotations
-
 from pipeline.compat.torch_tensorrt.blocks import refused
 from pipeline.compat.torch_tensorrt.impl.quantize import INSTEAD, WHY
 

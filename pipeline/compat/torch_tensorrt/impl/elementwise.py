@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one
 
 TARGETS: Final = {
     "SUM": aten.add.Tensor,

@@ -1,9 +1,6 @@
 """Tensors of one number."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 full = block(

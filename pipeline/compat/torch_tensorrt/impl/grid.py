@@ -1,9 +1,6 @@
 """Sampling on a grid."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 
 grid = block(
     lambda input, grid, interpolation_mode, padding_mode, align_corners, output_mask=None: call(

@@ -1,8 +1,5 @@
 """Linear layers."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import of_one
-from pipeline.compat.torch_tensorrt.calls import aten
+from pipeline.compat.torch_tensorrt.blocks import aten, of_one
 
 linear = of_one(aten.linear.default, "input", "weight", "bias")

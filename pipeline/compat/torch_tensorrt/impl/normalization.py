@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one, unless
 
 
 @block
@@ -29,12 +28,7 @@ def batch_norm(
     return [made, None, None] if return_mean_rstd else made
 
 
-layer_norm = block(
-    lambda input, normalized_shape, weight, bias, eps, cudnn_enable=False: call(
-        aten.layer_norm.default, input, normalized_shape, weight, bias, eps
-    ),
-    "aten.layer_norm.default",
-)
+layer_norm = of_one(aten.layer_norm.default, "input", "normalized_shape", "weight", "bias", "eps", cudnn_enable=False)
 native_layer_norm = block(
     lambda input, normalized_shape, weight, bias, eps: [
         call(aten.layer_norm.default, input, normalized_shape, weight, bias, eps),
@@ -43,12 +37,7 @@ native_layer_norm = block(
     ],
     "aten.layer_norm.default -> [tensor, None, None]",
 )
-group_norm = block(
-    lambda input, num_groups, weight, bias, eps, cudnn_enabled=False: call(
-        aten.group_norm.default, input, num_groups, weight, bias, eps
-    ),
-    "aten.group_norm.default",
-)
+group_norm = of_one(aten.group_norm.default, "input", "num_groups", "weight", "bias", "eps", cudnn_enabled=False)
 native_group_norm = block(
     lambda input, weight, bias, N, C, HxW, group, eps: [
         call(aten.group_norm.default, input, group, weight, bias, eps),

@@ -1,9 +1,6 @@
 """Permutation and rolling of dims."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call, of_one
 
 permute = of_one(aten.permute.default, "input", "permutation")
 roll = block(

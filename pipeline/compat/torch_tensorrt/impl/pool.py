@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import block, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, unless
+from pipeline.compat.torch_tensorrt.values import per_dim
 
 AVERAGE: Final = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 LARGEST: Final = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool3d.default}
@@ -18,12 +18,6 @@ ADAPTIVE: Final = {
 """The adaptive average pooling operators, by the number of dims of a window."""
 
 Sizes = int | Sequence[int]
-
-
-def _per_dim(value: Sizes, dims: int) -> list[int]:
-    """Return a number for each dim."""
-    values = [value] if isinstance(value, int) else list(value)
-    return values * dims if len(values) == 1 else values
 
 
 @block
@@ -38,7 +32,7 @@ def avg_poolNd(
 ) -> Expression:
     """aten.avg_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
     dims = len(kernel_size)
-    spatial = (list(kernel_size), _per_dim(stride, dims), _per_dim(padding, dims))
+    spatial = (list(kernel_size), per_dim(stride, dims), per_dim(padding, dims))
     unless(dims > 1 or divisor_override is None, "impl.pool.avg_poolNd", "a row has no divisor_override", "scale it")
     own = () if dims == 1 else (divisor_override,)
     return call(AVERAGE[dims], input, *spatial, ceil_mode, count_include_pad, *own)
@@ -55,7 +49,7 @@ def max_poolNd(
 ) -> Expression:
     """aten.max_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
     dims = len(kernel_size)
-    spatial = (list(kernel_size), _per_dim(stride, dims), _per_dim(padding, dims), _per_dim(dilation, dims))
+    spatial = (list(kernel_size), per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims))
     return call(LARGEST[dims], input, *spatial, ceil_mode)
 
 
@@ -68,4 +62,4 @@ def adaptive_avg_poolNd(input: Argument, output_size: Sequence[int]) -> Expressi
 @block
 def adaptive_avg_pool1d(input: Argument, output_size: Sizes) -> Expression:
     """aten.adaptive_avg_pool1d.default"""
-    return call(ADAPTIVE[1], input, _per_dim(output_size, 1))
+    return call(ADAPTIVE[1], input, per_dim(output_size, 1))

@@ -1,9 +1,6 @@
 """PReLU."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 
 prelu = block(
     lambda input, weight: call(

@@ -1,7 +1,5 @@
 """Quantization, by its own operators only."""
 
-from __future__ import annotations
-
 from pipeline.compat.torch_tensorrt.blocks import refused
 
 WHY = "quantize and dequantize layers come from a model's own quantize and dequantize operators"

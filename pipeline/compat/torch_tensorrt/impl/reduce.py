@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.aten.types import Operator
-from pipeline.compat.torch_tensorrt.blocks import Block, block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.aten.types import Function, Operator
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call
 
 
 def _dims(dim: Argument) -> list[int]:
@@ -47,7 +46,7 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
     return made
 
 
-def _extreme(name: str, indexed: Operator, plain: Operator) -> Block:
+def _extreme(name: str, indexed: Operator, plain: Operator) -> Function:
     """Return a block for the largest or smallest element, along one dim also its index -> [values, indices]"""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:

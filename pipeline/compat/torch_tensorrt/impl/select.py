@@ -1,9 +1,6 @@
 """Indexing and scattering."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import block, of_one, refused
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call, of_one, refused
 
 select = of_one(aten.select.int, "input", "dim", "index")
 index_select = of_one(aten.index_select.default, "input", "dim", "index")

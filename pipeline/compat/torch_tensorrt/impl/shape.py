@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.aten.types import Argument, Target
-from pipeline.compat.torch_tensorrt.source_ir import SourceIR
-from pipeline.compat.torch_tensorrt.values import Conversion, context_of, remembered, sizes_of
+from pipeline.compat.torch_tensorrt.values import Conversion, SourceIR, context_of, sizes_of
 from pipeline.impl import base
 from pipeline.trt import trt
 
@@ -19,7 +18,10 @@ def shape(
     x = base.tensor(ctx, name, input_val)
     if dim is None:
         return base.shape_tensor(ctx, name, base.sizes(ctx, name, x))
-    return remembered(ctx, base.size_tensor(ctx, name, base.size(ctx, name, x, dim)), sizes_of(ctx, x)[dim])
+    made, size = base.size_tensor(ctx, name, base.size(ctx, name, x, dim)), sizes_of(ctx, x)[dim]
+    if size is not None:
+        ctx.held_sizes[id(made)] = size, made
+    return made
 
 
 def get_shape_with_dynamic_shape(

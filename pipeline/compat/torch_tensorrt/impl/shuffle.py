@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one
 
 pixel_shuffle = of_one(aten.pixel_shuffle.default, "input", "upscale_factor")
 pixel_unshuffle = of_one(aten.pixel_unshuffle.default, "input", "downscale_factor")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one
 
 slice_op = of_one(aten.slice.Tensor, "input", "dim", "start", "stop", "step")
 expand = of_one(aten.expand.default, "input_t", "shape")

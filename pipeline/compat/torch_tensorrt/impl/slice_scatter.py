@@ -1,9 +1,6 @@
 """A slice of a tensor replaced by another tensor."""
 
-from __future__ import annotations
-
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import aten, call
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 
 slice_scatter = block(
     lambda input, src, dim, start=None, end=None, step=None: call(

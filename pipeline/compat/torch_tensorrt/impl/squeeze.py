@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.compat.torch_tensorrt.blocks import block
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call
 
 
 @block

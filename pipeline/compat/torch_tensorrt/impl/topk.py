@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.compat.torch_tensorrt.blocks import block, of_one
-from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Call, Expression, aten, block, call, of_one
 
 argmax = of_one(aten.argmax.default, "input", "dim", keep_dim=False)
 argmin = of_one(aten.argmin.default, "input", "dim", keep_dim=False)

@@ -6,8 +6,7 @@ from typing import Final
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one, unless
 from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 _NAMES: Final = """exp log sqrt abs neg sin cos tan sinh cosh asin acos atan asinh acosh atanh ceil floor erf sign round

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import block, unless
-from pipeline.compat.torch_tensorrt.calls import Argument, Expression, aten, call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, unless
 
 NEAREST: Final = {1: aten.upsample_nearest1d.vec, 2: aten.upsample_nearest2d.vec, 3: aten.upsample_nearest3d.vec}
 SMOOTH: Final = {
