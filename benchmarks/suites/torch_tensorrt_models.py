@@ -35,11 +35,16 @@ CONFTEST = 'import pytest\n\n\n@pytest.fixture(params=["dynamo"])\ndef ir(reques
 NO_GPU = re.compile("requires CUDA|not compiled with CUDA")
 SETTINGS = ("min_block_size", "torch_executed_ops", "require_full_compilation")
 THEIRS = {"output_format", "enable_autocast"}
+SUFFIX = ".trtp"
+CAPABILITY = (9, 0)
+"""That of the GPU that the tests are told of: some ask for it when they are imported."""
 BEYOND = {
     "test_hf_static_cache_xfail.py::TestHFStaticCacheCurrentLimitations::test_compile_fails_with_known_error": "it"
     " asserts the words of an error of Torch-TensorRT",
     "test_dtype_support.py::TestBF16Support::test_bf16_torch_compile": "eager adds the bias before it rounds to"
     " bfloat16, the reference executor after: the test asserts less than a unit in the last place",
+    "test_export_serde.py::test_save_load_ts[dynamo]": "it asserts the type of Torch-TensorRT's modules",
+    "test_export_serde.py::test_save_load_aoti[dynamo]": "it asserts the type of Torch-TensorRT's modules",
 }
 """What tests assert that no result has to hold, by their names."""
 _programs: list[pipeline.Compiled] = []
@@ -65,10 +70,10 @@ class Theirs:
 
 
 class Module:
-    """A compiled model, which a test may call. What else the modules of Torch-TensorRT have is theirs."""
+    """A compiled model, which a test may call and save. What else the modules of Torch-TensorRT have is theirs."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
+    def __init__(self, compiled: pipeline.Compiled) -> None:
+        self.compiled, self.module = compiled, compiled.module("reference")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -107,7 +112,32 @@ def compile(
     except ValueError as error:  # sizes that the export does not have
         raise CaptureError(str(error)) from error
     compiled: pipeline.Compiled = ours(program)
-    return Module(compiled.module("reference"))
+    return Module(compiled)
+
+
+def trace(model: Any, *_: Any, **__: Any) -> Any:
+    """Return the model: `compile` captures it, with the inputs that it is given."""
+    return model
+
+
+def save(module: Any, path: Any, *_: Any, output_format: str = "exported_program", **__: Any) -> None:
+    """Save a compiled model in our format."""
+    if not isinstance(module, Module) or output_format != "exported_program":
+        raise TheirsError(f"save of {type(module).__name__} as {output_format}")
+    module.compiled.save(f"{path}{SUFFIX}")
+
+
+class Saved:
+    """A file, as an exported program whose module the tests call."""
+
+    def __init__(self, path: Any) -> None:
+        if not Path(f"{path}{SUFFIX}").exists():
+            raise TheirsError("load of another format")
+        self.path = f"{path}{SUFFIX}"
+
+    def module(self) -> Module:
+        """Load the program."""
+        return Module(pipeline.load(self.path))
 
 
 def compiler(options: Mapping[str, Any]) -> Any:
@@ -140,6 +170,11 @@ def similar(one: torch.Tensor, other: torch.Tensor) -> float:
 
 KNOWN: Mapping[str, Any] = {
     "compile": compile,
+    "trace": trace,
+    "save": save,
+    "load": Saved,
+    "prepare_inputs": lambda inputs, *_, **__: tree_map(lambda leaf: leaf, inputs),
+    "get_model_device": lambda _: torch.device("cpu"),
     "Input": Input,
     "Device": lambda *_, **__: None,
     "cosine_similarity": similar,
@@ -155,6 +190,7 @@ KNOWN: Mapping[str, Any] = {
 def cases(source: Path) -> Iterator[Case]:
     """Yield a case for each test in the files of a folder."""
     stand_ins(KNOWN, Theirs)
+    torch.cuda.get_device_capability = lambda *_: CAPABILITY
     with suppress(AssertionError):  # an earlier call has registered it
         register_backend(backend, PEER)
     folder = Path(tempfile.mkdtemp(prefix="peer-models-"))
