@@ -14,7 +14,7 @@ import pipeline
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 400
-MEDIAN = 120
+MEDIAN = 130
 LONGEST_FUNCTION = 50
 SHARED = 8
 BINDINGS = {"tensorrt", "tensorrt_rtx"}
@@ -71,7 +71,7 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert not [name(path) for path in ALL if len(path.read_text().splitlines()) > LONGEST]
 
 
-def test_half_of_the_files_have_at_most_120_lines() -> None:
+def test_half_of_the_files_have_at_most_130_lines() -> None:
     assert statistics.median(len(path.read_text().splitlines()) for path in PACKAGE) <= MEDIAN
 
 

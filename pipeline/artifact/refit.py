@@ -82,9 +82,7 @@ def remade(
     tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has
     folded one away.
     """
-    engines = zip(compiled.engines, compiled.networks, strict=True)
-    refittable = [engine.refittable for engine, network in engines if network.weights]
-    refits, loaded = has_gpu() and bool(refittable) and all(refittable), is_loaded(compiled)
+    refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     compiled = evolve(compiled, refit_map=recipes)
@@ -98,6 +96,13 @@ def remade(
     if loaded:
         return rebuilt(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
+
+
+def _refittable(compiled: Compiled) -> bool:
+    """Return whether all engines with weights are refittable."""
+    engines = zip(compiled.engines, compiled.networks, strict=True)
+    have = [engine.refittable for engine, network in engines if network.weights]
+    return bool(have) and all(have)
 
 
 def with_lora(

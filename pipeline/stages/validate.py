@@ -134,11 +134,10 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
         yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
     yield from islice(_untuned_sizes(node, program), 1)
     for what, value in _values(node):
-        if isinstance(value, torch.SymBool):
-            yield Rejection(f"{what} is a symbolic bool, which stays in Python")
-        elif isinstance(value, torch.SymFloat):
-            if node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
-                yield Rejection(f"{what} is a symbolic float, which stays in Python")
+        if isinstance(value, torch.SymBool | torch.SymFloat):
+            is_float = isinstance(value, torch.SymFloat)
+            if not is_float or node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
+                yield Rejection(f"{what} is a symbolic {'float' if is_float else 'bool'}, which stays in Python")
         elif isinstance(value, torch.Tensor):
             yield from _tensor_limits(what, value, program.settings)
             yield from islice(_unbounded(what, value, program), 1)

@@ -107,7 +107,8 @@ def test_a_plan_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     driven: Any = Driven()
     driven.compiled = result
     parts: list[Any] = [
-        module._part(driven, result, s, {}, lambda name: torch.zeros(0), loaded) for s in result.partitioned.segments
+        module.ProgramModule._part(driven, result, s, {}, lambda name: torch.zeros(0), loaded)
+        for s in result.partitioned.segments
     ]
     assert loads == ["engine_0", f"engine_{LAYERS - 1}"]
     assert [part.cuda_engine for part in parts] == ["engine_0"] * (LAYERS - 1) + [f"engine_{LAYERS - 1}"]
