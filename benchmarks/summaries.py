@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import figures, real_tables, sharded_tables
+from benchmarks import figures, real_tables, sharded_tables, token_tables
 from benchmarks.environment import RESULTS
 from benchmarks.floors import floor_ms
 from benchmarks.markdown import filled, table
@@ -120,11 +120,13 @@ def speed(results: Path = RESULTS) -> str:
     rows = [row for data in found for row in _measured(data)]
     ranks = [row for data in found for row in sharded_tables.table_rows(data)]
     parts = [row for data in found for row in sharded_tables.overhead_rows(data)]
+    steps = [row for data in found for row in token_tables.summary(data, _on(data))]
     files = ([f"[{data['name']}]({DATA}/{data['name']}.json)", _kind(data), data["date"], _gpu(data)] for data in found)
     return "\n".join(
         [
             SPEED_HEAD,
             *table(SPEED_COLUMNS, rows),
+            *((token_tables.SUMMARY_HEAD, *table(token_tables.SUMMARY_COLUMNS, steps)) if steps else ()),
             *((sharded_tables.HEAD, *table(sharded_tables.COLUMNS, ranks)) if ranks else ()),
             *((sharded_tables.OVERHEAD_HEAD, *table(sharded_tables.OVERHEAD_COLUMNS, parts)) if parts else ()),
             FILES_HEAD,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.markdown import filled, table, where
@@ -36,6 +37,15 @@ constants of the engine, or *inputs*, which are copied before a call where they 
 a layer's kernels and their microseconds, which the profiler makes a little longer, without such copies.
 """
 
+SUMMARY_HEAD = """
+## Tokens and prompts of language models
+
+Decoders like Llama with random weights, default settings and `cuda_graphs=True`: milliseconds of a step that writes the
+last positions of the cache, for one token or a prompt, beside transformers' static cache under
+`torch.compile(mode="reduce-overhead")`; awaited / one after the other. *Ratio* is ours to theirs in the measure that is
+worse for us, and *copy* the weights that ours reads in parts of what a copy moves on that GPU.
+"""
+SUMMARY_COLUMNS = ["model", "dtype", "batch", "positions", "tokens", "on", "ours", "torch.compile", "ratio", "copy"]
 OURS, COMPILED = ("pipeline + graph", "pipeline + graph, prompt_lens"), "static cache, reduce-overhead"
 _TOKENS = ["model", "way", "GPU ms", "over torch.compile", "bandwidth", "host µs"]
 _READY = ["model", "without torch.export", "torch.export", "dearest stages", "first step", "host GB", "GPU GB"]
@@ -49,6 +59,20 @@ def tokens(data: dict[str, Any]) -> str:
     rows = [_row(row, compiled.get(_subject(row))) for row in found]
     head = f"## Tokens on {data['machine']['gpu']}\n"
     return "\n".join([head, filled(where(data)), filled(TOKENS.format(**data)), *table(_TOKENS, rows), ""])
+
+
+def summary(data: dict[str, Any], on: str) -> Iterator[list[str]]:
+    """Yield a row for each step of ours that was measured beside torch.compile's in one run, both measures there."""
+    fields = ("model", "dtype", "batch", "positions", "tokens")
+    found = {(*(row.get(field, 1) for field in fields), row["method"]): row for row in data.get("tokens", [])}
+    for (*step, method), row in found.items():
+        other = found.get((*step, COMPILED))
+        if method == OURS[0] and other and all("calls_per_second" in each for each in (row, other)):
+            ours, theirs = ((each["gpu_ms"], 1e3 / each["calls_per_second"]) for each in (row, other))
+            ratio = max(a / b for a, b in zip(ours, theirs, strict=True))
+            times = (f"{a:.3g} / {b:.3g}" for a, b in (ours, theirs))
+            copy = f"{100 * row['bandwidth']:.0f}%" if "bandwidth" in row else ""
+            yield [*map(str, step), on, *times, f"{ratio:.2f}", copy]
 
 
 def prompts(data: dict[str, Any]) -> str:

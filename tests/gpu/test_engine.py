@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pipeline import ExecutionError
+from pipeline.runtime.engine_buffers import OutputBuffer
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.trt import CAPABILITIES, to_trt, trt
 from tests.gpu.networks import Ranges, engine_of, on_gpu, runner_of
@@ -253,7 +254,8 @@ def test_an_output_through_an_allocator(shape: tuple[int, ...]) -> None:
     """As outputs whose shape depends on data get their memory; RTX has no layer that needs it, but asks if told to."""
     runner = runner_of(doubled(torch.ones(shape)))
     session = runner._session
-    session._buffer(session.known["out0"])
+    buffer = session.buffers["out0"] = OutputBuffer(session.known["out0"], session.device)
+    session._in.allocate_with("out0", buffer)
     results = []
     for i in range(3):
         x = torch.full(shape, float(i), device="cuda")
