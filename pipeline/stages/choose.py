@@ -31,7 +31,8 @@ from pipeline.runtime.collective_calls import collective_calls, runs_alone, with
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import compiled_kernels, share_kernels
 from pipeline.runtime.ranks import of_all_ranks
-from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, for_torch, in_words, matmuls_in_torch
+from pipeline.stages.faster_in_torch import for_torch, in_words
+from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls_in_torch
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined

@@ -26,7 +26,7 @@ from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.records.sharding import Alone
 from pipeline.runtime.collective_calls import called, without_ranks
-from pipeline.stages import choose, matmuls_in_torch
+from pipeline.stages import choose, faster_in_torch
 from pipeline.stages.choose import Choose
 from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, mesh, run, sharded
 from tests.distributed.models import SIZES, TEXT
@@ -89,9 +89,9 @@ def a_gpu() -> Iterator[None]:
         patched.setattr(choose, "_is_here", lambda compiled: True)
         patched.setattr(choose, "share_kernels", lambda before, after: None)
         patched.setattr(choose, "_free_memory", lambda: None)
-        patched.setattr(matmuls_in_torch, "LEAST", 0)
-        patched.setattr(matmuls_in_torch, "QUERIES", 2)
-        patched.setattr(matmuls_in_torch, "HALVES", (torch.float32,))
+        patched.setattr(faster_in_torch, "LEAST", 0)
+        patched.setattr(faster_in_torch, "QUERIES", 2)
+        patched.setattr(faster_in_torch, "HALVES", (torch.float32,))
         yield
 
 

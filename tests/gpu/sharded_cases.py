@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import pipeline
 from benchmarks.sharded import by_plan, cuda, device, step_of
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.stages import choose, matmuls_in_torch
+from pipeline.stages import choose, faster_in_torch
 from pipeline.trt import CAPABILITIES
 from tests.distributed.cases import BY_ROWS_AND_COLUMNS, COLLECTIVES, ROWS, Block, Reduced, in_engines
 from tests.distributed.models import TEXT, vit_and_plan
@@ -122,8 +122,8 @@ def llama_with_measured_forms(rank: int, folder: Path) -> None:
     compile = pipeline.default(cuda_graphs=cuda(), measurements=kept).replace("choose", choose.Choose(timer))
     with nccl(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(choose, "LARGE", 0)
-        patched.setattr(matmuls_in_torch, "LEAST", 0)
-        patched.setattr(matmuls_in_torch, "QUERIES", 2)
+        patched.setattr(faster_in_torch, "LEAST", 0)
+        patched.setattr(faster_in_torch, "QUERIES", 2)
         compiled = compile_for_generation(by_plan(llama(torch.float16)), max_cache_len=16, max_batch=2, compile=compile)
     agree(compiled)
     assert len(asked) == 6 * cuda()  # three forms in each of two profiles

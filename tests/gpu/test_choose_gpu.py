@@ -16,7 +16,7 @@ from pipeline.compiled import Compiled
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.runtime import few_rows
 from pipeline.runtime.grouped_attention import SDPA, attention
-from pipeline.stages import choose, matmuls_in_torch
+from pipeline.stages import choose, faster_in_torch
 
 pytestmark = pytest.mark.gpu
 
@@ -52,8 +52,8 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
     torch_compile: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "LARGE", 0)
-    monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
-    monkeypatch.setattr(matmuls_in_torch, "QUERIES", 2)
+    monkeypatch.setattr(faster_in_torch, "LEAST", 0)
+    monkeypatch.setattr(faster_in_torch, "QUERIES", 2)
     monkeypatch.setattr(few_rows, "LEAST", 0)
     monkeypatch.setattr(few_rows, "LEAST_OF_SEVERAL", 0)
     by_kernels = Mock(wraps=few_rows.attention)

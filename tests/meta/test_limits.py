@@ -71,7 +71,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (1_990, ("aten/",)),
     "sizes": (1_180, ("shapes/",)),
     "stages": (
-        3_650,
+        3_670,
         (
             "stages/",
             "compose/",

@@ -21,9 +21,9 @@ from pipeline.profiling import measure, measurements, segment_costs
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.runtime import few_rows
-from pipeline.stages import choose, matmuls_in_torch, unbuilt
+from pipeline.stages import choose, faster_in_torch, unbuilt
 from pipeline.stages.choose import Choose
-from pipeline.stages.matmuls_in_torch import for_torch, in_words
+from pipeline.stages.faster_in_torch import for_torch, in_words
 from pipeline.verification.engines_in_torch import captured_in_torch
 from pipeline.verification.samples import sample, usual_sizes
 from tests.compat import families
@@ -288,8 +288,8 @@ def test_matmuls_of_a_profile_run_in_pytorch(
     split: set[int], by_profile: tuple[Compiled, Choose], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(choose, "LARGE", 0)
-    monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
-    monkeypatch.setattr(matmuls_in_torch, "HALVES", (torch.float32,))
+    monkeypatch.setattr(faster_in_torch, "LEAST", 0)
+    monkeypatch.setattr(faster_in_torch, "HALVES", (torch.float32,))
     (program, stage), store, times = by_profile, Store(), ProfileTimes({1: 2.0})
     times.split = dict.fromkeys(split, 1.5)  # 2 in engines in profile 0, and 3 with engines in PyTorch in profile 1
     found = evolve(stage, timer=times, kept=store)(program)
@@ -382,7 +382,7 @@ def test_long_prompts_attend_in_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> 
     sizes: dict[str, Any] = {"max_cache_len": 256, "max_batch": 2, "max_prompt_len": 128, "executor": "reference"}
     compile = pipeline.default().replace("build", unbuilt)
     program = compile_for_generation(model, **sizes, compile=compile).compiled["decoder"].program
-    monkeypatch.setattr(matmuls_in_torch, "LEAST", 0)
+    monkeypatch.setattr(faster_in_torch, "LEAST", 0)
     names = [for_torch(program, profile) for profile in (0, 1)]
     words = {in_words(program, each) for each in names}
     assert words == {"matmuls by weights", "matmuls by weights and attention"}

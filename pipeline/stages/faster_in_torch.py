@@ -1,0 +1,75 @@
+"""Find the operators of a program that may be faster in PyTorch, which `choose` measures there: matmuls by weights, and
+attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.op_predicates import moves
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Node
+from pipeline.program import Program
+from pipeline.runtime.few_rows import attends, installed
+from pipeline.runtime.torch_segment import choice_of
+from pipeline.shapes.environment import expression, value_of
+from pipeline.trt import has_gpu
+from pipeline.verification.samples import usual_sizes
+
+LEAST: Final = 1 << 20
+"""The bytes of a weight from which a matmul by it may run in PyTorch: a GPU reads it in the time of a launch."""
+HALVES: Final = (torch.float16, torch.bfloat16)
+QUERIES: Final = 64
+"""The queries from which attention is tried in PyTorch, whose kernels write no products of queries and keys."""
+
+
+def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
+    """Return the operators that may be faster in PyTorch in calls of a profile: matmuls of halves by large weights, and
+    attention of many queries, or of one in a CUDA graph."""
+    matmuls = tuple(_matmuls(program))
+    return (*matmuls, *_attentions(program, profile)) if matmuls else ()
+
+
+def in_words(program: Program, names: Sequence[str]) -> str:
+    """Return what these operators are."""
+    inside = {*names}
+    attends = any(node.name in inside and does(node.target) is Does.ATTENDS for node in program.graph.nodes)
+    return "matmuls by weights and attention" if attends else "matmuls by weights"
+
+
+def _matmuls(program: Program) -> Iterator[str]:
+    """Yield the names of matmuls of halves by large weights, or by views of them."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and does(node.target) in (Does.MULTIPLIES, Does.PROJECTS):
+            sources = (_source(operand) for operand in node.all_input_nodes)
+            weights = (source.meta["val"] for source in sources if source.name in program.constants)
+            if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
+                yield node.name
+
+
+def _attentions(program: Program, profile: int | None) -> Iterator[str]:
+    """Yield the names of attentions with many queries at the usual sizes of a profile, or with one that a kernel takes
+    in a CUDA graph. Where no GPU is, measurements of one decide, which has Triton."""
+    nodes = [node for node in program.graph.nodes if node.op == "call_function" and does(node.target) is Does.ATTENDS]
+    sizes = usual_sizes(program, profile)[0] if nodes else {}
+    settings = program.settings
+    in_graph = settings.cuda_graphs and settings.torch_compile is None and (installed() or not has_gpu())
+    for node in nodes:
+        query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
+        queries = value_of(expression(query.shape[-2]), sizes)
+        one = in_graph and queries == 1 and attends(query[..., :1, :], key, value)
+        if query.dtype in HALVES and (one or queries >= QUERIES):
+            yield node.name
+            mask = argument(node, "attn_mask")
+            if isinstance(mask, Node) and (choice := choice_of(mask)) is not None:
+                yield from (choice.name, mask.name)
+
+
+def _source(node: Node) -> Node:
+    """Return the node whose elements another only moves."""
+    while moves(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
