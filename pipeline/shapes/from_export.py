@@ -128,6 +128,8 @@ def _symbol(
     low, high = _stated_bounds(ranges[symbol])
     if asked is not None:
         low, high = asked[0], high if asked[1] is None else asked[1]
+    elif high is None and low == 2:  # torch.export says 2 where it has not looked at 1, and its module takes 1
+        low = 1
     for expr, given in ranges.items():
         if not expr.is_Symbol and expr.free_symbols == {symbol}:
             solutions = (solved(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None)

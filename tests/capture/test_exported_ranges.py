@@ -51,3 +51,14 @@ def test_inputs_that_share_a_size_have_to_overlap() -> None:
     assert (symbol.range.min, symbol.range.max) == (4, 8)
     with pytest.raises(ValueError, match="no size is in both 2 to 4 and 8 to 16"):
         pipeline.capture(both, (between(2, 4), between(8, 16)))
+
+
+@pytest.mark.parametrize(("dim", "least"), [(Dim.AUTO, 1), (Dim.DYNAMIC, 1), (Dim("b"), 1), (Dim("b", min=3), 3)])
+def test_an_open_range_begins_where_torchs_module_begins(dim: object, least: int) -> None:
+    program = exported(dim)
+    call = pipeline.default()(program).module("reference")
+    x = torch.randn(least, 16)
+    torch.testing.assert_close(call(x), program.module()(x))
+    if least > 1:
+        with pytest.raises(pipeline.ShapeError, match=f"compiled for {least} to 16"):
+            call(torch.randn(least - 1, 16))
