@@ -42,9 +42,9 @@ SUMMARY_HEAD = """
 
 Decoders with random weights, of Llama's architecture unless the name says another, run with default settings and
 `cuda_graphs=True`. Times are milliseconds of a step that writes the last positions of the KV cache, for one token or a
-prompt: with a wait after each step / with steps one after the other. `torch.compile` runs transformers' static cache with `mode="reduce-overhead"`. *Ratio* is our
-time divided by theirs, in the measure that is worse for us. *Copy* is the bandwidth at which our step reads weights, as
-a part of the GPU's copy bandwidth.
+prompt: with a wait after each step / with steps one after the other. `torch.compile` runs transformers' static cache
+with `mode="reduce-overhead"`. *Ratio* is our time divided by theirs, in the measure that is worse for us. *Copy* is the
+bandwidth at which our step reads weights, as a part of the GPU's copy bandwidth.
 """
 SUMMARY_COLUMNS = ["model", "dtype", "batch", "positions", "tokens", "on", "ours", "torch.compile", "ratio", "copy"]
 OURS, COMPILED = ("pipeline + graph", "pipeline + graph, prompt_lens"), "static cache, reduce-overhead"
