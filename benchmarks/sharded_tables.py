@@ -21,17 +21,19 @@ Key: TypeAlias = tuple[str, int, int, int, str, str]
 HEAD = """
 ## Several GPUs
 
-Language models of float16, sharded over two GPUs with DTensor, random weights (`python -m benchmarks.sharded`). Times
-are milliseconds: of a decoded token after the prompt, of the NCCL kernels in it (which wait for the other rank), and of
-the prompt. *Share* is that of a rank's weights at the speed of a copy. *Tokens* counts the greedy ones that eager
-PyTorch has on one GPU, too, and *off* is the largest difference of the first one's logits. In float16, rounding changes
-tokens of random weights, eager's as well; in float32 (IEEE) it does not.
+Language models in float16 with random weights are sharded over two GPUs with DTensor (`python -m benchmarks.sharded`).
+*Token* and *prompt* are the milliseconds of a decoded token and of the prompt. *NCCL* is the time of a token's NCCL
+kernels, which includes waiting for the other rank. *Share* is the time to read a rank's weights at copy bandwidth, as a
+part of the token's time. *Tokens* counts the greedy tokens that equal those of eager PyTorch on one GPU. *Off* is the
+largest difference between the logits of the first token. In float16, rounding changes tokens of models with random
+weights, also in eager; in float32 (IEEE) it does not.
 """
 COLUMNS = ["model", "batch", "prompt", "method", "token", "NCCL", "prompt, ms", "share", "tokens", "off"]
 OVERHEAD_HEAD = """
-A step of so many tokens beside its parts, in ms: its engines in a row, and its collectives in a row
-(`python -m benchmarks.sharded_overhead`). *Overhead* is what remains: the host's work *between* these, and waiting for
-the other ranks. On CPUs the reference executor takes the place of engines, and gloo that of NCCL.
+The next table splits the milliseconds of a step of so many tokens (`python -m benchmarks.sharded_overhead`): *engines*
+and *collectives* are their times when they run one after the other, with their number. *Overhead* is the rest of the
+step: the host's work *between* them, and waiting for other ranks. On CPUs, the reference executor runs the networks
+and gloo the collectives.
 """
 OVERHEAD_COLUMNS = ["on", "model", "batch", "tokens", "method", "step", "engines", "collectives", "overhead", "between"]
 

@@ -21,21 +21,21 @@ DATA: Final = "../benchmarks/results"
 
 SPEED_HEAD = """# Speed
 
-After this page you know how fast compiled models are beside eager PyTorch, `torch.compile` and Torch-TensorRT, and
-which file has the details of each measurement. `python -m benchmarks.tables` writes the page.
+After this page you know how fast compiled models are compared with eager PyTorch, `torch.compile` and Torch-TensorRT,
+and which file has the details of each measurement. `python -m benchmarks.tables` writes the page.
 
-Times are milliseconds, on the GPU for a call that is awaited / for one of many that are not: *ours* with
-`cuda_graphs=True`, *eager* recorded in a CUDA graph where it can be, and the fastest mode of each of the others.
-Compare times of one row. *Error* is ours relative to eager's in the same dtype, both measured against float32.
-[Models](models.md) has those at the sizes of real checkpoints.
+Times are milliseconds of a call on the GPU: the latency of a call that the host waits for / the mean time of a call
+when many are enqueued. *Ours* has `cuda_graphs=True`, *eager* is recorded in a CUDA graph if possible, and the two
+others have their fastest mode. Compare only times in the same row. *Error* is our error divided by eager's error in the
+same dtype, both against float32. [Models](models.md) has models at the sizes of real checkpoints.
 """
 SPEED_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "Torch-TensorRT", "error"]
 FILES_HEAD = """
 ## The data
 
-Each file has the rows of one measurement, the date, the machine and the versions.
-[The report of 29 November 2026](notes/2026-11-29-benchmarks.md) shows them as tables and plots; `python -m
-benchmarks.tables --note` writes such a report of today's files.
+Each file contains the rows of one measurement, the date, the machine and the versions.
+[The report of 29 November 2026](notes/2026-11-29-benchmarks.md) shows the files as tables and plots; `python -m
+benchmarks.tables --note` writes such a report from the current files.
 """
 KINDS: Final = {
     "attention": "forms of attention",

@@ -40,10 +40,11 @@ a layer's kernels and their microseconds, which the profiler makes a little long
 SUMMARY_HEAD = """
 ## Tokens and prompts of language models
 
-Decoders like Llama with random weights, default settings and `cuda_graphs=True`: milliseconds of a step that writes the
-last positions of the cache, for one token or a prompt, beside transformers' static cache under
-`torch.compile(mode="reduce-overhead")`; awaited / one after the other. *Ratio* is ours to theirs in the measure that is
-worse for us, and *copy* the weights that ours reads in parts of what a copy moves on that GPU.
+Decoders with random weights, of Llama's architecture unless the name says another, run with default settings and
+`cuda_graphs=True`. Times are milliseconds of a step that writes the last positions of the KV cache, for one token or a
+prompt: with a wait after each step / with steps one after the other. `torch.compile` runs transformers' static cache
+with `mode="reduce-overhead"`. *Ratio* is our time divided by theirs, in the measure that is worse for us. *Copy* is the
+bandwidth at which our step reads weights, as a part of the GPU's copy bandwidth.
 """
 SUMMARY_COLUMNS = ["model", "dtype", "batch", "positions", "tokens", "on", "ours", "torch.compile", "ratio", "copy"]
 OURS, COMPILED = ("pipeline + graph", "pipeline + graph, prompt_lens"), "static cache, reduce-overhead"
