@@ -9,10 +9,10 @@ KINDS = {"Errors and warnings": ("Error", "Warning", "Exception")}
 
 
 def public() -> list[str]:
-    """The names of ``pipeline.__all__``, without importing it."""
+    """The public names of ``pipeline``, without importing it."""
     tree = ast.parse((ROOT / "pipeline" / "__init__.py").read_text(encoding="utf-8"))
-    lists = (n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")
-    return [name for name in ast.literal_eval(next(lists)) if not name.startswith("__")]
+    [places] = (n.value for n in tree.body if isinstance(n, ast.AnnAssign) and getattr(n.target, "id", "") == "_PLACES")
+    return sorted(name for names in ast.literal_eval(places.args[0]).values() for name in names.split())
 
 
 def title(name: str) -> str:
