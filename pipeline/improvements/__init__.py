@@ -1,6 +1,6 @@
-"""Passes that rewrite a program's graph for better networks: each is small, has a name, and can be left out.
+"""Passes that rewrite a program's graph so that TensorRT builds faster networks. Each can be left out by its name.
 
-A pass is a function of the same name as its module, declared by `improvement`, which also states the pass that it
+A pass is a function with the same name as its module, declared by `improvement`, which also states the pass that it
 follows.
 """
 
