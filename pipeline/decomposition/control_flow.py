@@ -219,8 +219,7 @@ class ControlFlow:
         return tuple(pasted(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
 
     def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit the steps of a scan. Each computes state and results from the last state and an element of each
-        sequence."""
+        """Emit a scan's steps. Each computes state and results from the state and elements of the sequences."""
         _, state, sequences, others = args
         [body] = branches(node)
         made = list[tuple[Argument, ...]]()

@@ -26,9 +26,8 @@ Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | 
 class Rule:
     """The dtype in which an operator is computed, and the reason.
 
-    ``"half"``: float32 inputs are cast to half precision. ``"float32"``: in the dtypes that the model has.
-    ``"inputs"``: in the widest dtype of the inputs except parameters. ``"said"``: the call states its dtype, or has
-    none.
+    ``"half"``: float32 inputs are cast to half precision. ``"float32"``: in the dtypes of the model. ``"inputs"``: in
+    the widest dtype of the inputs except parameters. ``"said"``: the call states its dtype, or has none.
     """
 
     mode: Mode
