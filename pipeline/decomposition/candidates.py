@@ -1,5 +1,5 @@
-"""List the functions that can decompose a call (registered ones, torch's, and torch's composites), find the functions
-that lead to a user's operator, and check a result against the operator's: number of tensors, dtype, rank and sizes."""
+"""List the functions that can decompose a call (registered ones, torch's, and torch's composites), find those that lead
+to a user's operator, and compare results with the operator's: number of tensors, dtype, rank and sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.shapes.environment import shape_of
 
 @frozen
 class Ways:
-    """The functions that decompose operators: registered ones and torch's, except for the operators in ``disabled``."""
+    """The decompositions of operators: registered and torch's, except for the operators in ``disabled``."""
 
     registered: DecompositionTable
     disabled: frozenset[Op] = frozenset()

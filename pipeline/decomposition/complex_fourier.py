@@ -112,7 +112,7 @@ def _each(z: Argument, function: Target) -> Argument:
 
 
 def _roots(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
-    """Return the size-th root of unity, raised to the power row times column."""
+    """Return the matrix of the size-th root of unity to the power row times column."""
     powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(size)
     if varies(size):
         cos, sin = _circle(size, like)

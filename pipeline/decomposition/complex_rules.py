@@ -200,7 +200,7 @@ def added(product: Rule) -> Rule:
 
 
 def convolution(x: Argument, weight: Argument, bias: Argument, *options: object) -> Argument:
-    """Return a convolution, linear in input and weight; torch supports complex ones only above this operator."""
+    """Return a convolution, linear in input and weight; torch has complex convolutions only above this operator."""
     result = bilinear(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
     if bias is None:
         return result

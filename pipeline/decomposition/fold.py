@@ -72,8 +72,8 @@ def fold(program: Program) -> Program:
 
 
 class _Recipes:
-    """The recipes of a program by placeholder, including the recipes that folding adds. Names of recipes are unique;
-    names of steps differ from those of parameters and of other nodes' steps, since recipes may be merged."""
+    """The recipes of a program by placeholder, including the recipes that folding adds. Recipe names are unique. Names
+    of steps differ from the names of parameters and of other nodes' steps, since recipes may be merged."""
 
     def __init__(self, program: Program) -> None:
         self.known = dict(program.constants)

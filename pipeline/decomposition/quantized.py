@@ -195,7 +195,7 @@ class _Normalizer:
 
 
 def _named(function: Argument, name: str) -> Argument:
-    """Give a function a separate name, so that its traces are not confused with others."""
+    """Give a function a unique name, which distinguishes its traces."""
     function.__name__ = name
     return function
 

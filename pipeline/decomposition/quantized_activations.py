@@ -1,9 +1,9 @@
 """Rewrite quantized activations: TensorRT-RTX supports FP8 and INT8 only for weights and quantize/dequantize pairs.
 
-A cast to E4M3 becomes a floating-point quantize/dequantize pair of scale 1, if its readers cast it back, directly or
-after moving elements: these read the pair. A cast with any other reader, such as a model output, stays. INT8 values
-between rounding and matmul are computed in int32: values clamped to INT8's range are the same there. Operators that
-only move such values run in int32, too.
+A cast to E4M3 becomes a floating-point quantize/dequantize pair of scale 1, if its readers cast the value back,
+directly or after moving elements; these readers then read the pair. A cast with any other reader, such as a model
+output, stays. INT8 values between rounding and matmul are computed in int32, in which values clamped to INT8's range
+are the same. Operators that only move such values run in int32, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""List the quantization operators in exported models: those of NVIDIA ModelOpt, torchao's PT2E and ``quantize_``, and
-torch. Operators are recognised by the names of their schemas, so none of these libraries is needed.
+"""List the quantization operators of exported models: NVIDIA ModelOpt's, torchao's (PT2E and ``quantize_``), and
+torch's. Operators are recognised by the names of their schemas, so none of these libraries is needed.
 
-Each function here (a form) expresses a call in plain operators and the operators of `pipeline.aten.quantized`.
+Each function is called a form: it expresses a call in plain operators and operators of `pipeline.aten.quantized`.
 """
 
 from __future__ import annotations

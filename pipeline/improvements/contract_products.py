@@ -38,7 +38,7 @@ def contract_products(rewriting: Rewriting) -> None:
 
 
 def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
-    """Return ``(a * b).sum(dims, keepdim)`` as a matmul that contracts those summed dims that both factors have."""
+    """Return ``(a * b).sum(dims, keepdim)`` as a matmul that contracts the summed dims that both factors have."""
     rank = max(a.dim(), b.dim())
     left, right = (_letters(x.shape, rank) for x in (a, b))
     kept = [letter for i, letter in enumerate(ascii_letters[:rank]) if i not in dims]

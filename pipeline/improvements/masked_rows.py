@@ -1,8 +1,8 @@
-"""masked_rows: return 0 for completely masked rows of an attention, as PyTorch does; softmax returns NaN there.
+"""masked_rows: return 0 for completely masked rows of an attention, as PyTorch does, where softmax returns NaN.
 
-A selection after each attention would cost a kernel. The pass avoids it. A mask that is the same for all queries
-(padding, say) masks whole batches: their values are set to 0, in the kernel that already reorders the values. Otherwise
-a linear layer usually follows, and rows of zeros become its bias: the bias is selected after the linear layer, where
+A separate selection after each attention would cost a kernel. A mask that is the same for all queries (padding, say)
+masks whole batches: the pass sets their values to 0, in the kernel that already reorders the values. Otherwise a linear
+layer usually follows, which turns rows of zeros into its bias: the pass selects the bias after the linear layer, where
 TensorRT already has a kernel for elementwise operators. The attention's new mask hides nothing in such rows.
 """
 

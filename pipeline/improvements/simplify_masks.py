@@ -63,7 +63,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
 
 
 def with_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
-    """Replace an attention by one with another mask, and with other values if given, if a converter accepts it."""
+    """Replace the mask of an attention, and its values if ``value`` is given, if a converter accepts the result."""
     query, key, own, _, *options = node.args
     rewriting.offer(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
 

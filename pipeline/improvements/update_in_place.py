@@ -96,7 +96,7 @@ def _buffer_write(placeholder: Node, whole: Node) -> Held | None:
 
 
 def _is_overwritten(view: Node) -> bool:
-    """Return whether the only reader of a slice is the copy that overwrites it, shapes aside."""
+    """Return whether a slice is read only by copies that overwrite it, which need only its shape."""
     return view.target is aten.slice.Tensor and all(
         user.target is aten.copy.default and user.args[0] is view for user in view.users
     )

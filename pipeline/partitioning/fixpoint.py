@@ -30,7 +30,7 @@ class Settled:
 def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> Settled:
     """Move operators to PyTorch until engines are large enough and not too many, and no border is too costly.
 
-    refused: the operators that must run in PyTorch, each with the reason. If there are none, one engine runs all.
+    refused: the operators that must run in PyTorch, each with the reason. If empty, one engine runs all operators.
     """
     reasons, given_up = dict(refused), set[int]()
     in_torch = [any(i in refused for i in inside) for inside in units.members]

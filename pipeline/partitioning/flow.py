@@ -117,7 +117,7 @@ def _inverse(edges: Iterable[Iterable[int]], count: int) -> Edges:
 
 
 def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
-    """Return the nodes to copy: cheap ones that engines can run, computed from constants and sizes by few nodes."""
+    """Return the nodes to copy: cheap nodes that engines can run, computed from constants and sizes by few nodes."""
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:

@@ -14,7 +14,7 @@ from pipeline.partitioning.flow import Flow, Node
 
 @frozen
 class Submodules:
-    """The submodules that are not split: those whose path has ``depth`` names (``encoder.layer.0`` has 3) or that end
+    """The submodules that are not split: submodules whose path has ``depth`` names (``encoder.layer.0`` has 3) or ends
     before, or the outermost submodules whose path matches ``pattern`` (``encoder.layer.?``)."""
 
     depth: int = 1

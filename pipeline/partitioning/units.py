@@ -120,8 +120,8 @@ def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int
 
 
 def _steps(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """Yield groups of operators, each the only reader of the result before: a single operator, or (as in ``x *
-    sigmoid(x)``) several elementwise operators, the last of which reads the results of all others."""
+    """Yield groups of operators, each the only reader of the previous result. A group is one operator, or several
+    elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
     at = start
     for _ in range(LONGEST):
         readers = sorted(flow.after[at])

@@ -1,4 +1,4 @@
-"""Determine which kernel bugs to avoid (those of the TensorRT in use, unless an experiment says otherwise), and mark
+"""Determine which kernel bugs to avoid: those that the TensorRT in use has, unless an experiment says otherwise. Mark
 the nodes of a segment at which they are avoided."""
 
 from __future__ import annotations

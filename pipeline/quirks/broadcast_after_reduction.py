@@ -70,8 +70,7 @@ class HeldValues:
 
     def is_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
         """Return whether a kernel may store an input that a node broadcasts in registers: an element in each thread, or
-        a value that shifts the elements that it was reduced from, in their threads, if it is broadcast to other
-        elements."""
+        a value that shifts the elements that it was reduced from and is broadcast to other elements."""
         first = self._one(given)
         if first in self._kept:
             return True

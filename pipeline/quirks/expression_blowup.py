@@ -2,8 +2,8 @@
 (`expanded-loops`).
 
 TensorRT-RTX inlines values that a kernel reads through views, small reductions and matmuls over few elements, once for
-each read. 12 repetitions of ``u[1:] + u[:-1]`` on the last result are an expression of 4,096 terms, and 20 repetitions
-one of a million terms. The builder takes 0.1 ms or more for each term, and gigabytes of memory.
+each read. Repeating ``u[1:] + u[:-1]`` on the last result 12 times is an expression of 4,096 terms, and 20 times an
+expression of a million terms. The builder needs 0.1 ms or more for each term, and gigabytes of memory.
 """
 
 from __future__ import annotations

@@ -45,16 +45,21 @@ Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
 class Quirk:
     """A bug in TensorRT's kernels.
 
-    id: the name of the bug. fault: what TensorRT does wrong, and the size of the error. since, before: the versions of
-    TensorRT-RTX with the bug, from `since` until (excluding) `before`; None: no limit. flavours: the libraries for
-    which the bug is avoided. All bugs were measured with TensorRT-RTX. gpus: the GPUs on which the bug was measured.
-    capabilities: the compute capabilities of the GPUs with the bug; empty for all. trigger: what in a program triggers
-    the bug. instead: what the compiler does instead, and in which part. places: finds the places to mark in a segment;
-    None if no mark is needed. seen: how the bug shows in a plan or when an engine is loaded; empty if it does not show.
-    detector: finds the kernels with the bug in a plan; None if the plan does not show them. finding: the description of
-    such a kernel in a warning; {} stands for a result of the kernel. dtype: if not empty, only networks with tensors of
-    this dtype have the bug. test: the test that fails if the bug is not avoided. evidence: the note with the
-    measurements.
+    id: the name of the bug.
+    fault: what TensorRT does wrong, and the size of the error.
+    since, before: the versions of TensorRT-RTX with the bug, from `since` until (excluding) `before`; None: no limit.
+    flavours: the libraries for which the bug is avoided. All bugs were measured with TensorRT-RTX.
+    gpus: the GPUs on which the bug was measured.
+    capabilities: the compute capabilities of the GPUs with the bug; empty for all.
+    trigger: what in a program triggers the bug.
+    instead: what the compiler does instead, and in which part.
+    places: finds the places to mark in a segment; None if no mark is needed.
+    seen: how the bug shows in a plan or when an engine is loaded; empty if it does not show.
+    detector: finds the kernels with the bug in a plan; None if the plan does not show them.
+    finding: the description of such a kernel in a warning; {} stands for a result of the kernel.
+    dtype: if not empty, only networks with tensors of this dtype have the bug.
+    test: the test that fails if the bug is not avoided.
+    evidence: the note with the measurements.
     """
 
     id: str

@@ -293,8 +293,8 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
 
 
 def _largest_in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
-    """Return the largest size of a node's results for the example's tensors, given by placeholder. Return 0 if it
-    cannot be computed: a tensor is missing, or an earlier operator mutates its input."""
+    """Return the largest size of a node's results, computed from the example's tensors (by placeholder); 0 if that is
+    impossible: a tensor is missing, or an earlier operator mutates its input."""
     try:
         with torch.no_grad():
             made = _in_example(node, examples)

@@ -53,9 +53,8 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def fixed_numbers(graph: torch.fx.Graph) -> int:
-    """Return how many ints that the model computes from quotients of sizes the trace specialized, such as ``int(h //
-    14)`` or ``int(rows / (h * w / 16))``. Quotients of sizes that the requested dims make proportional are numbers
-    anyway."""
+    """Return how many ints, computed by the model from quotients of sizes, the trace specialized, such as
+    ``int(h // 14)``. Quotients of sizes that the requested dims make proportional are numbers anyway."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]

@@ -1,10 +1,10 @@
 """choose: ``Compiled`` → ``Compiled``. Run operators in PyTorch if they are faster there on this GPU.
 
-Before: any compiled program. After: its fastest variant: the same program; one in which PyTorch runs the operators of
-some engines; or the program before `decompose`, whose operators may be fewer and larger, as one segment of PyTorch. If
-each engine is for one profile, the last variant instead runs matmuls by weights, and attention of many queries or of
-one, in PyTorch. The reasons of ``coverage.fallback`` have both times. Small programs are not measured, nor are programs
-without a GPU. Ranks of a sharded model measure if ``measurements`` is a path, and choose the same variant.
+Before: any compiled program. After: its fastest variant. The variants are: the same program; the program with some
+engines replaced by PyTorch; and the program before `decompose`, whose operators may be fewer and larger, completely in
+PyTorch. If each engine is for one profile, the last variant instead runs matmuls by weights, and attention of many
+queries or of one, in PyTorch. The reasons of ``coverage.fallback`` have both times. Small programs are not measured,
+nor is any without a GPU. Ranks of a sharded model measure if ``measurements`` is a path, and choose the same variant.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class Choose:
     ``require_full_compilation``. If an engine and PyTorch take about the same time, two compilations may choose
     differently, unless the second reuses the measurements of the first.
 
-    timer: measures the segments of programs. kept: stores measurements for later compilations, and for compilations
-    without a GPU. before: the earlier stages of the pipeline.
+    timer: measures the segments of programs.
+    kept: stores measurements for later compilations, and for compilations without a GPU.
+    before: the earlier stages of the pipeline.
     """
 
     timer: Timer = field(default=measured, repr=False)

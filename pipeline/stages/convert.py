@@ -112,7 +112,7 @@ class _Conversion:
             self.ctx.note_shape(tensor, port.shape)
 
     def size(self, expr: Expr) -> int:
-        """Return an input's size in the network: -1 if it is dynamic, for a segment of one profile in that profile."""
+        """Return an input's size in the network: -1 if it is dynamic, within the segment's profile if it has one."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
@@ -298,8 +298,8 @@ class _Conversion:
 
     def output(self, port: Port, read: frozenset[str]) -> None:
         """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
-        and also a tensor that other layers ``read``: if one other output reads an output, two further outputs read that
-        one, and one kernel computes all, TensorRT-RTX 1.4 and 1.6 do not write the first (docs/tensorrt.md)."""
+        and also a tensor that other layers ``read``: TensorRT-RTX 1.4 and 1.6 do not write an output if one kernel
+        computes it, a single output that reads it, and two outputs that read the second (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:

@@ -51,8 +51,9 @@ def _matmuls(program: Program) -> Iterator[str]:
 
 
 def _attentions(program: Program, profile: int | None) -> Iterator[str]:
-    """Yield the names of attentions with many queries at the usual sizes of a profile, or with a single query that a
-    kernel for CUDA graphs supports. Without a GPU, a measurement on a machine with Triton decides."""
+    """Yield the names of attentions with many queries at the usual sizes of a profile, or with one query that a kernel
+    for CUDA graphs supports (with Triton, or without a GPU, where measurements of another machine decide), and of
+    masks."""
     nodes = [node for node in program.graph.nodes if node.op == "call_function" and does(node.target) is Does.ATTENDS]
     sizes = usual_sizes(program, profile)[0] if nodes else {}
     settings = program.settings

@@ -30,8 +30,9 @@ from pipeline.verification.recompile import Again
 class Load:
     """The load stage. It is skipped with ``load_built_engines=False``.
 
-    loader: loads a program's engines, and returns the engines that do not load. build: builds engines on trial, in this
-    process and without a cache. before: the earlier stages of the pipeline.
+    loader: loads a program's engines, and returns the engines that do not load.
+    build: builds engines on trial, in this process and without a cache.
+    before: the earlier stages of the pipeline.
     """
 
     loader: Loader = field(default=load_engines, repr=False)

@@ -65,8 +65,8 @@ def because(matmuls: Compiled, reason: Rejection) -> Compiled:
 
 
 def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
-    """Return a program that runs the calls of each profile like the given variant for that profile. All variants have
-    the same graph, and each of their engines is for one profile."""
+    """Return a program that runs the calls of each profile like the variant in ``forms`` for that profile. All variants
+    have the same graph, and each of their engines is for one profile."""
     first = next(iter(forms.values()))
     segments = tuple(segment for profile, form in forms.items() for segment in _in_profile(form, profile))
     inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}

@@ -93,8 +93,8 @@ class EnginePerProfile:
 
 
 def shared_weights(least: int = LEAST) -> SharedWeights:
-    """Return a stage that keeps large weights outside of engines: ``compile.insert(pipeline.shared_weights(),
-    after="partition")``.
+    """Return a stage that keeps large weights outside of engines:
+    ``compile.insert(pipeline.shared_weights(), after="partition")``.
 
     A module has one copy of these weights on its device, which all its engines and states read. Plans are small, a
     change of weights needs no new engine, and layers that differ only in weights share one engine, which is built and

@@ -98,7 +98,7 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
 
 
 def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: Claims) -> list[torch.fx.Node]:
-    """Return the calls that were left whole for the user's converters, but that none of these converters accepts."""
+    """Return the calls that were not decomposed because of the user's converters, none of which accepts them."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
