@@ -19,7 +19,7 @@ from pipeline.decomposition.complex_functions import Pair, bilinear, times
 from pipeline.shapes.environment import expression, largest
 
 LARGEST = 256
-"""The longest transform that is one matmul, and the largest prime factor of a longer one."""
+"""The longest transform that is a single matmul, and the largest prime factor of longer transforms."""
 
 LARGEST_VARYING = 1024
 """The longest transform of a dynamic length, which is always one matmul."""

@@ -29,7 +29,7 @@ from pipeline.shapes.environment import Shape, expression, shape_of, value_of
 functorch: Any = torch._C._functorch
 
 MOST_NODES: Final = 1024
-"""The most operators, in all steps together, of a scan that is unrolled."""
+"""The maximum number of operators, in all steps together, for which a scan is unrolled."""
 
 
 def obstacle(node: Node) -> str:

@@ -27,11 +27,11 @@ from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
 
 FREE_ELEMENTS = 1 << 20
-"""The most elements of a folded constant that is larger than its inputs: an engine would compute it at every call, and
-write as much memory as it would read."""
+"""The maximum number of elements of a folded constant that is larger than its inputs: an engine would compute it at
+every call, and write as much memory as it would read."""
 
 FREE_SPREAD = 1 << 16
-"""The same limit for operators that repeat elements: a kernel can read their result without expanding it in memory."""
+"""The same limit for operators that repeat elements: a kernel can read their result without storing the repetitions."""
 
 _UNDEFINED = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -39,8 +39,8 @@ _UNDEFINED = (
 )
 
 KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines run even if all their inputs are constant, so that weights stay quantized. Quantized forms
-that nothing decomposes are not folded either."""
+"""Operators that engines run even if all inputs are constant, so that weights stay quantized. Quantization operators
+that are not decomposed are not folded either."""
 
 
 def fold(program: Program) -> Program:

@@ -38,9 +38,9 @@ NUMBERS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
 """Arguments whose values decide the rewritten graph."""
 
 FEW: Final = 1024
-"""The size from which a constant tensor is not read as numbers."""
+"""The number of elements from which a constant tensor may be a weight, and is not read as numbers."""
 LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
-"""The libraries by the namespaces of their operators."""
+"""The library that has the operators of a namespace."""
 
 
 def normalized(program: Program) -> Program:

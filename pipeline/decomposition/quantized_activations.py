@@ -28,9 +28,9 @@ Node: TypeAlias = Argument
 E4M3: Final = torch.float8_e4m3fn
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAST: Final = 464
-"""The largest number that rounds to E4M3's greatest, 448."""
+"""The largest number that E4M3 rounds to its maximum, 448."""
 SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
-"""True if torch's cast to E4M3 saturates, as from 2.13 on; before, it returned NaN for larger numbers."""
+"""Whether torch's cast to E4M3 saturates, as from torch 2.13 on; older versions return NaN for larger numbers."""
 MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 DEQUANTIZE: Final = operators.dequantize.default
 

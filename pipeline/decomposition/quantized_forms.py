@@ -247,7 +247,7 @@ def _step(
 
 
 PAIR: Final = object()
-"""Marks a call as a pair: it quantizes and dequantizes."""
+"""Marks a call that both quantizes and dequantizes."""
 
 
 def _block_of(scale: Tensor, x: Tensor) -> tuple[int, ...]:
@@ -304,10 +304,10 @@ FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
         "aten::_scaled_mm": scaled_product,
     }
 )
-"""The forms by operator."""
+"""The form of each quantization operator."""
 
 PAIRS: Final = MappingProxyType(
     {name.replace("::quantize", "::dequantize"): name for name in FORMS if "::quantize_" in name and "ao" not in name}
     | {"torchao::dequantize_affine": "torchao::quantize_affine"}
 )
-"""The dequantizing operators, each with the quantizing one that it undoes."""
+"""The dequantizing operators, each with the quantizing operator that it undoes."""

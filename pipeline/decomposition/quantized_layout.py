@@ -23,11 +23,11 @@ from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
 
 Scales: TypeAlias = tuple[Node, list[int]]
-"""Scales, and the elements that share one along each dim."""
+"""Scales, and the number of elements along each dim that share a scale."""
 
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
 LENGTHS: Final = (128, 64, 32, 16)
-"""The block lengths into which rows of one scale are cut, if TensorRT supports a type in blocks only."""
+"""The block lengths into which rows with one scale are cut, if TensorRT supports a type only in blocks."""
 
 
 def laid_out(program: Program) -> Program:

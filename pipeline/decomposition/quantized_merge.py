@@ -29,10 +29,10 @@ TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
 BEFORE_1_7 = not CAPABILITIES.codes_beside_floats
 LEADING = (1,) if BEFORE_1_7 else ()
-"""The dims before flattened rows: 1.6.1 fuses matmuls of a batch of one matrix, 1.7.1 those of a matrix."""
+"""Leading dims of flattened rows: 1.6.1 fuses batched matmuls with a batch of 1, 1.7.1 matmuls of matrices."""
 KINDS = ("int8", "int4", "fp8")
 LONE = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
-"""The types that are fused for two rows but not for a single one."""
+"""The types for which TensorRT fuses matmuls of two rows, but not of a single row."""
 PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
 
 

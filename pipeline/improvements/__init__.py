@@ -24,7 +24,7 @@ def _passes() -> tuple[Improvement, ...]:
 
 
 PASSES: Final = _passes()
-"""All passes, in the order in which they run: each leaves the graph in the form that the next one expects."""
+"""All passes, in the order in which they run: each pass leaves the graph as the next pass expects it."""
 
 RENAMED: Final = {
     "gelus": "fuse_gelu",
@@ -37,6 +37,6 @@ RENAMED: Final = {
     "products": "merge_linears",
     "heads": "merge_head_views",
 }
-"""Former names of passes, for the error message with the new ones."""
+"""Former names of passes, with the new names for the error message."""
 
 __all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

@@ -17,10 +17,10 @@ from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype
 from pipeline.shapes.environment import shape_of
 
 LARGE: Final = 1 << 20
-"""The least elements of a product that pays: below this, permuting the factors for a matmul costs as much."""
+"""The minimum elements of a product: below this, permuting the factors for a matmul costs as much."""
 
 TIMES: Final = 4
-"""The least ratio that pays of a product's elements to those of its factors and its sum together."""
+"""The minimum ratio between the elements of a product and the elements of its factors and its sum together."""
 
 
 @improvement(after="split_doubles")

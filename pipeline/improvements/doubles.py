@@ -188,7 +188,7 @@ GIVEN: Final = {
     Form.CIRCLE: circle_of,
     Form.SUM: single,
 }
-"""The functions that create each form of an input: a tensor that is not float64, or a constant."""
+"""The functions that create each form of an input: of a tensor that is not float64, or of a constant."""
 
 DERIVED: Final = (
     (Form.SPLIT, Form.PARTS, same),
@@ -199,4 +199,4 @@ DERIVED: Final = (
     (Form.SINGLE, Form.SUM, same),
     (Form.TERMS, Form.SUM, total),
 )
-"""The functions that create a form of a value from another of its forms; the first match counts."""
+"""The functions that create a form of a value from another form of it; the first match applies."""

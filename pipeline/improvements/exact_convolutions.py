@@ -15,24 +15,24 @@ from pipeline.quirks import applies
 from pipeline.shapes.environment import bounds, shape_of
 
 TERMS, MAPS = 2304, 320
-"""The least terms of a sum and output channels for which the matmul is the default: the error in float16 grows with the
-terms, and the cost of reading the windows is shared by the channels."""
+"""The minimum number of terms of a sum and of output channels for which the pass uses a matmul by default: the error in
+float16 grows with the terms, and all output channels share the cost of reading the windows."""
 WINDOWS = 256 << 20
-"""The most bytes of windows that are written to memory by default: 65,536 pixels of 3 x 3 x 228 channels."""
+"""By default, the maximum bytes of windows that are written to memory: 65,536 pixels of 3 x 3 x 228 channels."""
 WINDOWS_AT_MOST = 1 << 30
-"""The most bytes of windows if `use_fp32_acc` is True."""
+"""The maximum bytes of windows if `use_fp32_acc` is True."""
 FEW_PIXELS = 4096
-"""The most pixels for which a convolution of many terms whose windows do not pay is in float32 by default, which takes
-2.5 times as long: a small part of a network's time."""
+"""The maximum number of pixels for which a convolution of many terms runs in float32 by default if a matmul of its
+windows does not pay. It then takes 2.5 times as long: a small part of a network's time."""
 FEW_TERMS = 128
-"""The most terms for which a sum in float16 is as exact as eager's: a depthwise kernel of 7 x 7 has 49."""
+"""The maximum terms for which a float16 sum is as exact as eager's: a depthwise kernel of 7 x 7 has 49 terms."""
 ALIGNED = 8
-"""The divisor of the number of terms that a fast float16 matmul needs."""
+"""A fast float16 matmul needs a multiple of this number of terms."""
 TAPS = 27
-"""The most elements of a kernel for which each is read by a slice."""
+"""The maximum number of kernel elements: a separate slice reads the pixels for each element."""
 MOSTLY = 0.8
-"""The least share of multiplications in matmuls for which 1 x 1 convolutions become matmuls too: TensorRT stores
-channels last around its own convolutions and first around matmuls, and each change costs a copy."""
+"""The minimum share of multiplications in matmuls for which 1 x 1 convolutions become matmuls, too: TensorRT stores
+channels last around its convolutions and channels first around matmuls, and each change of layout costs a copy."""
 
 
 @improvement(after="patch_embedding")

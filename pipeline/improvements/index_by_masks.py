@@ -10,7 +10,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, imp
 from pipeline.shapes.environment import shape_of
 
 POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
-"""Operators that return the coordinates at which a mask is true, one tensor a dim."""
+"""Operators that return the coordinates at which a mask is true, one tensor for each dim."""
 
 
 @improvement(after="simplify_masks")

@@ -18,7 +18,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 
 MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)
-"""The operators that may read a chain's results: TensorRT fuses none of them into the kernel before."""
+"""The operators that may read a chain's results: TensorRT fuses none of them into the preceding kernel."""
 
 
 @improvement(after="merge_head_views")

@@ -11,7 +11,7 @@ from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64
-"""The least elements of a large kernel."""
+"""The minimum number of elements of a large kernel."""
 
 
 @improvement(after="fold_batch_norm")

@@ -38,7 +38,7 @@ from pipeline.shapes.environment import Expr, shape_of
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 
 Dims: TypeAlias = Mapping[int, int]
-"""The dim along which each argument, by number, is read row by row; other arguments are read completely."""
+"""For each argument, by position, the dim along which it is read row by row; other arguments are read completely."""
 
 
 def rows_read(node: Node, dim: int) -> Dims | None:
@@ -111,11 +111,11 @@ READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...]
     (targets(Does.TRANSPOSES), lambda node, dim: {0: permutation(node)[dim]}),
     (targets(Does.COPIES, Does.CASTS), lambda node, dim: {0: dim}),
 )
-"""Operators that compute rows from rows; pointwise operators do too."""
+"""Operators that compute each row from the same row of their inputs; pointwise operators do so, too."""
 
 
 WORTH = (Does.PROJECTS, Does.MULTIPLIES, Does.NORMALIZES)
-"""A selection moves only if it passes an operator of these kinds: TensorRT computes others where they are read."""
+"""A selection moves only if it passes an operator of these kinds: TensorRT fuses other operators into their readers."""
 
 
 @frozen

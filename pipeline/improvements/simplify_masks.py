@@ -34,7 +34,7 @@ from pipeline.improvements.rewriting import (
 from pipeline.shapes.environment import shape_of
 
 WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
-"""Operators that do not change the last two dims of a mask unless their shapes show it."""
+"""Operators that leave the last two dims of a mask unchanged, except for changes that their shapes show."""
 
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
@@ -113,7 +113,7 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
 
 
 Bounds: TypeAlias = tuple[float, float]
-"""The least and greatest possible element of a tensor, rounded to its dtype: values out of its range are infinite."""
+"""The least and greatest possible element of a tensor, rounded to its dtype: values out of range are infinite."""
 
 ANY_BOOL: Bounds = (0.0, 1.0)
 

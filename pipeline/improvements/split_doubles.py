@@ -32,11 +32,11 @@ EXACT: Final = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torc
 MOVED: Final = (Form.SPLIT, Form.SINGLE, Form.TURNS, Form.TERMS, Form.PARTS, Form.SUM)
 
 MAX_RANK: Final = 7
-"""The most dims of an angle, which is computed with one more: TensorRT's limit is 8."""
+"""The maximum rank of an angle, whose computation adds a dim: TensorRT's limit is 8."""
 
 Build: TypeAlias = Callable[..., Argument]
 Way: TypeAlias = tuple[Sequence[tuple[Argument, Form]], Build]
-"""The forms of a node's arguments from which a form of the node is computed, and the function that computes it."""
+"""How to compute a form of a node: the arguments with the forms that it needs, and the function that computes it."""
 
 
 @improvement

@@ -16,15 +16,15 @@ from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
-"""The most rows that count as few: the weights are read once for all of them."""
+"""The maximum number of rows that counts as few: the weights are read once for all of them."""
 COLUMNS = 128
 """The columns of a result that one multiprocessor computes."""
 BLOCKS = 128
 """The blocks (columns times parts) that occupy a large GPU: an H200 has 132 multiprocessors."""
 LONG, SHORTEST = 1024, 256
-"""The least length of a sum whose parts gain more than adding them costs, and the shortest part that was measured."""
+"""The minimum length of a sum whose parts gain more than adding them costs, and the shortest part that was measured."""
 MOST, MOST_BESIDE_MANY = 8, 4
-"""The most parts, and the most where another profile has many rows: eight take a prompt 10 % longer, four 3.5 %."""
+"""The maximum parts, alone and beside a profile with many rows: 8 make a prompt 10 % slower there, 4 make it 3.5 %."""
 
 
 @improvement(after="select_parts")

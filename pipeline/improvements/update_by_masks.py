@@ -16,7 +16,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 from pipeline.shapes.environment import shape_of
 
 DEEPEST = 16
-"""The most operators in a row between the masked read and the masked write."""
+"""The maximum number of consecutive operators between the masked read and the masked write."""
 
 
 @improvement(after="index_by_masks")

@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes of TensorRT's cache update layer."""
 
 SMALL = 1 << 16
-"""The least bytes of a buffer for which an engine is cut: copying a smaller one takes no longer than a launch."""
+"""The minimum bytes of a buffer for which an engine is cut: copying a smaller buffer takes no longer than a launch."""
 
 
 @frozen

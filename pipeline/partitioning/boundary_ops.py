@@ -65,7 +65,7 @@ def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list
 
 
 CONE = 32
-"""The most operators that are considered together."""
+"""The maximum number of operators that are moved together."""
 
 
 def _movable(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]:

@@ -15,7 +15,7 @@ from pipeline.partitioning.units import Units
 from pipeline.settings import CompilationSettings
 
 Numbered: TypeAlias = tuple[bool, tuple[int, ...]]
-"""Operators that share a segment, by number, and whether it is an engine."""
+"""A segment: whether it is an engine, and its operators by number."""
 
 
 @frozen

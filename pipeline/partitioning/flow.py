@@ -27,7 +27,7 @@ Node = torch.fx.Node
 Edges: TypeAlias = tuple[tuple[int, ...], ...]
 
 COPIED = 8
-"""The most operators that are recomputed so that their result does not cross a cut."""
+"""The maximum number of operators that are recomputed so that their result does not cross a cut."""
 
 
 @frozen

@@ -22,11 +22,11 @@ from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
 
 HARMLESS: Final = 8192
-"""The most terms of an engine's expressions at which it builds in seconds, and no value is separated."""
+"""The maximum terms of an engine's expressions with which it builds in seconds, so that no value is separated."""
 LIMIT: Final = 256
-"""The most terms of an expression in an engine that has one with more than `HARMLESS`."""
+"""The maximum number of terms of an expression, in an engine that has an expression with more than `HARMLESS` terms."""
 FEW: Final = 6
-"""The most elements of an inlined sum: sums of 7 have a separate kernel, maxima of 5."""
+"""The maximum number of elements of an inlined sum: sums of 7 elements have a separate kernel, and maxima of 5."""
 
 VIEWS: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)

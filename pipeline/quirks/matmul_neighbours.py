@@ -16,18 +16,18 @@ from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
 WITHIN: Final = 6
-"""The most operators after a matmul that are examined."""
+"""The maximum number of operators after a matmul that are examined."""
 BEHIND: Final = 8
-"""The most operators before a ReLU or GELU within which a matmul is searched."""
+"""The maximum number of operators between a matmul and a ReLU or GELU."""
 PARTS: Final = (Does.SELECTS, Does.MIXES)
 """Operators, besides views, that return elements of their inputs."""
 PASSING: Final = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
-"""Operators that keep the last dim in place."""
+"""Operators that leave the last dim at its position."""
 RESULT: Final = "result"
-"""The name in a mark for the matmul's result, among names of inputs."""
+"""The name in a mark that stands for the matmul's result; the other names are inputs."""
 OF_SIZES: Final = "of sizes that vary"
 BESIDE_SIZES: Final = "beside sizes that vary"
-"""Names in a mark: dynamic sizes of the matmul itself, or of other linear layers."""
+"""Names in a mark, for dynamic sizes of the matmul itself or of other linear layers."""
 
 
 def transposed(part: Part, dtypes: Collection[torch.dtype]) -> Iterator[Place]:

@@ -15,7 +15,7 @@ from pipeline.quirks.plan_detectors import Plan, Sources
 from pipeline.shapes.environment import Symbols
 
 Place: TypeAlias = tuple[Form, str, tuple[str, ...]]
-"""A mark without its fault's id: its form, the node, and names of inputs or sizes."""
+"""A mark without the id of its bug: the kind of the mark, the node, and the names of inputs or sizes."""
 
 
 @define(slots=False, eq=False)
@@ -36,9 +36,9 @@ class Part:
 
 Version: TypeAlias = tuple[int, ...]
 Analysis: TypeAlias = Callable[[Part], Iterable[Place]]
-"""Finds the places in a segment where a fault is avoided."""
+"""Finds the places in a segment at which a bug is avoided."""
 Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
-"""Finds a fault's kernels in a plan: their names, or (name, result)."""
+"""Finds the kernels with a bug in a plan: their names, or (name, result)."""
 
 
 @frozen

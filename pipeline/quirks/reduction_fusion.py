@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
 
 REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
-"""Operators that reduce; the first two return as many elements as they take."""
+"""Operators that reduce; the first two kinds return as many elements as they read."""
 MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
 """Operators that may be elementwise at the given sizes, as ``tril`` is."""
 

@@ -22,9 +22,9 @@ from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
 SOME: Final = 0.7
-"""The value that represents elements of constants."""
+"""The value that stands for each element of a constant."""
 WITHIN: Final = 32
-"""The most elementwise operators before a matmul that are evaluated."""
+"""The maximum number of elementwise operators before a matmul that are evaluated."""
 
 
 def places(part: Part) -> Iterator[Place]:

@@ -28,13 +28,13 @@ Expr: TypeAlias = int | sympy.Expr
 Shape: TypeAlias = tuple[Expr, ...]
 
 LARGEST = 2**63 - 1
-"""The upper bound of an expression without one: the largest int64."""
+"""The upper bound of an expression that has none: the largest int64."""
 
 MAX_SIZE = 2**31 - 2
-"""The largest size that engines are built for: 2**31 - 1 marks a number without a bound."""
+"""The largest size that engines are built for: 2**31 - 1 stands for a number without a bound."""
 
 POINTS = 4096
-"""The most values for which an expression is enumerated, if a symbol occurs twice in it."""
+"""The maximum number of values for which an expression is enumerated, if a symbol occurs twice in it."""
 
 
 def expression(size: Argument) -> Expr:
@@ -58,7 +58,7 @@ def number(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -
 
 
 HOST = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
-"""Functions from floats to ints. Engines have no float64, so the host computes these and passes the int to engines."""
+"""Functions from floats to ints. Engines have no float64, so the host computes them and passes the ints."""
 
 _REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
 

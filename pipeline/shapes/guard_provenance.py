@@ -39,25 +39,25 @@ _PASSES = {
     f"{_OWN}/export_fixes/patching.py",
     "<string>",
 }
-"""The files that a question passes through: the symbolic number, its node, the shape environment, and torch.export's
-assertions."""
+"""The source files that a question passes through: those of symbolic numbers, their nodes, the shape environment, and
+torch.export's assertions."""
 
 _MODELS = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
-"""The parts of torch that ask on behalf of a model; all others ask for an operator or for torch.export."""
+"""The parts of torch that ask on behalf of a model; all other parts ask for an operator or for torch.export."""
 
 _DYNAMO = f"{TORCH}/_dynamo/"
 """The folder of Dynamo, which asks on behalf of the model whose bytecode it reads."""
 
 ATTENTION = "transformers/integrations/sdpa_attention.py:"
-"""The file in transformers that asks whether there is one query: to merge the heads of a group, which does not change
-the result, and to omit ``is_causal``, which does not either if there is one key."""
+"""The file in transformers that asks whether there is a single query: to merge the heads of a group, which does not
+change the result, and to omit ``is_causal``, which does not change the result if there is a single key."""
 
 MASKS = "transformers/masking_utils.py:_preprocess_mask_arguments"
-"""The function in transformers that asks whether the batch is 1 when positions have one row, to expand them to the
-batch, which does not change the result."""
+"""The function in transformers that asks whether the batch size is 1 if positions have a single row, to expand them to
+the batch, which does not change the result."""
 
 unanswered: ContextVar[list[Exception] | None] = ContextVar("questions that only data answers", default=None)
-"""Collects torch's errors about questions that only data answers, even if other code catches them."""
+"""Collects torch's errors about data-dependent questions, even if other code catches them."""
 
 _asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 

@@ -27,7 +27,7 @@ _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2
 """torch's functions that choose the layout of a Fourier transform's result by the order of strides."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
-"""A sum as its terms, each with its integer coefficient; proportional sums are equal."""
+"""The terms of a sum, each with its integer coefficient; proportional sums have equal terms."""
 
 
 def guards(graph: torch.fx.Graph) -> Iterator[object]:

@@ -15,10 +15,10 @@ from pipeline.shapes.environment import shape_of
 aten = torch.ops.aten
 
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-"""Operators whose result has another rank if a size is 1; torch.export assumes that a varying size is not 1."""
+"""Operators whose result has another rank if a size is 1; torch.export assumes that a dynamic size is not 1."""
 
 WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
-"""Operators that may write at the positions of a mask."""
+"""Operators that may write with a mask as index."""
 
 
 def of_operators(graph: torch.fx.Graph) -> Iterator[object]:

@@ -41,23 +41,23 @@ from pipeline.verification.samples import sample, usual_sizes
 log = logging.getLogger(__name__)
 
 LARGE: Final = 256 << 20
-"""The bytes of a program's tensors from which it is measured: reading them takes a GPU 60 µs. With ``torch_compile``
-smaller ones are measured, too."""
+"""The minimum bytes of a program's tensors for which it is measured: a GPU reads them in 60 µs. With ``torch_compile``
+smaller programs are measured, too."""
 GROUPED: Final = 16 << 20
-"""The same of a program with convolutions in groups, which TensorRT-RTX 1.6 may run in nine times PyTorch's time."""
+"""The minimum for a program with grouped convolutions, which TensorRT-RTX 1.6 may run in nine times PyTorch's time."""
 MARGIN: Final = 0.97
-"""Engines are replaced if PyTorch takes less than this part of their time."""
+"""PyTorch replaces engines if it takes less than this fraction of their time."""
 LEAST: Final = 0.1
-"""The milliseconds that PyTorch has to gain."""
+"""The milliseconds that PyTorch must save."""
 LEAST_OF_MANY: Final = 0.01
-"""The same with ``torch_compile``, for which the user pays in seconds of compiling, and in calls of one profile, such
-as the step of a language model, which is called for each token."""
+"""The milliseconds to save with ``torch_compile``, for which the user pays with seconds of compilation, and in calls of
+one profile, such as the step of a language model, which is called for each token."""
 
 
 ARRIVE, MEASURE = 60.0, 600.0
-"""The seconds in which all ranks have compiled a program, and then have measured it; else it stays as it is."""
+"""The seconds within which all ranks must have compiled a program, and then measured it; else nothing changes."""
 Form: TypeAlias = Callable[[Sequence[str]], Compiled | None]
-"""Returns the form of a program with these operators in PyTorch, if there is one."""
+"""Returns the variant of a program with these operators in PyTorch; None if that is impossible."""
 
 
 class Timer(Protocol):

@@ -20,10 +20,10 @@ from pipeline.trt import has_gpu
 from pipeline.verification.samples import usual_sizes
 
 LEAST: Final = 1 << 20
-"""The bytes of a weight from which a matmul by it may run in PyTorch: a GPU reads it in the time of a launch."""
+"""The minimum bytes of a weight whose matmul may run in PyTorch: a GPU reads so many in the time of a launch."""
 HALVES: Final = (torch.float16, torch.bfloat16)
 QUERIES: Final = 64
-"""The queries from which attention is tried in PyTorch, whose kernels write no products of queries and keys."""
+"""The minimum queries for attention to be tried in PyTorch, whose kernels do not write scores to memory."""
 
 
 def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:

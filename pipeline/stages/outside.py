@@ -18,12 +18,12 @@ from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Port, Program, Segment, port
 
 LEAST = 64
-"""The least bytes of a weight that is worth an input of its own."""
+"""The minimum bytes of a weight that becomes a separate input."""
 MOST = 16 << 20
-"""The most bytes of weights that may be in several engines."""
+"""The maximum bytes of weights that several engines may each hold."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 READERS = (Does.MULTIPLIES, Does.PROJECTS, Does.POINTWISE, Does.NORMALIZES)
-"""The operators whose converters take weights that are inputs as well as constants; and `TABLES`."""
+"""The operators, besides `TABLES`, whose converters accept weights as constants or as inputs."""
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 

@@ -52,7 +52,7 @@ TAKES_FLOATS = frozenset(
         aten.scalar_tensor.default,
     }
 )
-"""Operators whose converters take a number as a tensor, too: a float that the host computes from sizes."""
+"""Operators whose converters also accept a number as a tensor: a float that the host computes from sizes."""
 
 
 @frozen
