@@ -163,7 +163,7 @@ class _Normalizer:
     def called(
         self, form: Argument, given: Mapping[str, Argument], more: tuple[Argument, ...] = (), count: int | None = None
     ) -> tuple[Argument, Argument]:
-        """Return a function that calls an entry of `FORMS` with the known facts about its arguments."""
+        """Return a call of a form with the known facts about the arguments: a function, and its arguments."""
         tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
         constant = {name for name, value in given.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
