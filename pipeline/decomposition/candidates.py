@@ -1,5 +1,5 @@
-"""List the functions that decompose a call: registered ones, torch's, and torch's own composites; find those that lead
-to a user's operator; and check that one returns tensors like its operator's: in number, dtype, rank and size."""
+"""List the functions that can decompose a call (registered ones, torch's, and torch's composites), find those that lead
+to a user's operator, and compare results with the operator's: number of tensors, dtype, rank and sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.shapes.environment import shape_of
 
 @frozen
 class Ways:
-    """The functions that decompose operators: registered ones, or torch's, except those in ``disabled``."""
+    """The decompositions of operators: registered and torch's, except for the operators in ``disabled``."""
 
     registered: DecompositionTable
     disabled: frozenset[Op] = frozenset()
@@ -36,13 +36,13 @@ class Ways:
         return None if target in self.disabled else self.registered.get(known_as(target))
 
     def torchs(self, target: object) -> Function | None:
-        """Return torch's decomposition of an operator, if it has one that we use; else None."""
+        """Return torch's decomposition of an operator, if we enabled it; else None."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
         return decomposition_table[target] if target in torch_enabled_decompositions else _composite(target)
 
     def apart(self, target: object) -> Iterator[Function]:
-        """Yield every decomposition of an operator that is not core ATen, to search it for a user's operator."""
+        """Yield all decompositions of an operator outside core ATen, to search them for a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
             ways = (self.own(target), decomposition_table[target] if whole else None, self.torchs(target))
@@ -50,7 +50,7 @@ class Ways:
 
 
 def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
-    """Return the operator itself, which torch's dispatcher decomposes, if it is a composite; else None."""
+    """Return the operator itself if it is a composite, which torch's dispatcher decomposes; else None."""
     name = target.name()
     kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
     return target if kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None
@@ -58,10 +58,10 @@ def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
 
 @frozen(eq=False)
 class Contents:
-    """A search through decompositions, each traced once for each distinct signature.
+    """A search through decompositions for certain calls. Each decomposition is traced once for each distinct signature.
 
-    ``wanted`` decides whether the search is for a call. Calls that depend only on constants do not count: they are
-    folded, and no converter is called for them.
+    ``wanted`` decides whether a call is a target of the search. Calls that depend only on constants do not count: they
+    are folded, and no converter is called for them.
     """
 
     program: Program
@@ -71,7 +71,7 @@ class Contents:
     known: dict[Argument, bool] = field(factory=dict)
 
     def way(self, call: Call, constant: Mapping[Node, bool]) -> Function | None:
-        """Return the first decomposition of a call that leads to a wanted call; None if there is none."""
+        """Return the first decomposition of a call that leads to a wanted call; None if no decomposition does."""
         given = tuple(constant[node] for node in nodes_of(call.args, call.kwargs))
         for function in self.ways.apart(call.target):
             try:
@@ -92,8 +92,8 @@ class Contents:
         return self.known[key]
 
     def first(self, graph: torch.fx.Graph, given: Iterator[bool] | None = None) -> Node | None:
-        """Return the first call in a graph that is wanted or decomposes to a wanted one; None if there is none.
-        ``given``: whether each placeholder is constant, in a graph that is not the program's."""
+        """Return the first call in a graph that is wanted or decomposes to a wanted call; None if there is no such
+        call. ``given``: whether each placeholder is constant, for a graph other than the program's."""
         constant: dict[Node, bool] = {}
         nodes: list[Node] = list(graph.nodes)
         for node in nodes:
@@ -107,7 +107,7 @@ class Contents:
 
 
 def check_results(made: Argument, expected: Argument) -> None:
-    """Raise if a decomposition returns other tensors than its operator: in number, dtype, rank or size."""
+    """Raise if the results of a decomposition differ from its operator's in number, dtype, rank or size."""
     several = isinstance(expected, tuple | list)
     given, wanted = (made if isinstance(made, tuple | list) else [made]), (expected if several else [expected])
     if isinstance(made, tuple | list) != several or len(given) != len(wanted):

@@ -1,14 +1,14 @@
-"""Rewrite complex numbers as pairs of reals: the real and the imaginary part.
+"""Rewrite complex numbers as pairs of real numbers: the real and the imaginary part.
 
-TensorRT has no complex dtype. A rule of ``RULES`` expresses an operator on pairs, in torch, and ``decompose`` replaces
-the node by the rule's trace, as with a decomposition. This is part of ``decompose`` and not a stage before it, because
-each needs the other: only decomposing shows the parts of a composite operator (``outer`` of complex tensors is a
-multiplication), and the parts of rules may be decomposed further.
+TensorRT has no complex dtype. A rule in ``RULES`` computes an operator on pairs, in torch, and ``decompose`` replaces
+the node by the rule's trace, as it does for a decomposition. Rules are a part of ``decompose`` and not a separate
+stage, since each needs the other: decomposing reveals the parts of a composite operator (``outer`` of complex tensors
+is a multiplication), and the operators of a rule may be decomposed further.
 
 Before: ``mul(view_as_complex(x), freqs)``. After: ``complex(re, im)``, where re and im are sums of products of real
-nodes. Operators with a rule read re and im, so ``complex`` is dead and dropped, unless an operator without a rule or
-the program's output reads it: such values are joined (``complex``) and split (``view_as_real``) in PyTorch. A constant
-is split by its recipe.
+nodes. Operators with a rule read re and im, so ``complex`` is unread and dropped, unless an operator without a rule or
+the program's output reads it: PyTorch joins such values (``complex``) and splits them (``view_as_real``). The recipe of
+a constant splits the constant.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def is_border(target: object) -> bool:
 
 
 def has_complex(*values: object) -> bool:
-    """Return whether there is a complex tensor or number among values, nodes, and sequences of them."""
+    """Return whether values, nodes, or sequences of them include a complex tensor or number."""
     return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in leaves(values))
 
 
 class ComplexValues:
-    """The complex values of a graph under construction, each with its parts. ``emit`` appends a call to the graph."""
+    """The complex values of a graph under construction, each with its pair. ``emit`` appends a call to the graph."""
 
     def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[[Call], Argument]) -> None:
         self.graph, self.mode, self.emit = graph, mode, emit
         self.parts: dict[torch.fx.Node, Pair] = {}
 
     def apart(self, values: object, meta: Mapping[str, object]) -> Argument:
-        """Return arguments with a pair in place of each complex node or number."""
+        """Return arguments with each complex node or number replaced by its pair."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):
@@ -56,7 +56,7 @@ class ComplexValues:
         return tree_map(one, values)
 
     def pair(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
-        """Return the parts of a complex node: those that it was joined from, or those that ``view_as_real`` returns."""
+        """Return the pair of a complex node: the parts that the node joins, or those that ``view_as_real`` returns."""
         if value not in self.parts:
             resolved = self.call(aten.resolve_conj.default, (value,), meta)
             shown = self.call(aten.view_as_real.default, (resolved,), meta)
@@ -70,7 +70,7 @@ class ComplexValues:
         return self.parts[value]
 
     def together(self, results: object, meta: Mapping[str, object]) -> Argument:
-        """Return the results of a settled rule, with a complex node in place of each tuple of parts."""
+        """Return a settled rule's results with each pair joined into a complex node."""
         if isinstance(results, list):
             return [self.together(r, meta) for r in results]
         if not isinstance(results, tuple):
@@ -83,7 +83,7 @@ class ComplexValues:
         return made
 
     def call(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, object]) -> torch.fx.Node:
-        """Add a node, with its fake tensor, for an operator between complex and real values."""
+        """Add a node, with its fake tensor, for an operator that converts between complex and real values."""
         node = self.graph.call_function(target, tuple(args))
         node.meta = {**meta, "val": fake_result(self.mode, target, node.args, {})}
         return node

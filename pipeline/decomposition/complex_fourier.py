@@ -1,9 +1,9 @@
-"""Compute Fourier transforms on pairs of reals, as matmuls with matrices of roots of unity.
+"""Compute Fourier transforms of pairs of real tensors as matmuls by matrices of roots of unity.
 
-TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one matmul; a longer one is split into two
-factors, and transforms of these lengths with a rotation between them (Cooley and Tukey), so that no matrix is larger
-than ``LARGEST`` by ``LARGEST``. The matrices are constants, computed in float64. The matrix of a dynamic length, of at
-most ``LARGEST_VARYING``, is gathered from the roots of one turn, which an engine computes for the length of the call.
+TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one matmul. A longer length is split into two
+factors: transforms of these lengths with a rotation between them (Cooley and Tukey), so that no matrix is larger than
+``LARGEST`` by ``LARGEST``. The matrices are constants, computed in float64. For a dynamic length, of at most
+``LARGEST_VARYING``, an engine computes the roots of one turn at each call, and gathers the matrix from them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.decomposition.complex_functions import Pair, bilinear, times
 from pipeline.shapes.environment import expression, largest
 
 LARGEST = 256
-"""The longest transform that is one matmul, and the largest prime factor of a longer one."""
+"""The longest transform that is a single matmul, and the largest prime factor of longer transforms."""
 
 LARGEST_VARYING = 1024
 """The longest transform of a dynamic length, which is always one matmul."""
@@ -41,7 +41,7 @@ def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward:
 
 
 def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Argument:
-    """Compute ``aten._fft_r2c``; the last of the dims is transformed first, and halved if ``onesided``."""
+    """Compute ``aten._fft_r2c``. The last of the dims is transformed first, and halved if ``onesided``."""
     sizes = [x.shape[d] for d in dim]
     if not all(map(is_taken, sizes)):
         return NotImplemented
@@ -54,7 +54,7 @@ def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, one
 
 
 def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Argument:
-    """Compute ``aten._fft_c2r``: the last of the dims has half of a spectrum with Hermitian symmetry."""
+    """Compute ``aten._fft_c2r``. The last of the dims holds half of a Hermitian spectrum."""
     sizes = [*(z.real.shape[d] for d in dim[:-1]), last_dim_size]
     if not all(map(is_taken, sizes)):
         return NotImplemented
@@ -68,19 +68,19 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
 
 
 def is_taken(size: Size) -> bool:
-    """Return whether a length has no prime factor above ``LARGEST``, or is dynamic up to ``LARGEST_VARYING``."""
+    """Return whether a length has no prime factor above ``LARGEST``, or is dynamic and at most ``LARGEST_VARYING``."""
     if varies(size):
         return largest(size) <= LARGEST_VARYING
     return size <= LARGEST or _factor(size) is not None
 
 
 def varies(size: Size) -> bool:
-    """Return whether a length is known only when the engine is called."""
+    """Return whether a length is dynamic."""
     return not isinstance(expression(size), int)
 
 
 def _factor(size: int) -> int | None:
-    """Return the divisor, at most ``LARGEST``, nearest to the root; None if the cofactor cannot be factored so."""
+    """Return the divisor up to ``LARGEST`` nearest to the square root; None if the cofactor cannot be factored."""
     found = [d for d in range(2, LARGEST + 1) if size % d == 0]
     divisor = min(found, key=lambda d: abs(math.log(d * d / size)), default=None)
     return divisor if divisor is not None and is_taken(size // divisor) else None
@@ -112,7 +112,7 @@ def _each(z: Argument, function: Target) -> Argument:
 
 
 def _roots(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
-    """Return the size-th root of unity to the powers row times column."""
+    """Return the matrix of the size-th root of unity to the power row times column."""
     powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(size)
     if varies(size):
         cos, sin = _circle(size, like)
@@ -122,8 +122,8 @@ def _roots(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor)
 
 
 def _circle(size: Size, like: torch.Tensor) -> Pair:
-    """Return all powers of the size-th root of unity. Angles are reduced to at most an eighth of a turn, the remainder
-    being quarters: float32 is too coarse for angles near a full turn."""
+    """Return all powers of the size-th root of unity. Each angle is reduced to at most an eighth of a turn plus a
+    number of quarters, since float32 is too coarse for angles near a full turn."""
     powers = torch.arange(size, device=like.device) * 4
     quarters = (powers + size // 2) // size
     angles = (powers - quarters * size).float() / size * (math.pi / 2)
@@ -134,7 +134,7 @@ def _circle(size: Size, like: torch.Tensor) -> Pair:
 
 
 def _mirrored(z: Pair, dim: int, size: int) -> Pair:
-    """Return the complete spectrum of real numbers, of which ``z`` is the first half."""
+    """Return the complete spectrum of a real signal from its first half, ``z``."""
     half = size // 2 + 1
     first = Pair(*(p.narrow(dim, 0, half) for p in z))
     rest = Pair(*(p.narrow(dim, 1, size - half).flip(dim) for p in z))
@@ -142,7 +142,7 @@ def _mirrored(z: Pair, dim: int, size: int) -> Pair:
 
 
 def _from_half(z: Pair, dim: int, size: Size) -> Pair:
-    """Return the inverse transform of half of a spectrum of real numbers: terms with a mirror count twice."""
+    """Return the real inverse transform of half of a spectrum. Terms with a mirror image count twice."""
     z = Pair(*(p.movedim(dim, -1) for p in z))
     half = z.real.shape[-1]
     places = torch.arange(half, device=z.real.device)
@@ -153,7 +153,7 @@ def _from_half(z: Pair, dim: int, size: Size) -> Pair:
 
 
 def _scaled(z: Pair, normalization: int, sizes: Sequence[Size]) -> Pair:
-    """Return ``z`` unchanged, divided by the root of the number of elements, or divided by that number."""
+    """Normalize ``z``: unchanged, divided by the root of the number of elements, or divided by that number."""
     count: Size = math.prod(sizes)
     if normalization == 0:
         return z

@@ -1,4 +1,4 @@
-"""Represent complex values as pairs of reals, and compute functions of z = x + iy from its parts."""
+"""Represent complex values as pairs of real values, and compute functions of z = x + iy from x and y."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Rule: TypeAlias = Callable[..., Any]
 
 
 class Pair(NamedTuple):
-    """A complex value: its parts are tensors of one shape and dtype, or numbers."""
+    """A complex value. Its parts are tensors of one shape and dtype, or numbers."""
 
     real: Argument
     imag: Argument
 
 
 def bilinear(product: Rule) -> Rule:
-    """Return the rule of a bilinear operator: four real products, or two if one of the operands is real."""
+    """Return the rule of a bilinear operator: four real products, or two if an operand is real."""
 
     def rule(a: Argument, b: Argument) -> Pair:
         if not isinstance(a, Pair):
@@ -46,12 +46,12 @@ def magnitude(z: Pair) -> torch.Tensor:
 
 
 def direction(z: Pair) -> torch.Tensor:
-    """Return the angle, in (-pi, pi]."""
+    """Return the angle (argument) of a complex number, in (-pi, pi]."""
     return torch.atan2(z.imag, z.real)
 
 
 def square_root(z: Pair) -> Pair:
-    """Return the root with a non-negative real part. The larger part comes first; the other is y / (2 * larger)."""
+    """Return the root with a non-negative real part: the larger part first, the other part is y / (2 * larger)."""
     x, y = z
     larger = torch.sqrt((magnitude(z) + x.abs()) / 2)
     smaller = torch.where(larger == 0, larger, y.abs() / (2 * larger))
@@ -82,7 +82,7 @@ def hyperbolic_cosine(z: Pair) -> Pair:
 
 def hyperbolic_tangent(z: Pair) -> Pair:
     """Return (sinh 2x + i sin 2y) / (cosh 2x + cos 2y), with both divided by twice the larger exponential. The
-    denominator is twice sinh² x + cos² y, which does not cancel."""
+    denominator equals 2 (sinh² x + cos² y), a sum without cancellation."""
     x, y = z
     size = x.abs()
     power = torch.exp(-2 * size)
@@ -98,7 +98,7 @@ def logarithm(z: Pair) -> Pair:
 
 
 def logarithm_to(base: float) -> Function:
-    """Return the function that computes the logarithm to a base."""
+    """Return a function that computes the logarithm to this base."""
     return lambda z: Pair(*(part / math.log(base) for part in logarithm(z)))
 
 

@@ -1,11 +1,11 @@
-"""Define the rules for operators on complex numbers in terms of pairs of reals: one table, ``RULES``.
+"""Define how each operator on complex numbers is computed on pairs of real numbers: one table, ``RULES``.
 
-A rule takes the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for each
-complex result. It is written in torch, and traced like a decomposition. Parts of a result may still need broadcasting,
-and may have another dtype than the result: ``settled`` handles both.
+A rule receives the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for
+each complex result. Rules are written in torch, and traced like decompositions. Parts of a result may need
+broadcasting, and may have another dtype than the result: ``settled`` handles both.
 
-A real factor multiplies both parts; eager multiplies by a complex number with imaginary part 0. The results differ
-where a part is infinite (eager has NaN for 0 times inf).
+A real factor multiplies both parts, while eager multiplies by a complex number with imaginary part 0. The results
+differ if a part is infinite (in eager, 0 times inf is NaN).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.shapes.environment import shape_of
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yield values, the values of nodes, and those in sequences of either."""
+    """Yield values, the fake values of nodes, and the elements of sequences of either."""
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from leaves(item)
@@ -40,23 +40,22 @@ def _is_pair(value: object) -> bool:
 
 
 def _pair(value: object) -> Pair:
-    """Return a value as a complex one: a real value gets the imaginary part 0."""
+    """Return a value as a pair. A real value has imaginary part 0."""
     if isinstance(value, Pair):
         return value
     return Pair(value, torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0)
 
 
 def _pairs(value: object) -> Argument:
-    """Return a value, or each value of a list, as a complex one; None stays None."""
+    """Return a value, or each value of a list, as a pair; None stays None."""
     if isinstance(value, (list, tuple)) and not isinstance(value, Pair):
         return [_pairs(v) for v in value]
     return value if value is None else _pair(value)
 
 
 def settled(rule: Rule, expected: object) -> Rule:
-    """Return the rule with the parts of its results broadcast to one shape and cast to the expected dtype. A complex
-    result loses its imaginary part where a real one is expected. Pairs become plain tuples, which fx does not
-    change."""
+    """Wrap a rule: broadcast the parts of its results to one shape, and cast them to the expected dtype. If a real
+    result is expected, the imaginary part is dropped. Pairs become plain tuples, which fx does not change."""
     dtype = next((v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
@@ -77,10 +76,10 @@ def settled(rule: Rule, expected: object) -> Rule:
 
 
 def each_part(operator: Rule, *numbers: int) -> Rule:
-    """Return the rule of an operator that is linear or only moves elements: it applies to the real and to the imaginary
+    """Return the rule of an operator that is linear or only moves elements: apply it to the real and to the imaginary
     parts.
 
-    numbers: the positions of the arguments that may be real where others are complex (default: the first).
+    numbers: the positions of arguments that may be real while others are complex (default: the first).
     """
 
     def part(index: int, args: Argument, kwargs: Argument) -> Argument:
@@ -124,7 +123,7 @@ def by(a: Argument, b: Argument) -> Argument:
 
 
 def inverse(z: Pair) -> Pair:
-    """Return 1 / z, with z divided by its larger part before anything is squared, so that no square overflows."""
+    """Return 1 / z. z is divided by its larger part before squaring, so that no square overflows."""
     largest = torch.maximum(z.real.abs(), z.imag.abs())
     c, d = z.real / largest, z.imag / largest
     scale = (c * c + d * d) * largest
@@ -132,7 +131,7 @@ def inverse(z: Pair) -> Pair:
 
 
 def from_polar(magnitude: Any, angle: Any) -> Pair:
-    """Return the number with this absolute value and angle."""
+    """Return the complex number with this absolute value and angle."""
     return Pair(magnitude * torch.cos(angle), magnitude * torch.sin(angle))
 
 
@@ -153,7 +152,7 @@ def power(z: Argument, exponent: Argument) -> Argument:
 
 
 def equal(a: object, b: object) -> torch.Tensor:
-    """Return whether both parts are equal, elementwise."""
+    """Return whether both parts are equal, for each element."""
     a, b = _pair(a), _pair(b)
     result: torch.Tensor = (a.real == b.real) & (a.imag == b.imag)
     return result
@@ -169,7 +168,7 @@ def unit(z: Pair) -> Pair:
 def to_copy(
     value: Argument, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: object
 ) -> Argument:
-    """Cast: make a real number complex, or give a complex one another dtype or device, or drop its imaginary part."""
+    """Cast a real number to complex, a complex number to another dtype or device, or a complex number to real."""
     if device is not None:
         value = Pair(value.real.to(device), value.imag.to(device)) if _is_pair(value) else value.to(device)
     if dtype == torch.bool:
@@ -187,12 +186,12 @@ def filled(operator: Rule) -> Rule:
 
 
 def zeros(size: Argument, *, device: torch.device | None = None, **others: object) -> Pair:
-    """Return zeros, for uninitialized tensors."""
+    """Return zeros, as the content of uninitialized tensors."""
     return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
 
 def added(product: Rule) -> Rule:
-    """Return the rule of beta c + alpha (a b), from the rule of the product a b."""
+    """Return the rule of beta c + alpha (a b), given the rule of the product a b."""
 
     def rule(c: Argument, a: Argument, b: Argument, *, beta: Argument = 1, alpha: Argument = 1) -> Argument:
         return plus(c if beta == 1 else times(c, beta), product(a, b), alpha=alpha)
@@ -201,7 +200,7 @@ def added(product: Rule) -> Rule:
 
 
 def convolution(x: Argument, weight: Argument, bias: Argument, *options: object) -> Argument:
-    """Return a convolution, linear in input and weight; torch supports complex numbers only above this operator."""
+    """Return a convolution, linear in input and weight; torch has complex convolutions only above this operator."""
     result = bilinear(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
     if bias is None:
         return result
@@ -216,7 +215,7 @@ def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
 
 
 def either(operator: Rule) -> Rule:
-    """Return the rule of a predicate that holds if it holds for either part."""
+    """Return the rule of a predicate that is true if it is true for either part."""
 
     def rule(z: Pair, *args: object, **kwargs: object) -> Argument:
         return operator(z.real, *args, **kwargs) | operator(z.imag, *args, **kwargs)

@@ -1,9 +1,9 @@
-"""Expand control flow: rewrite ``torch.cond``, ``map`` and ``scan`` as operators that engines have.
+"""Expand control flow: rewrite ``torch.cond``, ``map`` and ``scan`` into operators that engines support.
 
-TensorRT runs a network from its first layer to its last. So both branches of a condition are computed, and its outcome
-selects between their results; a function mapped over rows becomes one batched call, by `torch.vmap`; a scan of few
-steps is unrolled. ``while_loop`` stays in PyTorch, and so does a condition with a branch that must not run unless it is
-taken.
+TensorRT runs all layers of a network in order. So both branches of a condition are computed, and a selection returns
+the results of one branch; a function mapped over rows becomes one batched call, by `torch.vmap`; a scan of few steps is
+unrolled. ``while_loop`` stays in PyTorch, and so does a condition with an operator that must not run unless its branch
+is taken.
 
 Before: ``cond(p, true_graph_0, false_graph_0, (x,))``. After: ``where(p, relu(x), mul(x, 2))``.
 """
@@ -29,11 +29,11 @@ from pipeline.shapes.environment import Shape, expression, shape_of, value_of
 functorch: Any = torch._C._functorch
 
 MOST_NODES: Final = 1024
-"""The most operators, in all steps together, of a scan that is unrolled."""
+"""The maximum number of operators, in all steps together, for which a scan is unrolled."""
 
 
 def obstacle(node: Node) -> str:
-    """Return why a condition, map or scan stays in PyTorch; empty if it is expanded, or for other nodes."""
+    """Return why a condition, map or scan stays in PyTorch; empty if it can be expanded, or for other nodes."""
     return next(filter(None, _obstacles(node)), "")
 
 
@@ -53,7 +53,7 @@ def _name(node: Node) -> str:
 
 
 def _inner(node: Node) -> Iterator[Node]:
-    """Yield the control-flow operators inside a node's graphs."""
+    """Yield the control-flow operators inside the graphs of a node."""
     return (inner for graph in branches(node) for inner in graph.graph.nodes if _name(inner))
 
 
@@ -76,7 +76,7 @@ def _of_condition(node: Node) -> str:
 
 
 def _branch_only_reason(node: Node) -> str:
-    """Return why an operator must not run unless its branch is taken; empty if it may."""
+    """Return why an operator may only run if its branch is taken; empty if it may always run."""
     if node.op != "call_function" or _name(node):
         return ""
     why, name = why_apart(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
@@ -92,7 +92,7 @@ def _of_scan(node: Node) -> str:
 
 
 def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
-    """Return why a node of a nested graph cannot become a node of the program; empty if it can."""
+    """Return why a node of a nested graph cannot move into the program's graph; empty if it can."""
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return f"{node.name} in the inner graph writes in place"
     literal = node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), torch.Tensor)
@@ -108,7 +108,7 @@ _OBSTACLES: Final = {"cond": _of_condition, "scan": _of_scan}
 
 
 def _takes_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
-    """Return whether a trace returns the expected results for other sizes too: some rules of `torch.vmap` fix sizes."""
+    """Return whether a trace returns the expected results for all sizes: some `torch.vmap` rules fix sizes."""
     given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
     symbols = {s for value in (*given, *expected) for size in _sizes(value) for s in getattr(size, "free_symbols", ())}
     others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
@@ -134,12 +134,12 @@ def _sizes(value: Argument) -> Shape:
 
 
 class _NotWritten(Exception):  # noqa: N818 - not an error
-    """`torch.vmap` does not support a map."""
+    """Raised if `torch.vmap` does not support a map."""
 
 
 class ControlFlow:
-    """The expansion of control flow into a graph by ``emit``, which appends a call and returns its value; nodes that
-    are ``kept`` in PyTorch stay unchanged."""
+    """The expansion of control flow into a graph. ``emit`` appends a call and returns its value; the nodes in ``kept``
+    stay unchanged, in PyTorch."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class ControlFlow:
         self.maps = 0
 
     def written(self, node: Node, args: Argument) -> Argument | None:
-        """Return the results of a node's graphs for these arguments; None if the node stays in PyTorch."""
+        """Return the results of a node, computed by its graphs; None if the node stays in PyTorch."""
         if _name(node) not in _WRITTEN or any(map(self.kept, (node, *_inner(node)))) or obstacle(node):
             return None
         before = len(self.graph.nodes)
@@ -168,7 +168,7 @@ class ControlFlow:
         return _WRITTEN[_name(node)](self, node, args)
 
     def run(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        """Return the results of a graph for these inputs."""
+        """Emit a graph for these inputs, and return its results."""
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             if node.op == "get_attr":
@@ -183,7 +183,7 @@ class ControlFlow:
         return self.emit(Call(target, args, {}, {**origin(node.meta), "val": fake}))
 
     def condition(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit both branches, and a selection for each result."""
+        """Emit both branches, and for each result a selection between them."""
         predicate, _, _, operands = args
         chosen, other = (self.run(graph, operands) for graph in branches(node))
         if predicate.meta["val"].dim():
@@ -191,7 +191,7 @@ class ControlFlow:
         return tuple(self.call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
 
     def map(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit one batched call for all rows."""
+        """Emit one batched call for all rows of a map."""
         _, rows, others = args
         [body] = branches(node)
 
@@ -219,7 +219,7 @@ class ControlFlow:
         return tuple(pasted(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
 
     def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit a scan's steps, each of which computes state and results from state and elements of the sequences."""
+        """Emit a scan's steps. Each computes state and results from the state and elements of the sequences."""
         _, state, sequences, others = args
         [body] = branches(node)
         made = list[tuple[Argument, ...]]()

@@ -2,7 +2,7 @@
 
 A node is constant if it is deterministic, has a static shape and reads only constants. Constants that other nodes read
 become placeholders, each with the recipe that computes it. A result much larger than its inputs (an expanded mask, say)
-is left to the engine.
+is not folded: the engine computes it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
 
 FREE_ELEMENTS = 1 << 20
-"""The most elements of a folded constant that is larger than its inputs: an engine would compute it at every call, and
-write as much memory as it would read."""
+"""The maximum number of elements of a folded constant that is larger than its inputs: an engine would compute it at
+every call, and write as much memory as it would read."""
 
 FREE_SPREAD = 1 << 16
-"""The same limit for operators that repeat elements: a kernel can read their result without expanding it in memory."""
+"""The same limit for operators that repeat elements: a kernel can read their result without storing the repetitions."""
 
 _UNDEFINED = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -39,13 +39,13 @@ _UNDEFINED = (
 )
 
 KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines run even if all their inputs are constant, so that weights stay quantized. Quantized forms
-that nothing decomposes are not folded either."""
+"""Operators that engines run even if all inputs are constant, so that weights stay quantized. Quantization operators
+that are not decomposed are not folded either."""
 
 
 def fold(program: Program) -> Program:
-    """Return the program with constant subgraphs as recipes, and without dead nodes. Its graph is changed in place, so
-    it must be the caller's own copy."""
+    """Return the program with constant subgraphs as recipes, and without unread nodes. The graph is changed in place,
+    so it must be a copy that belongs to the caller."""
     graph = program.graph
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
@@ -72,8 +72,8 @@ def fold(program: Program) -> Program:
 
 
 class _Recipes:
-    """The recipes of a program by placeholder, and those that folding adds. Names of recipes are unique; names of steps
-    differ from those of parameters and of other nodes' steps, since recipes may be merged."""
+    """The recipes of a program by placeholder, including the recipes that folding adds. Recipe names are unique. Names
+    of steps differ from the names of parameters and of other nodes' steps, since recipes may be merged."""
 
     def __init__(self, program: Program) -> None:
         self.known = dict(program.constants)
@@ -82,7 +82,7 @@ class _Recipes:
         self._steps: dict[torch.fx.Node, str] = {}
 
     def add(self, placeholder: str, node: torch.fx.Node) -> None:
-        """Add the recipe of a node, for the placeholder that replaces it."""
+        """Add a node's recipe for the placeholder that replaces the node."""
         steps: dict[str, Step] = {}
         results: dict[torch.fx.Node, Ref] = {}
         for each in _in_order(node):
@@ -97,7 +97,7 @@ class _Recipes:
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
     def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
-        """Return a node's call as a step, with its arguments' names in the recipe."""
+        """Return a node's call as a step of the recipe, with the recipe's names for the arguments."""
         if node not in self._steps:
             self._steps[node] = unlike(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ class _Recipes:
 
 
 def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], program: Program) -> bool:
-    """Return whether a node is constant, given which of its inputs are."""
+    """Return whether a node is constant, from whether each of its inputs is constant."""
     if node.op == "placeholder":
         return node.name in program.constants
     if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
@@ -118,7 +118,7 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
 
 
 def is_pure(target: object) -> bool:
-    """Return whether an operator is deterministic and changes none of its arguments."""
+    """Return whether an operator is deterministic and mutates none of its arguments."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED
@@ -131,7 +131,7 @@ def _is_small(node: torch.fx.Node) -> bool:
 
 
 def _elements(value: object) -> int | None:
-    """Return the count of numbers in static tensors, two per complex element; None for anything else."""
+    """Return the count of numbers in static tensors, two for each complex element; None for other values."""
     if isinstance(value, (tuple, list)):
         parts = [_elements(v) for v in value if v is not None]
         return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
@@ -141,7 +141,7 @@ def _elements(value: object) -> int | None:
 
 
 def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield a node's dependencies, then the node; with an explicit stack, since graphs are deep."""
+    """Yield a node's dependencies, then the node. The stack is explicit, since graphs are deep."""
     stack, seen = [(node, iter(node.all_input_nodes))], {node}
     while stack:
         current, rest = stack[-1]
@@ -155,7 +155,7 @@ def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def _plain(value: object) -> Argument:
-    """Return arguments as tuples of plain values, on the CPU, so that a recipe prints and hashes."""
+    """Return arguments as tuples of plain values, on the CPU, so that a recipe can be printed and hashed."""
     if isinstance(value, torch.device):
         return "cpu"
     if isinstance(value, (tuple, list)):

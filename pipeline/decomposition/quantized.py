@@ -1,7 +1,7 @@
-"""Normalize quantized graphs: rewrite every operator of `FORMS` as plain operators and those of
+"""Normalize quantized graphs: rewrite every operator in `FORMS` as plain operators and the operators of
 `pipeline.aten.quantized`.
 
-It runs before any decomposition, since quantize/dequantize pairs are recognised by their operators.
+This runs before any decomposition, since quantize/dequantize pairs are recognised by their operators.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ NUMBERS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
 """Arguments whose values decide the rewritten graph."""
 
 FEW: Final = 1024
-"""The size from which a constant tensor is not read as numbers."""
+"""The number of elements from which a constant tensor may be a weight, and is not read as numbers."""
 LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
-"""The libraries by the namespaces of their operators."""
+"""The library that has the operators of a namespace."""
 
 
 def normalized(program: Program) -> Program:
-    """Return the program with its quantizers that have a form rewritten; itself if it has none."""
+    """Return the program with the quantization operators in `FORMS` rewritten; the same program if it has none."""
     if not any(schema_name(node.target) in FORMS or _is_held(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
@@ -53,9 +53,9 @@ def normalized(program: Program) -> Program:
 
 
 def source_of(program: Program, uniform: Program) -> Program:
-    """Return the program that eager PyTorch runs in the place of engines: the captured one, or the normalized one if
-    the captured runs only on its GPU, as ModelOpt's INT8 does. What nothing uses is left out: reading a number of a
-    tensor waits for the GPU, which no CUDA graph may do."""
+    """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
+    if the captured one runs only on its GPU, like ModelOpt's INT8. Unread nodes are dropped: to read a number from a
+    tensor would wait for the GPU, which a CUDA graph must not do."""
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
         program = uniform
     if any(map(_is_unused, program.graph.nodes)):
@@ -78,7 +78,7 @@ def _is_held(node: Node) -> bool:
 
 
 class _Normalizer:
-    """One rewriting of a graph; ``constant``: whether each node of the program's graph is constant."""
+    """The rewriting of one graph. ``constant``: whether each node of the program's graph is constant."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, torch.fx.Graph()
@@ -94,7 +94,7 @@ class _Normalizer:
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def rewritten(self, node: Node) -> Argument:
-        """Return a node's copy or the expansion of its form: several nodes if the form has several results."""
+        """Return a node's copy, or the plain operators that express it: several nodes for several results."""
         found = self.form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
@@ -121,7 +121,7 @@ class _Normalizer:
         return copy
 
     def form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """Return the function that expresses a node in plain operators, and its arguments; None without a form."""
+        """Return the function that expresses a node in plain operators, and its arguments; None if it has none."""
         name = schema_name(node.target)
         if name in FORMS and takes_part(node, name, FORMS):
             given = dict(zip(names_of(node.target), self.bound(node), strict=True))
@@ -134,13 +134,13 @@ class _Normalizer:
         return (_named(partial(_cast_weight, wanted), f"{wanted}"), (source,)) if is_weight else None
 
     def bound(self, node: Node) -> list[Argument]:
-        """Return a call's arguments, with constant tensors for range ends and switches replaced by numbers."""
+        """Return a call's arguments. Range ends and switches that are constant tensors become numbers."""
         values = bind(node.target, node.args, dict(node.kwargs))
         rows = zip(names_of(node.target), values, strict=True)
         return [int(self.value(v)) if name in NUMBERS and self.constant.get(v) else v for name, v in rows]
 
     def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
-        """Return the form of a dequantizing step and the quantizing one of the same scales at once; else None."""
+        """Return the form that fuses a dequantizing step with a quantizing step of equal scales; else None."""
         first = next(iter(given.values()))
         if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
             return None
@@ -154,7 +154,7 @@ class _Normalizer:
         return self.called(FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
 
     def same(self, a: Argument, b: Argument) -> bool:
-        """Return whether two arguments are the same node or equal numbers: an export has a separate tensor per use."""
+        """Return whether two arguments are one node or equal numbers: an export has a separate tensor per use."""
         if isinstance(a, Node) and isinstance(b, Node) and a is not b:
             small = all(self.constant.get(each) and each.meta["val"].numel() == 1 for each in (a, b))
             return small and torch.equal(self.value(a), self.value(b))
@@ -163,7 +163,7 @@ class _Normalizer:
     def called(
         self, form: Argument, given: Mapping[str, Argument], more: tuple[Argument, ...] = (), count: int | None = None
     ) -> tuple[Argument, Argument]:
-        """Call a form with the known facts about the arguments."""
+        """Return a call of a form with the known facts about the arguments: a function, and its arguments."""
         tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
         constant = {name for name, value in given.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
@@ -174,7 +174,7 @@ class _Normalizer:
         return _named(lambda *a: form(known, *a, *more), f"{form.__name__}{names}{known.zero}{bool(more)}"), args
 
     def zero(self, zero: Argument) -> int | None:
-        """Return the zero point that all elements share; None if it differs or is not constant."""
+        """Return the zero point that all elements share; None if zero points differ or are not constant."""
         if zero is None or isinstance(zero, int):
             return zero or 0
         if not self.constant.get(zero):
@@ -186,7 +186,7 @@ class _Normalizer:
         return int(first) if bool((value == first).all()) and float(first).is_integer() else None
 
     def value(self, node: Node) -> torch.Tensor:
-        """Return the value of a constant; only zero points need it, since they decide the rewritten graph."""
+        """Return a constant's value. Only zero points need their values, which decide the rewritten graph."""
         if node.op == "placeholder":
             return self.program.constants[node.name].evaluate(self.program.parameters)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
@@ -195,13 +195,13 @@ class _Normalizer:
 
 
 def _named(function: Argument, name: str) -> Argument:
-    """Give a function its own name, which distinguishes its traces."""
+    """Give a function a unique name, which distinguishes its traces."""
     function.__name__ = name
     return function
 
 
 def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
-    """Return the dequantization of a weight that the graph casts to floats, so that it stays quantized."""
+    """Dequantize a weight that the graph casts to floats, so that the weight stays quantized."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"
     return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)

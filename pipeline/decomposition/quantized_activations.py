@@ -1,9 +1,9 @@
-"""Rewrite quantized activations: TensorRT-RTX has FP8 and INT8 only for weights and quantize/dequantize pairs.
+"""Rewrite quantized activations: TensorRT-RTX supports FP8 and INT8 only for weights and quantize/dequantize pairs.
 
-A cast to E4M3 becomes a pair of scale 1, in floats, if its readers cast it back, directly or after moving elements:
-these read the pair. A cast with any other reader, such as an output of the model, stays. Between rounding and matmul
-INT8 is computed in int32: values clamped to INT8's range are the same there. Operators that only move them run in
-int32, too.
+A cast to E4M3 becomes a floating-point quantize/dequantize pair of scale 1, if its readers cast the value back,
+directly or after moving elements; these readers then read the pair. A cast with any other reader, such as a model
+output, stays. INT8 values between rounding and matmul are computed in int32, in which values clamped to INT8's range
+are the same. Operators that only move such values run in int32, too.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Node: TypeAlias = Argument
 E4M3: Final = torch.float8_e4m3fn
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAST: Final = 464
-"""The largest number that rounds to E4M3's greatest, 448."""
+"""The largest number that E4M3 rounds to its maximum, 448."""
 SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
-"""True if torch's cast to E4M3 saturates, as from 2.13 on; before, it returned NaN for larger numbers."""
+"""Whether torch's cast to E4M3 saturates, as from torch 2.13 on; older versions return NaN for larger numbers."""
 MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 DEQUANTIZE: Final = operators.dequantize.default
 
 
 class Edit:
-    """A program's graph, which is changed in place, and which of its nodes are constant."""
+    """A graph that is changed in place, with its program and the nodes that are constant."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph, self.mode = program, program.graph, fake_mode(program.graph)
@@ -57,11 +57,11 @@ class Edit:
         return node
 
     def dequantized(self, user: Node, *args: Argument) -> Node:
-        """Insert a new weight before a user of the one that it replaces."""
+        """Insert a new weight before a user of the weight that it replaces."""
         return self.call(user, DEQUANTIZE, args)
 
     def cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
-        """Return a node in a dtype; itself if it has that dtype already."""
+        """Return a node cast to a dtype; the node itself if it has that dtype already."""
         return x if x.meta["val"].dtype == dtype else self.call(before, aten._to_copy.default, (x,), dtype=dtype)
 
     def replace(self, old: Node, new: Node) -> None:
@@ -70,14 +70,14 @@ class Edit:
         self.graph.erase_node(old)
 
     def drop_unread(self) -> None:
-        """Erase nodes that nothing reads, so that they do not count as users; the graph is functional."""
+        """Erase unread nodes, so that they do not count as users; the graph is functional."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.op == "call_function":
                 self.graph.erase_node(node)
 
     def carried(self, node: Node, new: Node, ends: Callable[[Node], bool]) -> Iterator[tuple[Node, Node, Node]]:
-        """Apply the operators that move a node to its replacement ``new``; yield each reader that ends such a chain,
-        with the value that it reads and the value's replacement."""
+        """Apply the operators that move a node to its replacement ``new``. Yield each reader at the end of such a
+        chain, with the value that it reads and the replacement of that value."""
         waiting = [(node, new)]
         while waiting:
             old, new = waiting.pop()
@@ -90,7 +90,7 @@ class Edit:
 
 
 def paired_casts(program: Program) -> Program:
-    """Return the program, whose graph is changed in place, with its casts to E4M3 as pairs."""
+    """Return the program, whose graph is changed in place, with its casts to E4M3 as quantize/dequantize pairs."""
     edit = Edit(program)
     for node in list(program.graph.nodes):
         if is_cast_to(E4M3, node) and not edit.constant[node] and node.args[0].meta["val"].dtype in FLOATS:
@@ -101,7 +101,7 @@ def paired_casts(program: Program) -> Program:
 
 
 def _pair(edit: Edit, node: Node, wanted: list[torch.dtype]) -> None:
-    """Replace a cast by a pair in all its readers, which cast it back to the wanted dtypes."""
+    """Replace a cast by a pair in all readers, which cast the value back to the wanted dtypes."""
     x = node.args[0]
     wide = edit.cast(node, x, reduce(torch.promote_types, wanted, x.meta["val"].dtype))
     one = edit.call(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
@@ -119,7 +119,7 @@ def _casts_back(node: Node) -> bool:
 
 
 def _is_clamped(x: Node, least: int, most: int) -> bool:
-    """Return whether a clamp limits ``x`` to a range."""
+    """Return whether a clamp limits ``x`` to this range."""
     if x.target is not aten.clamp.default or len(x.args) != 3:
         return False
     _, low, high = x.args
@@ -127,7 +127,7 @@ def _is_clamped(x: Node, least: int, most: int) -> bool:
 
 
 def widen_codes(edit: Edit) -> None:
-    """Cast clamped numbers to int32 instead of int8, if all readers move them or cast them further."""
+    """Cast clamped numbers to int32 instead of int8, if all readers move the numbers or cast them further."""
     for node in list(edit.graph.nodes):
         varies = is_cast_to(torch.int8, node) and not edit.constant.get(node, True)
         if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_further, readers(node))):
@@ -147,7 +147,7 @@ def _casts_further(node: Node) -> bool:
 
 
 def readers(node: Node) -> list[Node]:
-    """Return the readers of a node, directly or behind operators that only move it."""
+    """Return a node's readers. Operators that only move the node count as part of it."""
     found, moved = list[Node](), [node]
     while moved:
         for user in moved.pop().users:

@@ -1,9 +1,9 @@
-"""Express every form of quantization: quantized values and a scale where TensorRT has layers for it, else plain
+"""Express all kinds of quantization: as quantized values and a scale where TensorRT has layers for it, else as plain
 arithmetic.
 
 Quantized weights are never folded to floats. Activations become a quantize/dequantize pair if their scale is a constant
-number and their values use the full range of a type. With zero points, data-dependent scales or a narrower range, they
-are computed element by element as their library does. That is correct and stays in one engine, but no matmul runs in
+number and their values use the full range of a type. Activations with zero points, data-dependent scales or a narrower
+range are computed elementwise, as their library does. That is correct and stays in one engine, but no matmul runs in
 low precision.
 """
 
@@ -21,7 +21,7 @@ from pipeline.aten.types import Argument
 
 @frozen
 class Known:
-    """What is known before a call runs: the constant arguments, and the zero point, if all elements share one."""
+    """What is known about a call at compile time: constant arguments, and the zero point if all elements share it."""
 
     constant: frozenset[str] = frozenset()
     zero: int | None = 0
@@ -33,11 +33,11 @@ class Known:
 
 @frozen
 class Codes:
-    """The parameters of a quantization: the least and greatest quantized value, and the elements that share a scale
-    along each dim.
+    """The parameters of a quantization: the range of quantized values, and the number of elements along each dim that
+    share a scale.
 
-    ``inverse``: the scale's reciprocal in float64, if the scale is a Python number. ``early``: zero points are added
-    before rounding, as per-token quantizers do.
+    ``inverse``: the reciprocal of the scale in float64, if the scale is a Python number. ``early``: zero points are
+    added before rounding, as per-token quantizers do.
     """
 
     low: int
@@ -47,17 +47,17 @@ class Codes:
     early: bool = False
 
     def type_less(self, zero: int) -> str | None:
-        """Return the type whose range these values have after subtracting a zero point; None if there is none."""
+        """Return the type whose range equals the range of values minus a zero point; None if no type does."""
         low, high = self.low - zero, self.high - zero
         return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
 
     def uses_full_int8(self, zero: int | None) -> bool:
-        """Return whether the quantized values minus a zero point use the full range of INT8, like TensorRT's layers."""
+        """Return whether the quantized values minus a zero point fill the range of INT8, as TensorRT's do."""
         return zero is not None and (self.low - zero, self.high - zero) == (-128, 127)
 
 
 def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
-    """Return a block in the operators' form: -1 where all elements of a dim share a scale."""
+    """Return a block in the operators' convention: -1 for a dim whose elements all share a scale."""
     return tuple(
         b if isinstance(b, int) and not (isinstance(s, int) and b >= s) else -1
         for s, b in zip(shape, block, strict=True)
@@ -65,12 +65,12 @@ def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, .
 
 
 def channel(rank: int, axis: int) -> tuple[int, ...]:
-    """Return the block of scales along an axis."""
+    """Return the block of per-channel scales along an axis."""
     return tuple(1 if dim == axis % rank else -1 for dim in range(rank))
 
 
 def per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """Return scales or zero points with a dim for each dim of their tensor, one element per block."""
+    """Return scales or zero points with the rank of their tensor, one element for each block."""
     if numbers.numel() == 1:
         return numbers.reshape(())
     return numbers.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
@@ -86,7 +86,7 @@ def per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]
 
 
 def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
-    """Quantize and dequantize ``x``, in its own dtype."""
+    """Quantize and dequantize ``x`` in the dtype of ``x``."""
     if known.has("input"):
         return as_weights(known, integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
     if known.has("scale") and scale.numel() == 1 and codes.uses_full_int8(known.zero):
@@ -95,7 +95,7 @@ def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Cod
 
 
 def integers(x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
-    """Return the quantized values as floats, with zero points: ``clamp(round(x / scale) + zero)``."""
+    """Return the quantized values as floats, including zero points: ``clamp(round(x / scale) + zero)``."""
     inverse = 1.0 / per_element(scale, x.shape, codes.block) if codes.inverse is None else codes.inverse
     result = x * inverse if codes.early else (x * inverse).round()
     if zero is not None:
@@ -113,8 +113,8 @@ def numbers(q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: 
 
 
 def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
-    """Dequantize constant values, which stay quantized in the program: a zero point shared by all elements, or one that
-    is low-bit, is subtracted before dequantizing, others after."""
+    """Dequantize constant values, which stay quantized in the program. A zero point that all elements share, or of a
+    low-bit type, is subtracted before dequantizing; other zero points are subtracted afterwards."""
     each, block = per_block(scale, q.shape, codes.block), list(codes.block)
     less = 0 if known.zero is None else known.zero
     type = None if known.zero is None else codes.type_less(less)
@@ -132,13 +132,13 @@ def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, code
 
 
 def numbers_of(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Dequantize with one of the operators that are not folded, so that weights stay quantized."""
+    """Dequantize with an operator that is never folded, so that weights stay quantized."""
     made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
     return made
 
 
 def paired(x: Tensor, scale: Tensor, type: str) -> Tensor:
-    """Return a quantize/dequantize pair with one scale for all elements."""
+    """Return a quantize/dequantize pair with a single scale for all elements."""
     made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
     return made
 

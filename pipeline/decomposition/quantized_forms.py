@@ -1,7 +1,7 @@
-"""List the forms in which quantized models are exported: NVIDIA ModelOpt's operators, torchao's PT2E and ``quantize_``,
-and torch's own. Operators are recognised by their schemas' names, so none of these libraries is needed.
+"""List the quantization operators of exported models: NVIDIA ModelOpt's, torchao's (PT2E and ``quantize_``), and
+torch's. Operators are recognised by the names of their schemas, so none of these libraries is needed.
 
-A form expresses a call in plain operators and those of `pipeline.aten.quantized`.
+Each function is called a form: it expresses a call in plain operators and operators of `pipeline.aten.quantized`.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def scaled_product(
 
 
 def _factor(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """Return a matmul's factor in float32: a constant is dequantized with a scale, so that it stays quantized."""
+    """Return an operand of a matmul in float32. A constant is dequantized with a scale, so that it stays quantized."""
     if not is_known:
         return x.float()
     return numbers_of(x, per_block(scale.float(), x.shape, block), "fp8", block, torch.float32)
@@ -233,7 +233,7 @@ def _factor(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> T
 def _step(
     known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype, out: Argument = None
 ) -> Argument:
-    """Quantize ``x`` to ``dtype`` if it is floating point, else dequantize it to ``out``; both if that is `PAIR`."""
+    """Quantize a float ``x`` to ``dtype``, or dequantize a quantized ``x`` to ``out``; both if that is `PAIR`."""
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:
@@ -247,11 +247,11 @@ def _step(
 
 
 PAIR: Final = object()
-"""Marks a call as a pair: it quantizes and dequantizes."""
+"""Marks a call that both quantizes and dequantizes."""
 
 
 def _block_of(scale: Tensor, x: Tensor) -> tuple[int, ...]:
-    """Return the block implied by a scale's shape, which broadcasts to its tensor's or has one element per block."""
+    """Return the block implied by a scale's shape: it broadcasts to its tensor's, or has an element per block."""
     if scale.numel() == 1:
         return (-1,) * x.dim()
     sizes = [1] * (x.dim() - scale.dim()) + list(scale.shape)
@@ -304,10 +304,10 @@ FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
         "aten::_scaled_mm": scaled_product,
     }
 )
-"""The forms by operator."""
+"""The form of each quantization operator."""
 
 PAIRS: Final = MappingProxyType(
     {name.replace("::quantize", "::dequantize"): name for name in FORMS if "::quantize_" in name and "ao" not in name}
     | {"torchao::dequantize_affine": "torchao::quantize_affine"}
 )
-"""The dequantizing operators, each with the quantizing one that it undoes."""
+"""The dequantizing operators, each with the quantizing operator that it undoes."""

@@ -1,9 +1,9 @@
 """Lay out quantized weights so that TensorRT's builder fuses them.
 
 Operators that move dequantized elements move the quantized values instead, so that a linear layer's weight is a
-quantized ``[K, N]`` matrix without a transposition; casts and scales that follow become part of the dequantization;
-weights multiplied with one tensor are concatenated; blocks are along one dim; 4-bit values are packed where a matmul
-reads them. All of this is folded: an engine gets quantized values and scales.
+quantized ``[K, N]`` matrix without a transposition. Later casts and scales become part of the dequantization. Weights
+that multiply the same tensor are concatenated. Blocks are along one dim. 4-bit values are packed if a matmul reads
+them. All of this is folded: an engine gets quantized values and scales.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
 
 Scales: TypeAlias = tuple[Node, list[int]]
-"""Scales, and the elements that share one along each dim."""
+"""Scales, and the number of elements along each dim that share a scale."""
 
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
 LENGTHS: Final = (128, 64, 32, 16)
-"""The block lengths into which rows of one scale are cut, if TensorRT supports a type in blocks only."""
+"""The block lengths into which rows with one scale are cut, if TensorRT supports a type only in blocks."""
 
 
 def laid_out(program: Program) -> Program:
@@ -54,7 +54,7 @@ class _Layout(Edit):
             self.settle(node)
 
     def moved(self, node: Node, user: Node) -> Node | None:
-        """Return the replacement for a user of a weight, if the quantized values can be moved instead; else None."""
+        """Return the replacement for a weight's user, if quantized values can be moved instead; else None."""
         if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
             return self.as_product(node, user)
         if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
@@ -73,14 +73,14 @@ class _Layout(Edit):
         return self.scaled(node, user) if user.target is aten.mul.Tensor else None
 
     def as_product(self, node: Node, user: Node) -> Node:
-        """Return a linear layer as a matmul with ``[K, N]``."""
+        """Return a linear layer as a matmul by a ``[K, N]`` matrix."""
         turned = self.transposed(node, self.call(user, aten.permute.default, (node, [1, 0])))
         product = self.call(user, aten.matmul.default, (user.args[0], turned))
         bias = argument(user, "bias")
         return product if bias is None else self.call(user, aten.add.Tensor, (product, bias))
 
     def transposed(self, node: Node, user: Node) -> Node:
-        """Return the weight with its quantized values transposed like the user's result."""
+        """Return the weight with its quantized values transposed as the user transposes the floats."""
         codes, scale, type, block, dtype = node.args
         order = _order(user, len(block))
         moved = self.call(user, aten.permute.default, (codes, order))
@@ -89,7 +89,7 @@ class _Layout(Edit):
         return self.dequantized(user, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshaped(self, node: Node, user: Node) -> Node | None:
-        """Return the weight in the user's shape, if it has one scale, or one per row and rows stay whole; else None."""
+        """Return the weight in the user's shape, if its scale is single, or per row and rows stay whole; else None."""
         codes, scale, type, block, dtype = node.args
         shape, old = list(user.meta["val"].shape), node.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
@@ -105,7 +105,7 @@ class _Layout(Edit):
         return self.dequantized(user, self.call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype)
 
     def scaled(self, node: Node, user: Node) -> Node | None:
-        """Return the weight with the user's factor as its scales, if its scales are 1; else None."""
+        """Return the weight with the user's factor as its scales, if its scales are all 1; else None."""
         codes, scale, type, _, dtype = node.args
         factor, shape = user.args[1], node.meta["val"].shape
         if not (_is_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
@@ -117,7 +117,7 @@ class _Layout(Edit):
         return self.dequantized(user, codes, factor, type, block, dtype)
 
     def scaled_after(self, node: Node, product: Node) -> None:
-        """Move the scales of a matmul's columns into its weight, so that TensorRT fuses them."""
+        """Move scales of a matmul's columns into the matmul's weight, so that TensorRT fuses them."""
         codes, scale, type, _, dtype = node.args
         user = next(iter(product.users)) if len(product.users) == 1 else None
         if user is None or user.target is not aten.mul.Tensor or not _is_one(scale) or len(node.users) != 1:
@@ -134,7 +134,7 @@ class _Layout(Edit):
             self.graph.erase_node(product)
 
     def settle(self, node: Node) -> None:
-        """Put blocks along one dim, and pack two 4-bit values into a byte."""
+        """Arrange blocks along one dim, and pack two 4-bit values into a byte."""
         codes, scale, type, block, dtype = node.args
         shape, block = list(node.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
@@ -152,7 +152,7 @@ class _Layout(Edit):
             self.replace(node, self.dequantized(node, codes, scale, type, block, dtype))
 
     def cut(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
-        """Cut a matrix into blocks along its first dim, since TensorRT supports INT4 in blocks only."""
+        """Split a matrix into blocks along its first dim, since TensorRT supports INT4 only in blocks."""
         shape = node.meta["val"].shape
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
@@ -163,7 +163,7 @@ class _Layout(Edit):
         return rows, [length, block[1]]
 
     def along_one(self, node: Node, scale: Node, block: list[int]) -> Scales:
-        """Return scales with blocks along one dim, and one scale for each index of every other dim."""
+        """Return scales with blocks along one dim, and with a separate scale for each index of the other dims."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
         shape = node.meta["val"].shape
@@ -179,8 +179,8 @@ class _Layout(Edit):
         return scale, block
 
     def by_channel(self, node: Node, scale: Node, block: list[int]) -> Scales:
-        """Expand a convolution weight's scale to one per output channel: RTX 1.6 ignores the scales of a convolution of
-        FP8 by FP8 if each is a single number (a result of 3e5 for 9 on an H200)."""
+        """Expand a convolution weight's scale to a scale per output channel. RTX 1.6 ignores the scales of a
+        convolution of FP8 by FP8 if both scales are single numbers (a result of 3e5 instead of 9 on an H200)."""
         if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
         channels, *rest = node.meta["val"].shape
@@ -188,7 +188,7 @@ class _Layout(Edit):
         return self.call(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
     def repeated(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
-        """Repeat each scale along a dim, up to a size."""
+        """Repeat each scale along a dim, up to the given size."""
         made = self.call(node, aten.repeat_interleave.self_int, (scale, times, dim))
         return self.call(node, aten.slice.Tensor, (made, dim, 0, size))
 
@@ -208,5 +208,5 @@ def _is_one(scale: Argument) -> bool:
 
 
 def _in_product(node: Node) -> bool:
-    """Return whether only matmuls read a matrix, as their second factor."""
+    """Return whether all readers of a matrix are matmuls, with the matrix as the second operand."""
     return node.meta["val"].dim() == 2 and all(does(u.target) in PRODUCTS and u.args[0] is not node for u in node.users)

@@ -1,12 +1,12 @@
-"""Rewrite matmuls with quantized weights so that TensorRT-RTX's builder fuses them: on rows, and merged if they read
-the same rows.
+"""Rewrite matmuls by quantized weights so that TensorRT-RTX's builder fuses the dequantization: matmuls of 2-D tensors,
+which are merged if they read the same rows.
 
-The builder itself merges matmuls of one tensor (with the weights of query, key and value, say) and dequantizes their
-weights to do so: either during the build, which loses the saving, or in a separate kernel. One matmul with concatenated
-columns reads quantized values instead. Matmuls of tensors with more dims than a matrix are fused for some sizes only.
-RTX 1.6 dequantizes separately if the rows come from a permutation, as of an attention's result or of several batches,
-but not if a layer takes the maximum of the rows and themselves. The single-row kernel (GEMV) reads neither INT8 nor
-FP8: two equal rows are multiplied instead, and their mean is the result.
+The builder itself merges matmuls of the same tensor (by the weights of query, key and value, say), and dequantizes
+their weights for that: either during the build, which loses the saving, or in a separate kernel. One matmul with
+concatenated columns reads quantized values instead. Matmuls of tensors with more than two dims are fused for some sizes
+only. RTX 1.6 dequantizes separately if a permutation returns the rows, as for the result of an attention or for several
+batches, but not after a layer that takes the maximum of the rows and themselves. The single-row kernel (GEMV) supports
+neither INT8 nor FP8: the matmul runs on two equal rows instead, and the result is their mean.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
 BEFORE_1_7 = not CAPABILITIES.codes_beside_floats
 LEADING = (1,) if BEFORE_1_7 else ()
-"""The dims before flattened rows: 1.6.1 fuses matmuls of a batch of one matrix, 1.7.1 those of a matrix."""
+"""Leading dims of flattened rows: 1.6.1 fuses batched matmuls with a batch of 1, 1.7.1 matmuls of matrices."""
 KINDS = ("int8", "int4", "fp8")
 LONE = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
-"""The types that are fused for two rows but not for a single one."""
+"""The types for which TensorRT fuses matmuls of two rows, but not of a single row."""
 PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
 
 
 def merge_products(edit: Edit) -> None:
-    """Rewrite a graph's matmuls with laid-out weights."""
+    """Rewrite a graph's matmuls by laid-out weights."""
     for node in list(edit.graph.nodes):
         if node.target is aten.mm.default and edit.is_weight(node.args[1]):
             _keep_dims(edit, node)
@@ -51,7 +51,7 @@ def merge_products(edit: Edit) -> None:
 
 
 def _keep_dims(edit: Edit, product: Node) -> None:
-    """Multiply a tensor in its own shape if it was flattened to rows for the matmul and the result was unflattened."""
+    """Multiply a tensor in its original shape if it was flattened to rows for the matmul and unflattened afterwards."""
     rows, user = product.args[0], next(iter(product.users), None)
     if does(rows.target) is not Does.RESHAPES or user is None or does(user.target) is not Does.RESHAPES:
         return
@@ -66,7 +66,7 @@ def _keep_dims(edit: Edit, product: Node) -> None:
 
 
 def _can_merge(edit: Edit, product: Node) -> bool:
-    """Return whether only this matmul reads its weight, scales are per column, and the other factor is no pair."""
+    """Return whether only this matmul reads its weight, scales are per column, and the other operand is not a pair."""
     x, weight = product.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIRS:
         return False
@@ -118,12 +118,12 @@ class _Merger:
 
     @property
     def is_flattened(self) -> bool:
-        """Return whether the matmuls' tensor has more dims than a matrix."""
+        """Return whether the matmuls' tensor has more than two dims."""
         return bool(self.first.args[0].meta["val"].dim() > 2)
 
     @property
     def is_lone(self) -> bool:
-        """Return whether a single row is multiplied, whose kernel does not read the quantized type."""
+        """Return whether a single row is multiplied, whose kernel does not support the quantized type."""
         *leading, _ = self.first.args[0].meta["val"].shape
         type = self.first.args[1].args[2]
         return bool(leading) and type in LONE and statically_known_true(math.prod(leading) == 1)
@@ -139,7 +139,7 @@ class _Merger:
         return self.call(aten.maximum.default, (rows, rows)) if moved else rows
 
     def share(self, made: Node, ends: Sequence[Node], columns: Sequence[int]) -> None:
-        """Replace the previous results by columns of the merged result."""
+        """Replace the original results by columns of the merged result."""
         dim, bounds = made.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
         parts = [made]
         if len(columns) > 1:

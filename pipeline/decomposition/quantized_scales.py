@@ -1,7 +1,7 @@
-"""Define forms with several results: PT2E's scales and zero points that are computed at each call, and fake quantizers
-that also return a mask for gradients, to which torch decomposes its own.
+"""Define forms with several results: PT2E's operators that compute scales and zero points at each call, and fake
+quantizers that also return a mask for gradients, to which torch decomposes its fake quantizers.
 
-Scales are float32, while the library has them in float64, which TensorRT lacks; zero points are integers in float32.
+Scales are float32; the library has float64, which TensorRT lacks. Zero points are integers, stored as float32.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SCALES: Final[MappingProxyType[str, Function]] = MappingProxyType(
 
 
 def without_mask(form: Function) -> Function:
-    """Return the form of a fake quantizer that also returns a mask, which nothing may read."""
+    """Return the form of a fake quantizer that also returns a mask, which must be unread."""
 
     def wrapped(known: Known, *args: Argument) -> Argument:
         return form(known, *args), None
@@ -94,8 +94,8 @@ def where_enabled(form: Function) -> Function:
 
 
 def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Return whether the readers of an operator's results allow a form: only forms, which accept float32, read scales
-    and zero points, and nothing reads a mask."""
+    """Return whether an operator's readers allow its form: only forms, which accept float32, read scales and zero
+    points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True
     parts = list(node.users)
@@ -107,5 +107,5 @@ def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) ->
 
 
 def schema_name(target: object) -> str:
-    """Return the schema's name (``torchao::quantize_affine``) and overload; empty for all but operators."""
+    """Return an operator's schema name (``torchao::quantize_affine``) and overload; empty for other values."""
     return target.name() if isinstance(target, torch._ops.OpOverload) else ""

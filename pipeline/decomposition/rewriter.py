@@ -1,4 +1,4 @@
-"""Copy a graph node by node, with traced decompositions in place of the nodes that they apply to."""
+"""Copy a graph node by node, replacing nodes by their traced decompositions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.shapes.environment import bounds, shape_of
 
 
 class Rewriter:
-    """One rewriting of a program's graph. ``applied``: the operators whose registered decomposition was used."""
+    """The rewriting of a program's graph. ``applied``: the operators whose registered decomposition was used."""
 
     def __init__(self, program: Program, claims: Claims, ways: Ways) -> None:
         self.program, self.claims, self.ways = program, claims, ways
@@ -47,7 +47,7 @@ class Rewriter:
         self.open: set[str] = set()
 
     def rewrite(self) -> torch.fx.Graph:
-        """Rewrite the whole graph in the registry's opset."""
+        """Rewrite the whole graph into the registry's opset."""
 
         def transform(node: Node, call: Call) -> Argument:
             written = self.control_flow.written(node, call.args)
@@ -56,12 +56,12 @@ class Rewriter:
         return self._transformed(transform)
 
     def is_kept(self, node: Node) -> bool:
-        """Return whether settings leave a node in PyTorch, or a user's converter or decomposition may accept it."""
+        """Return whether a node is not decomposed: settings run it in PyTorch, or a user's converter may accept it."""
         users = self.is_claimed(Call.of(node)) or self.ways.own(node.target) is not None
         return users or kept_in_torch(node.target, node.meta, self.settings)
 
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
-        """Rewrite these nodes as if the user had no converter for them, and copy all others."""
+        """Decompose these nodes as if the user had no converter for them, and copy all other nodes."""
 
         def transform(node: Node, call: Call) -> Argument:
             apart = node.name in refused or node.target is operator.getitem
@@ -89,7 +89,7 @@ class Rewriter:
         return self.claims.keeps(call.target, call.args, call.kwargs, call.value)
 
     def emit(self, call: Call, refused: bool = False) -> Argument:
-        """Add a call to the new graph and return its value: a node, or the result of its decomposition."""
+        """Add a call to the new graph and return its value: the new node, or the result of the call's decomposition."""
         if call.target is operator.getitem and isinstance(call.args[0], (tuple, list)):
             return call.args[0][call.args[1]]
         if kept_in_torch(call.target, call.meta, self.settings) or self.is_left(call):
@@ -104,7 +104,7 @@ class Rewriter:
         return inlined[0] if inlined else self.settle(call, accepts)
 
     def is_left(self, call: Call) -> bool:
-        """Return whether PyTorch's grouped matmul is faster than our decomposition, and the settings allow it."""
+        """Return whether a call stays in PyTorch, whose grouped matmul is faster, and the settings allow that."""
         if self.ways.own(call.target) is not grouped_mm or self.program.settings.require_full_compilation:
             return False
         (rows, _), matrices = (shape_of(x.meta["val"]) for x in call.args[:2])
@@ -119,12 +119,12 @@ class Rewriter:
         return node
 
     def note(self, node: Node) -> None:
-        """Record whether a node is constant, if that is needed later."""
+        """Record whether a node is constant, if later nodes depend on it."""
         if self.claims.targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def settle(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
-        """Return the call if a converter accepts it or nothing decomposes it; else torch's decomposition of it."""
+        """Keep a call if a converter accepts it or nothing decomposes it; else return torch's decomposition."""
         node = self.add(call)
         if not is_operator(node) or accepts(node):
             return node
@@ -140,7 +140,7 @@ class Rewriter:
         return inlined[0]
 
     def inline_first(self, call: Call) -> tuple[Argument] | None:
-        """Decompose a call that leads to a user's operator or has a registered decomposition; None for others."""
+        """Decompose a call that leads to a user's operator or has a registered decomposition; else return None."""
         way = self.contents.way(call, self.constant) if self.claims.targets else None
         own = self.ways.own(call.target)
         if way is not None and way is not own:
@@ -148,7 +148,7 @@ class Rewriter:
         return own and self.inline_own(own, call)
 
     def inline_own(self, function: Function, call: Call) -> tuple[Argument] | None:
-        """Call `inline` for a registered decomposition, which may be a user's: errors name it."""
+        """Call `inline` for a registered decomposition, which may be a user's: errors name the decomposition."""
         try:
             inlined = self.inline(function, call)
             if inlined is not None:
@@ -166,7 +166,7 @@ class Rewriter:
             raise ConversionError(call.name or name, name, line_of(call.meta), why) from error
 
     def inline_pairs(self, call: Call) -> tuple[Argument] | None:
-        """Return the outputs of an operator's rule on pairs, joined where they are complex; None if it has no rule."""
+        """Return the outputs of an operator's rule on pairs, complex outputs joined; None if it has no rule."""
         rule = RULES.get(known_as(call.target))
         if rule is None:
             return None

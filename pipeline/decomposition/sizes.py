@@ -1,6 +1,6 @@
-"""Compute sizes from those of inputs if only the size of a tensor is read, so that the tensor is not computed.
+"""Compute a tensor's size from the sizes of inputs if nothing reads the tensor's elements, so that it is not computed.
 
-``torch.full_like(layer(x), 0.5)`` needs no layer: its size follows from that of ``x``.
+``torch.full_like(layer(x), 0.5)`` needs no layer: its size follows from the size of ``x``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.shapes.lines import line_of
 
 
 def read_sizes_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
-    """Compute sizes from the inputs' sizes in place of operators of which only the size is read."""
+    """Replace operators whose results are read only for their size: compute the size from the inputs' sizes."""
     places = _size_sources(inputs)
     live, sizes = _live(graph, places)
     for node in sizes:
@@ -31,7 +31,7 @@ def read_sizes_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> N
 
 
 def _called(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """Return a rule that adds a call of a function of one number to the graph, and does not run it."""
+    """Return a handler that adds a call of a one-argument function to the graph instead of running the function."""
     return staticmethod(lambda x, *_: x.tracer.create_proxy("call_function", function, (x,), {}))
 
 
@@ -62,7 +62,7 @@ Place: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
 
 
 def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
-    """Return the place to read each symbol from, preferably one that is the symbol itself."""
+    """Return the input dim to read each symbol from, preferably a dim whose size is the symbol itself."""
     found: dict[str, Place] = {}
     for node in inputs:
         value = node.meta.get("val")
@@ -77,7 +77,7 @@ def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
 
 
 def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """Return the nodes that results depend on except through sizes of inputs, and these size nodes in order."""
+    """Return the nodes on which results depend other than through sizes of inputs, and these size nodes in order."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]
@@ -101,7 +101,7 @@ def _is_readable(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
 
 
 def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, Place]) -> torch.fx.Node:
-    """Return a size as arithmetic on the inputs' sizes, inserted before the node that read it."""
+    """Compute a size from the inputs' sizes, before the node that read the size."""
     expr: Argument = expression(node.meta["val"])
     before = node.prev
     with graph.inserting_before(node):

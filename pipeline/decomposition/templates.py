@@ -33,7 +33,7 @@ class Call:
 
     @classmethod
     def of(cls, node: torch.fx.Node) -> Call:
-        """Return the call at a node."""
+        """Return the call of a node."""
         return cls(node.target, node.args, node.kwargs, node.meta, node.name)
 
     @property
@@ -44,7 +44,7 @@ class Call:
 
 @frozen(eq=False)
 class Template:
-    """The graph of a decomposition for calls of one signature, by ``key``; its placeholders are the call's nodes."""
+    """The traced graph of a decomposition for calls of one signature, ``key``; placeholders are the call's nodes."""
 
     key: str
     graph: torch.fx.Graph
@@ -109,12 +109,12 @@ def _trace(
 
 
 def _copied_lists(value: object) -> object:
-    """Return an argument with its lists copied, since torch's decompositions write to lists of indices."""
+    """Return an argument with copied lists, since torch's decompositions mutate lists of indices."""
     return list(map(_copied_lists, value)) if isinstance(value, list) else value
 
 
 def _makes_symbols(node: torch.fx.Node) -> bool:
-    """Return whether a node introduces a data-dependent size, for which the program has another symbol."""
+    """Return whether a node introduces a data-dependent size, for which the program has a different symbol."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
         return {s for n in nodes for v in tree_leaves(n.meta.get("val")) for s in free_unbacked_symbols(v)}
@@ -123,11 +123,11 @@ def _makes_symbols(node: torch.fx.Node) -> bool:
 
 
 class _DoesNotApply(Exception):  # noqa: N818 - not an error
-    """A decomposition returned NotImplemented."""
+    """Raised if a decomposition returns NotImplemented."""
 
 
 def _fixes_sizes(template: torch.fx.GraphModule, expected: object) -> bool:
-    """Return whether the trace fixed the size of a dynamic dim, as some of torch's decompositions do."""
+    """Return whether the trace specialized on the size of a dynamic dim, as some of torch's decompositions do."""
     output = template.graph.output_node()
     made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_leaves(output.args)]
     pairs = zip(made, tree_leaves(expected), strict=False)

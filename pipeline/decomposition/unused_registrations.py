@@ -1,4 +1,4 @@
-"""Report the user's converters and decompositions that nothing used, each with the reason."""
+"""Report the user's converters and decompositions that were not used, each with the reason."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def unreached(
     ways: Ways,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
-    """Return the user's converters and decompositions that nothing used although the model has their operators.
+    """Return the user's converters and decompositions that were not used although the model calls their operators.
 
-    ``refusals`` has the reasons of converters for calls that are no longer in the program. Nothing is traced unless
-    something was not used.
+    ``refusals`` has the reasons of converters for calls that are no longer in the program. Nothing is traced if
+    everything was used.
     """
     taken = [(verdict.target, verdict.choice) for verdict in verdicts.values() if verdict.choice is not None]
     used = {(target, choice.support, choice.priority) for target, choice in taken}
@@ -73,7 +73,7 @@ class _Search:
     templates: Templates
 
     def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """Yield these converters whose operator the model calls, with the reasons why they are unused."""
+        """Yield the converters among ``idle`` whose operator the model calls, with the reasons why they are unused."""
         for declaration in idle:
             found = self.found(declaration.key)
             if found is not None:
@@ -98,7 +98,7 @@ class _Search:
         return contents.first(source.graph)
 
     def why(self, declaration: Declaration, found: Node) -> tuple[str, str]:
-        """Return the reason why a converter is not used, and a hint."""
+        """Return why a converter is not used, and a hint."""
         settings = self.claims.lookup.settings
         hint = _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
         if kept_in_torch(found.target, found.meta, settings):
@@ -140,7 +140,7 @@ class _Search:
                 yield Unreached(name, "it is false for every module", f"the paths are {listed}")
 
     def why_whole(self, op: object, found: Node) -> tuple[str, str]:
-        """Return the reason why a decomposition is not used, and a hint."""
+        """Return why a decomposition is not used, and a hint."""
         if kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
         if op in self.ways.disabled:

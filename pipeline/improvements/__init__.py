@@ -1,6 +1,6 @@
-"""Passes that rewrite a program's graph for better networks: each is small, has a name, and can be left out.
+"""Passes that rewrite a program's graph so that TensorRT builds faster networks. Each can be left out by its name.
 
-A pass is a function of the same name as its module, declared by `improvement`, which also states the pass that it
+A pass is a function with the same name as its module, declared by `improvement`, which also states the pass that it
 follows.
 """
 
@@ -24,7 +24,7 @@ def _passes() -> tuple[Improvement, ...]:
 
 
 PASSES: Final = _passes()
-"""All passes, in the order in which they run: each leaves the graph in the form that the next one expects."""
+"""All passes, in the order in which they run: each pass leaves the graph as the next pass expects it."""
 
 RENAMED: Final = {
     "gelus": "fuse_gelu",
@@ -37,6 +37,6 @@ RENAMED: Final = {
     "products": "merge_linears",
     "heads": "merge_head_views",
 }
-"""Former names of passes, for the error message with the new ones."""
+"""Former names of passes, with the new names for the error message."""
 
 __all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

@@ -1,4 +1,4 @@
-"""contract_products: replace a large broadcast product whose only use is a sum by a matmul."""
+"""contract_products: replace a large broadcast multiplication by a matmul if a sum is its only reader."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype
 from pipeline.shapes.environment import shape_of
 
 LARGE: Final = 1 << 20
-"""The least elements of a product that pays: below this, permuting the factors for a matmul costs as much."""
+"""The minimum elements of a product: below this, permuting the factors for a matmul costs as much."""
 
 TIMES: Final = 4
-"""The least ratio that pays of a product's elements to those of its factors and its sum together."""
+"""The minimum ratio between the elements of a product and the elements of its factors and its sum together."""
 
 
 @improvement(after="split_doubles")
 def contract_products(rewriting: Rewriting) -> None:
     """Replace ``(a[:, :, None] * b[None]).sum(1)`` by ``a @ b``, for any expanded and summed dims.
 
-    TensorRT computes and partly stores each product. A layer of Mamba-2 1.3B, as transformers 5.17 writes it, has 1.9
-    billion of them for 512 tokens, of tensors with at most 8 million numbers. Like every matmul of float32 the new one
-    rounds its factors to TF32 on GPUs that do so.
+    TensorRT computes each product of elements, and stores some of them. A layer of Mamba-2 1.3B, as transformers 5.17
+    implements it, multiplies 1.9 billion pairs for 512 tokens, from tensors with at most 8 million elements. Like every
+    float32 matmul, the new matmul rounds its operands to TF32 on GPUs that do so.
     """
     for node in rewriting.nodes(aten.sum.dim_IntList):
         product = node.args[0]
@@ -38,7 +38,7 @@ def contract_products(rewriting: Rewriting) -> None:
 
 
 def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
-    """Return ``(a * b).sum(dims, keepdim)`` as a matmul over the summed dims that both factors have."""
+    """Return ``(a * b).sum(dims, keepdim)`` as a matmul that contracts the summed dims that both factors have."""
     rank = max(a.dim(), b.dim())
     left, right = (_letters(x.shape, rank) for x in (a, b))
     kept = [letter for i, letter in enumerate(ascii_letters[:rank]) if i not in dims]
@@ -72,7 +72,7 @@ def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
 
 
 def _letters(shape: Sequence[Argument], rank: int) -> str:
-    """Return an einsum letter for each dim whose size is not 1, by its position in the product's dims."""
+    """Return an einsum letter for each dim of the product whose size is not 1, by the position of the dim."""
     places = ascii_letters[rank - len(shape) : rank]
     return "".join(letter for letter, size in zip(places, shape, strict=True) if not _is_one(size))
 
@@ -82,7 +82,7 @@ def _is_one(size: Argument) -> bool:
 
 
 def _unexpanded(x: Node, other: Node) -> Node:
-    """Return the source of an expanded factor, if the other factor has the expanded sizes; else the factor."""
+    """Return the source of an expanded factor if the other factor has the expanded sizes; else the factor itself."""
     if x.target is not aten.expand.default or not isinstance(source := x.args[0], Node):
         return x
     theirs = shape_of(other.meta["val"])

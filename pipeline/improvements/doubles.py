@@ -1,9 +1,9 @@
-"""Emulate float64 arithmetic in float32: numbers in two parts, angles in turns, and their sines and cosines.
+"""Emulate float64 arithmetic in float32: numbers as two parts, angles as fractions of a turn, and sines and cosines.
 
-A number is a coarse part, exact in bfloat16, and a fine one, exact in float32: 33 bits. An angle is a fraction of a
-turn: a multiple of ``1 / GRID`` and a remainder. These forms are right whether a compiler rounds ``a * b - c`` once or
-twice, and in any order of additions: bits are cut off by a cast or by ``round``, which no algebraic rewrite removes,
-from exact values.
+A number is the sum of a coarse part, exact in bfloat16, and a fine part, exact in float32: together 33 bits. An angle
+is a fraction of a full turn: a multiple of ``1 / GRID`` plus a remainder. These representations stay correct whether a
+compiler rounds ``a * b - c`` once or twice, and in any order of additions: the low bits of exact values are removed by
+a cast or by ``round``, which no algebraic rewrite eliminates.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ def single(x: Tensor) -> Parts:
 
 
 def split_again(x: Parts) -> Parts:
-    """Return a coarse and a fine part in place of the only part, a float32."""
+    """Split a float32 that is a single part into a coarse and a fine part."""
     return split(x[0])
 
 
 def split(x: Tensor) -> Parts:
-    """Return a tensor's coarse and fine part: all bits of a float32, 32 of an integer, 33 of a float64."""
+    """Split a tensor into a coarse and a fine part: all bits of a float32, 32 bits of an integer, 33 of a float64."""
     exact = x if x.dtype == torch.float64 else x.float() if x.is_floating_point() else x.long()
     coarse = exact.to(torch.bfloat16).float()
     return coarse, (exact - coarse.to(exact.dtype)).float()
 
 
 def product(x: Parts, y: Parts) -> Parts:
-    """Return a product in two parts: an exact number of 16 bits, and a remainder of at most 1/64 of it."""
+    """Return a product as two parts: an exact 16-bit number, and a remainder of at most 1/64 of that number."""
     return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
 
 
 def quotient(x: Parts, y: Tensor) -> Parts:
-    """Return a quotient by a float64 constant, like `product`."""
+    """Return ``x / y`` for a float64 constant ``y``, as two parts like `product`."""
     return product(x, split(y.reciprocal()))
 
 
 def cut(parts: Parts) -> Parts:
-    """Return the coarse and the fine part of a product."""
+    """Split a product (`product`) into a coarse and a fine part."""
     coarse = (parts[0] + parts[1]).to(torch.bfloat16).float()
     return coarse, (parts[0] - coarse) + parts[1]
 
@@ -89,7 +89,7 @@ def total(parts: Parts) -> Parts:
 
 
 def plus(x: Parts, y: Parts) -> Parts:
-    """Return a sum, rounded to float32: if the operands nearly cancel, their coarse parts are added exactly."""
+    """Return a sum, rounded to float32. Coarse parts are added exactly if the operands nearly cancel."""
     return ((x[0] + y[0]) + (x[1] + y[1]),)
 
 
@@ -99,10 +99,10 @@ def minus(x: Parts, y: Parts) -> Parts:
 
 
 def turns(x: Parts, rate: Tensor) -> Parts:
-    """Return an angle, the product of ``x`` and a float64 constant, in turns without the integer part.
+    """Return the angle ``x * rate`` for a float64 constant ``rate``, in turns without the integer part.
 
-    ``x`` is split into three parts of 8 bits, the turns per unit into two of 16 bits and a remainder: products are
-    exact.
+    ``x`` is split into three parts of 8 bits, and the turns per unit into two parts of 16 bits and a remainder, so that
+    the products are exact.
     """
     middle = x[1].to(torch.bfloat16).float()
     rate = rate * (0.5 / math.pi)
@@ -133,7 +133,7 @@ def circle_of(x: Tensor) -> Parts:
 
 
 def _first_bits(x: Tensor) -> Tensor:
-    """Return the first 16 of the 53 bits of a float64, by Veltkamp's splitting: PyTorch computes it, on constants."""
+    """Return the first 16 of the 53 bits of a float64, by Veltkamp's splitting. PyTorch runs it, on constants."""
     scaled = x * (2**37 + 1)
     return scaled - (scaled - x)
 
@@ -144,7 +144,7 @@ def _stacked(tensors: list[Tensor], rank: int) -> Tensor:
 
 
 def circle(parts: Parts) -> Parts:
-    """Return the sine and the cosine of an angle beyond the nearest quarter turn, and the quarters, -2 to 2."""
+    """Return the sine and cosine of an angle relative to the nearest quarter turn, and that quarter, from -2 to 2."""
     coarse = parts[0] - parts[0].round()
     quarters = (coarse * 4).round()
     coarse = coarse - quarters * 0.25
@@ -155,13 +155,13 @@ def circle(parts: Parts) -> Parts:
 
 
 def sine(parts: Parts) -> Parts:
-    """Return the sine of an angle, from `circle`."""
+    """Return the sine of an angle from the results of `circle`."""
     even, odd, quarters = parts
     return (_turned(even, odd, quarters, (quarters < -0.5) | (quarters > 1.5)),)
 
 
 def cosine(parts: Parts) -> Parts:
-    """Return the cosine of an angle, from `circle`."""
+    """Return the cosine of an angle from the results of `circle`."""
     odd, even, quarters = parts
     return (_turned(even, odd, quarters, (quarters > 0.5) | (quarters < -1.5)),)
 
@@ -188,7 +188,7 @@ GIVEN: Final = {
     Form.CIRCLE: circle_of,
     Form.SUM: single,
 }
-"""The functions that create each form of an input: a tensor that is not float64, or a constant."""
+"""The functions that create each form of an input: of a tensor that is not float64, or of a constant."""
 
 DERIVED: Final = (
     (Form.SPLIT, Form.PARTS, same),
@@ -199,4 +199,4 @@ DERIVED: Final = (
     (Form.SINGLE, Form.SUM, same),
     (Form.TERMS, Form.SUM, total),
 )
-"""The functions that create a form of a value from another of its forms; the first match counts."""
+"""The functions that create a form of a value from another form of it; the first match applies."""

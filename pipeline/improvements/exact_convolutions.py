@@ -1,4 +1,4 @@
-"""exact_convolutions: compute convolutions of float16, which TensorRT sums in float16, as matmuls in float32."""
+"""exact_convolutions: compute float16 convolutions, which TensorRT accumulates in float16, as matmuls in float32."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from pipeline.quirks import applies
 from pipeline.shapes.environment import bounds, shape_of
 
 TERMS, MAPS = 2304, 320
-"""The least terms of a sum and output channels for which the matmul is the default: the error in float16 grows with the
-terms, and the cost of reading the windows is shared by the channels."""
+"""The minimum number of terms of a sum and of output channels for which the pass uses a matmul by default: the error in
+float16 grows with the terms, and all output channels share the cost of reading the windows."""
 WINDOWS = 256 << 20
-"""The most bytes of windows that are written to memory by default: 65,536 pixels of 3 x 3 x 228 channels."""
+"""By default, the maximum bytes of windows that are written to memory: 65,536 pixels of 3 x 3 x 228 channels."""
 WINDOWS_AT_MOST = 1 << 30
-"""The most bytes of windows if `use_fp32_acc` is True."""
+"""The maximum bytes of windows if `use_fp32_acc` is True."""
 FEW_PIXELS = 4096
-"""The most pixels for which a convolution of many terms whose windows do not pay is in float32 by default, which takes
-2.5 times as long: a small part of a network's time."""
+"""The maximum number of pixels for which a convolution of many terms runs in float32 by default if a matmul of its
+windows does not pay. It then takes 2.5 times as long: a small part of a network's time."""
 FEW_TERMS = 128
-"""The most terms for which a sum in float16 is as exact as eager's: a depthwise kernel of 7 x 7 has 49."""
+"""The maximum terms for which a float16 sum is as exact as eager's: a depthwise kernel of 7 x 7 has 49 terms."""
 ALIGNED = 8
-"""The divisor of the number of terms that a fast float16 matmul needs."""
+"""A fast float16 matmul needs a multiple of this number of terms."""
 TAPS = 27
-"""The most elements of a kernel for which each is read by a slice."""
+"""The maximum number of kernel elements: a separate slice reads the pixels for each element."""
 MOSTLY = 0.8
-"""The least share of multiplications in matmuls for which 1 x 1 convolutions become matmuls too: TensorRT stores
-channels last around its own convolutions and first around matmuls, and each change costs a copy."""
+"""The minimum share of multiplications in matmuls for which 1 x 1 convolutions become matmuls, too: TensorRT stores
+channels last around its convolutions and channels first around matmuls, and each change of layout costs a copy."""
 
 
 @improvement(after="patch_embedding")
 def exact_convolutions(rewriting: Rewriting) -> None:
-    """Replace convolutions of float16 by a matmul of weights and windows, channels last, or of weights and pixels.
+    """Replace float16 convolutions by a matmul of weights and windows (channels last), or of weights and pixels.
 
-    TensorRT-RTX sums convolutions of float16 in float16 (quirk ``convolution-sums``). By default the pass replaces
-    convolutions with many terms and output channels and few pixels; the matmuls took 0.7 to 1.5 times as long on an
-    H200, each by itself (docs/notes/2026-11-29-real-sizes.md). Others of many terms and few pixels are in float32. With
-    ``use_fp32_acc=True`` it replaces all, by float32 convolutions if windows would take too much memory; with False
-    none.
+    TensorRT-RTX accumulates float16 convolutions in float16 (quirk ``convolution-sums``). By default the pass replaces
+    convolutions whose sums have many terms, with many output channels and few pixels; the matmuls took 0.7 to 1.5 times
+    as long on an H200, each by itself (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms and few
+    pixels run in float32. ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if the windows would
+    need too much memory; ``use_fp32_acc=False`` replaces none.
     """
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not applies("convolution-sums"):
@@ -65,8 +65,8 @@ def exact_convolutions(rewriting: Rewriting) -> None:
 
 @frozen
 class Convolution:
-    """A convolution of float16 by constant weights [maps, channels / groups, …]. ``pixels``: of the output, all batches
-    counted, at the sizes that the program is tuned for. ``terms``: of each sum."""
+    """A float16 convolution by constant weights [maps, channels / groups, …]. ``pixels``: the output pixels of all
+    batches, at the sizes that the program is tuned for. ``terms``: the number of terms of each sum."""
 
     node: Node
     pixels: int
@@ -81,37 +81,37 @@ class Convolution:
 
     @property
     def work(self) -> int:
-        """The number of multiplications."""
+        """The number of multiplications of the convolution."""
         return self.pixels * self.terms * self.maps
 
     @property
     def pays(self) -> bool:
-        """Return whether the matmul takes about as long as TensorRT's convolution and is much more exact."""
+        """Return whether a matmul takes about as long as TensorRT's convolution and is much more exact."""
         return self.terms >= TERMS and self.maps >= MAPS and self.fits(every=False)
 
     @property
     def is_small(self) -> bool:
-        """Return whether it has many terms and few pixels, as a convolution over positions in groups has."""
+        """Return whether the convolution has many terms and few pixels, like a grouped convolution over positions."""
         return self.terms >= TERMS and self.taps > 1 and self.pixels <= FEW_PIXELS
 
     @property
     def is_pixelwise(self) -> bool:
-        """Return whether each output pixel is computed from exactly one input pixel, and all are used."""
+        """Return whether each output pixel depends on exactly one input pixel, and all input pixels are read."""
         return self.taps == 1 and self.groups == 1 and not any(self.each("padding")) and set(self.each("stride")) == {1}
 
     def fits(self, every: bool) -> bool:
-        """Return whether the windows fit in memory."""
+        """Return whether the tensor of all windows fits in memory."""
         size = self.pixels * self.terms * 2
         return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if every else WINDOWS)
 
     def each(self, name: str) -> list[int]:
-        """Return the argument's value for each spatial dim."""
+        """Return the value of an argument for each spatial dim."""
         value: list[int] = list(argument(self.node, name))
         return value * (len(self.kernel) if len(value) == 1 else 1)
 
 
 def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
-    """Return a node's convolution, if it is in float16 by constant weights and no size depends on data; else None."""
+    """Return a node's convolution, if it is in float16 with constant weights and no data-dependent size; else None."""
     x, weight = node.args[:2]
     if not isinstance(x, Node) or not isinstance(weight, Node) or argument(node, "transposed"):
         return None
@@ -152,7 +152,7 @@ def _by_windows(create: NewCalls, convolution: Convolution) -> bool:
 
 
 def _windows(create: NewCalls, convolution: Convolution, image: Node) -> list[Node]:
-    """Return, for each element of the kernel, the elements of ``image`` [N, …, C] that it multiplies."""
+    """Return a slice of ``image`` [N, …, C] for each element of the kernel: the pixels that this element multiplies."""
     counts = shape_of(convolution.node.meta["val"])[2:]
     strides, dilations = convolution.each("stride"), convolution.each("dilation")
     parts: list[Node] = []
@@ -172,7 +172,7 @@ def _windows(create: NewCalls, convolution: Convolution, image: Node) -> list[No
 
 def _by_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
     """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``exact``: the bias is
-    a term of the sums, which costs a copy of the pixels; else it is added to the rounded sums."""
+    a term of the sums, which costs a copy of the pixels; else the bias is added to the rounded sums."""
     x: Argument = convolution.node.args[0]
     weight, bias = convolution.node.args[1:3]
     rank, maps = len(convolution.kernel), convolution.maps
@@ -189,14 +189,14 @@ def _by_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
 
 
 def _with_column(create: NewCalls, matrix: Node, bias: Argument) -> Node:
-    """Return the weights with the bias as a further column, padded with zeros for alignment: its factor is 1."""
+    """Return the weights with the bias as a further column, to multiply by 1; zeros pad them for alignment."""
     column = create(aten.reshape.default, bias, [matrix.meta["val"].shape[0], 1])
     padded = create(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)
     return create(aten.cat.default, [matrix, padded], 1)
 
 
 def _in_float32(create: NewCalls) -> None:
-    """Replace a convolution by one in float32, with casts around it.
+    """Replace a convolution by a float32 convolution between casts.
 
     The maximum of the result and itself, in one dim, ends the convolution's kernel (quirk ``rounded-convolutions``).
     """

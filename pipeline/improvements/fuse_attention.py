@@ -1,9 +1,9 @@
-"""fuse_attention: recognize attention that a model computes by single operators, and replace it by one operator.
+"""fuse_attention: recognize attention that a model computes with separate operators, and fuse it into one operator.
 
-The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere in between, the scale before or after
-the matmul, and masks that are added, filled in or selected. It is replaced if TensorRT has one kernel for it and
-nothing else reads the scores. A row masked completely by minus infinity becomes 0, as in PyTorch's own attention;
-softmax returns NaN.
+The pattern is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere, the scale before or after the
+matmul, and masks that are added, filled in or selected. The pass fuses a match if TensorRT has a single kernel for it
+and nothing else reads the scores. The result of a row that minus infinity masks completely changes from NaN, which
+softmax returns, to 0, as in PyTorch's own attention.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ BLOCKED = -1e4
 class Scores:
     """The input of a softmax: the matmul of query and key, times a scale, with masks.
 
-    ``allowed``: conditions, each with whether it is true for allowed or for masked positions. ``finite``: masked
-    positions get a large negative number, so that a completely masked row becomes an average.
+    ``allowed``: boolean masks, each with whether True marks allowed or masked positions. ``finite``: masked positions
+    are filled with a large negative number, so that a completely masked row averages all values.
     """
 
     query: Node
@@ -97,14 +97,14 @@ def _is_softmax(node: object) -> bool:
 
 
 def _source(node: object) -> Argument:
-    """Return the node behind copies and casts."""
+    """Return the node that copies and casts lead back to."""
     while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
 
 
 def _only_for(node: object, first: Node, reader: Node) -> bool:
-    """Return whether nothing but ``reader`` reads the chain from ``first`` to ``node``."""
+    """Return whether ``reader`` is the only reader of the chain from ``first`` to ``node``."""
     while isinstance(node, Node) and only_reader(node) is reader:
         if node is first:
             return True
@@ -113,7 +113,7 @@ def _only_for(node: object, first: Node, reader: Node) -> bool:
 
 
 def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
-    """Return a node as scores; None if anything but ``reader`` reads it, or if it has another form."""
+    """Match a node as attention scores; None if it does not match, or if another node than ``reader`` reads it."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
     if node.target in PRODUCTS:
@@ -132,7 +132,7 @@ def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | 
 
 
 def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Return scores times a number; None if they already have masks, which the scale must not multiply."""
+    """Return scores multiplied by a number; None if they already have masks, which the scale must not multiply."""
     for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else orders(node):
         factor = rewriting.number(other)
         found: Scores | None = (yield _scores, rewriting, inner, node) if factor else None
@@ -152,7 +152,7 @@ def _added(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Return scores masked by ``where``: large negative numbers where a condition is true, or where it is false."""
+    """Return scores that ``where`` masks: large negative numbers where a condition is true, or where it is false."""
     allows = False
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
         inner, condition, filled = node.args[:3]
@@ -197,9 +197,9 @@ def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
 
 
 def _mask(create: NewCalls, scores: Scores) -> Node | None:
-    """Return one mask for all: of bools if there are only conditions, else of the query's dtype; None without masks.
+    """Merge the masks into one: boolean if there are only conditions, else in the query's dtype; None without masks.
 
-    Attention needs two dims, while scores broadcast with any rank.
+    Attention requires a mask of at least two dims, while scores broadcast with any rank.
     """
     allowed = [n if allows else create(aten.logical_not.default, n) for n, allows in scores.allowed]
     mask = condition = reduce(partial(create, aten.logical_and.default), allowed) if allowed else None

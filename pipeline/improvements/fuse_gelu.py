@@ -1,4 +1,4 @@
-"""fuse_gelu: recognize GPT-2's spelling of GELU as one operator."""
+"""fuse_gelu: recognize GPT-2's implementation of GELU, and fuse it into one operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, imp
 
 @improvement(after="update_in_place")
 def fuse_gelu(rewriting: Rewriting) -> None:
-    """Replace ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))``, as GPT-2 spells it, by one GELU."""
+    """Replace GPT-2's ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))`` by one GELU operator."""
     for node in rewriting.nodes(aten.mul.Tensor):
         for half, other in orders(node):
             x = _other(rewriting, half, aten.mul.Tensor, 0.5)
@@ -41,7 +41,7 @@ def _is_cube(node: Argument, x: Node) -> bool:
 
 
 def _other(rewriting: Rewriting, node: object, target: Target, number: float) -> Argument:
-    """Return the operand that this number is added to or multiplied by; None if there is none."""
+    """Return the other operand of a node that adds or multiplies this number; None if the node does neither."""
     call = _uncast(node)
     if _calls(call, target) and not call.kwargs:
         for a, b in orders(call):
@@ -56,7 +56,7 @@ def _calls(node: object, target: object) -> bool:
 
 
 def _uncast(node: object) -> Argument:
-    """Return the node behind casts between floats."""
+    """Return the node behind casts between floating-point dtypes."""
     while isinstance(node, Node) and is_cast(node):
         node = node.args[0]
     return node

@@ -1,4 +1,4 @@
-"""index_by_masks: write by a mask, instead of at the positions where the mask is true."""
+"""index_by_masks: write with a mask as index, instead of with the positions at which the mask is true."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, imp
 from pipeline.shapes.environment import shape_of
 
 POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
-"""Operators that return the coordinates at which a mask is true, one tensor a dim."""
+"""Operators that return the coordinates at which a mask is true, one tensor for each dim."""
 
 
 @improvement(after="simplify_masks")
 def index_by_masks(rewriting: Rewriting) -> None:
     """Replace `x[torch.where(mask)] = 0` by `x[mask] = 0`.
 
-    The number of positions depends on data, and TensorRT-RTX has no layer that computes them.
+    The number of positions is data-dependent, and TensorRT-RTX has no layer that computes the positions.
     """
     for node in rewriting.nodes(aten.index_put.default):
         mask = _mask(argument(node, "self"), argument(node, "indices"))
@@ -26,7 +26,7 @@ def index_by_masks(rewriting: Rewriting) -> None:
 
 
 def _mask(x: Argument, indices: object) -> Node | None:
-    """Return the mask whose coordinates, one for each of its dims, are these indices of ``x``; else None."""
+    """Return the mask if these indices of ``x`` are its coordinates, one index for each dim of the mask; else None."""
     if not isinstance(indices, list | tuple) or not indices:
         return None
     if not all(isinstance(each, Node) and is_item(each) for each in indices):
@@ -40,6 +40,6 @@ def _mask(x: Argument, indices: object) -> Node | None:
 
 
 def masks(mask: Node, x: Node) -> bool:
-    """Return whether a tensor is of bools, and its sizes are the first sizes of ``x``."""
+    """Return whether a tensor is boolean, and its sizes are the leading sizes of ``x``."""
     sizes = shape_of(mask.meta["val"])
     return bool(sizes) and dtype_of(mask) == torch.bool and sizes == shape_of(x.meta["val"])[: len(sizes)]

@@ -1,9 +1,9 @@
-"""masked_rows: set completely masked rows to PyTorch's value 0, where softmax returns NaN, at the least cost.
+"""masked_rows: return 0 for completely masked rows of an attention, as PyTorch does, where softmax returns NaN.
 
-Selecting them costs a kernel after each attention. A mask that is the same for all queries (padding, say) masks whole
-batches: their values are set to 0 instead, in the kernel that already reorders them. Otherwise a linear layer usually
-follows, whose rows then equal its bias: they are selected after it, where TensorRT already has a kernel for elementwise
-operators. The attention's new mask hides nothing in such rows.
+A separate selection after each attention would cost a kernel. A mask that is the same for all queries (padding, say)
+masks whole batches: the pass sets their values to 0, in the kernel that already reorders the values. Otherwise a linear
+layer usually follows, which turns rows of zeros into its bias: the pass selects the bias after the linear layer, where
+TensorRT already has a kernel for elementwise operators. The attention's new mask hides nothing in such rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pipeline.shapes.environment import bounds, shape_of
 
 @frozen
 class Projection:
-    """The linear layer after an attention: its result [B, Q, N], and its value for rows of zeros."""
+    """The linear layer after an attention: its result [B, Q, N], and its bias, the result for rows of zeros."""
 
     node: Node
     bias: Node | None
@@ -48,7 +48,7 @@ class Projection:
 
 @frozen
 class Opened:
-    """A mask that leaves a key in every row; the rows where the original did: [B, H, Q, 1], and [B, Q, 1]."""
+    """A mask that leaves a key in every row; where the original mask does, as [B, H, Q, 1] and [B, Q, 1]."""
 
     mask: Node
     alive: Node
@@ -57,8 +57,8 @@ class Opened:
 
 @improvement(after="update_by_masks")
 def masked_rows(rewriting: Rewriting) -> None:
-    """Set the result of completely masked rows to 0, as eager does, at the least cost: by values of 0 if a whole batch
-    is masked, else by a selection after the linear layer that follows the attention."""
+    """Return 0 for completely masked rows, as eager does, at the least cost: from values of 0 if a whole batch is
+    masked, else by a selection after the linear layer that follows the attention."""
     opened: dict[Node, Opened | None] = {}
 
     def once(mask: Node, before: Node) -> Opened | None:
@@ -85,9 +85,8 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 
 def _is_one_query(rewriting: Rewriting, node: Node) -> bool:
-    """Return whether an attention has a single query, or a profile with one; its result is then smaller than the
-    values. RTX 1.4 crashes in the build for one query of one batch, if one condition selects both in the mask and in
-    the values."""
+    """Return whether an attention has one query, at least in a profile; its result is then smaller than the values. The
+    build of RTX 1.4 crashes for one query of one batch, if one condition selects both in the mask and in the values."""
     shapes = rewriting.program.shapes
     length = shape_of(node.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]
@@ -137,7 +136,7 @@ def _projection(node: Node) -> Projection | None:
 
 
 def _linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection | None:
-    """Return the linear layer or matmul of ``x`` at this node, with these leading dims; None if the node is another."""
+    """Return the linear layer or matmul of ``x`` at this node, with these leading dims; None for other nodes."""
     bias = None
     if node.target is aten.linear.default and node.args[0] is x:
         bias = argument(node, "bias")
@@ -156,7 +155,7 @@ def _linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection |
 
 
 def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
-    """Return the mask with completely masked rows opened; None if no converter accepts the operators."""
+    """Return the mask with completely masked rows opened; None if converters do not accept the new operators."""
     create = rewriting.before(before)
     if dtype_of(mask) in FLOATS:
         alive = create(aten.any.dim, create(aten.ne.Scalar, mask, -math.inf), -1, True)
@@ -173,7 +172,7 @@ def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
 
 
 def _select(rewriting: Rewriting, projection: Projection, opened: Opened) -> bool:
-    """Replace a linear layer's result by its bias in rows that were masked completely."""
+    """Replace a linear layer's result by its bias in completely masked rows."""
     node, bias = projection.node, projection.bias
     reader = min(node.users)
     if bias is None:

@@ -1,4 +1,4 @@
-"""merge_head_views: reshape a merged projection to heads once, before it is cut into queries, keys and values."""
+"""merge_head_views: reshape a merged projection to heads once, before slicing it into queries, keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 
 @improvement(after="merge_linears")
 def merge_head_views(rewriting: Rewriting) -> None:
-    """Replace slices of a last dim, each reshaped to heads, by slices of the heads of one view.
+    """Replace slices of a last dim that are each reshaped to heads: reshape first, then slice the heads.
 
     TensorRT-RTX 1.4 then reorders the queries, keys and values of an attention with one kernel instead of three.
     """
@@ -36,7 +36,7 @@ def merge_head_views(rewriting: Rewriting) -> None:
 
 @frozen
 class Part:
-    """A slice of a last dim, from ``start``, that ``view`` reshapes to ``heads`` of ``width`` elements."""
+    """A slice of a last dim, beginning at ``start``, that ``view`` reshapes to ``heads`` of ``width`` elements."""
 
     view: Node
     start: int
@@ -45,7 +45,7 @@ class Part:
 
 
 def _parts(node: Node) -> Iterator[Part]:
-    """Yield the slices of a node's last dim that are only reshaped to heads."""
+    """Yield the slices of a node's last dim whose only readers reshape them to heads."""
     for piece, start in pieces(node):
         view = only_reader(piece)
         if view is not None and does(view.target) is Does.RESHAPES and _splits(view, piece) and not is_output(view):
@@ -73,13 +73,13 @@ def _along_the_last(user: Node, node: Node) -> bool:
 
 
 def _splits(view: Node, piece: Node) -> bool:
-    """Return whether a view only splits the last dim in two."""
+    """Return whether a view splits the last dim in two and changes nothing else."""
     seen, given = shape_of(view.meta["val"]), shape_of(piece.meta["val"])
     return len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and all(isinstance(s, int) for s in seen[-2:])
 
 
 def _are_heads(node: Node, parts: Sequence[Part]) -> bool:
-    """Return whether all heads have one width and begin at multiples of it."""
+    """Return whether all heads have the same width and begin at multiples of it."""
     width = parts[0].width
     starts = [node.meta["val"].shape[-1], *(part.start for part in parts)]
     return width > 0 and all(part.width == width for part in parts) and all(start % width == 0 for start in starts)

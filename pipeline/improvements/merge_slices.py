@@ -1,4 +1,4 @@
-"""merge_slices: compute equal chains on neighbouring slices of one tensor at once (rotations of queries and keys)."""
+"""merge_slices: merge equal chains of operators on adjacent slices (rotary embeddings of queries and keys)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 
 MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)
-"""The operators that may read a chain's results: TensorRT fuses none of them into the kernel before."""
+"""The operators that may read a chain's results: TensorRT fuses none of them into the preceding kernel."""
 
 
 @improvement(after="merge_head_views")
 def merge_slices(rewriting: Rewriting) -> None:
-    """Compute equal chains of operators on two neighbouring slices at once, and slice the result.
+    """Compute equal chains of operators on two adjacent slices of a tensor once, and slice the result.
 
-    Rotations of queries and keys of one projection are such chains. A step of a Llama-like decoder saves a kernel in
-    each layer: keys are written into the cache where queries are rotated. The chains must end where kernels end, before
-    a matmul, a view or a write: merging half of a chain would add a kernel.
+    The rotary embeddings of queries and keys from one projection are such chains. A step of a Llama-like decoder saves
+    a kernel in each layer: the kernel that writes keys into the cache also rotates the queries. A chain must end where
+    a kernel ends, before a matmul, a view or a write: merging half of a chain would add a kernel.
     """
     for node in list(rewriting.graph.nodes):
         slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
@@ -47,7 +47,7 @@ class _Slice:
 
 
 def _slices(source: Node) -> Iterator[_Slice]:
-    """Yield the slices at constant positions along one dim: the dim of the first slice."""
+    """Yield the slices of ``source`` at constant positions along one dim, the dim of the first such slice."""
     found: int | None = None
     for user in source.users:
         if user.target is not aten.slice.Tensor or user.args[0] is not source or argument(user, "step") != 1:
@@ -62,7 +62,7 @@ def _slices(source: Node) -> Iterator[_Slice]:
 
 
 class _Chain:
-    """Two equal chains of operators: pairs of nodes in order, and the dim of each that has the rows."""
+    """Two equal chains of operators: pairs of nodes in order, and the dim of each node that holds the rows."""
 
     def __init__(self, one: _Slice, other: _Slice) -> None:
         self.pairs: dict[Node, Node] = {one.node: other.node}
@@ -78,7 +78,7 @@ class _Chain:
                 waiting |= set(node.users)
 
     def _partner(self, node: Node, dim: int) -> Node | None:
-        """Return the node that computes the same on the other slice; None if there is none."""
+        """Return the node that computes the same on the other slice; None if no node does."""
         source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
@@ -88,7 +88,7 @@ class _Chain:
         return None
 
     def _dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
-        """Return the dim of a result that has the rows, if each is computed from the inputs' same row; else None."""
+        """Return the dim of a result with the rows, if each is computed from the inputs' same row; else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
@@ -102,7 +102,7 @@ class _Chain:
         return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
 
     def _same(self, node: Node, reader: Node, dim: int) -> bool:
-        """Return whether both nodes compute the same on their chains; sizes may differ in the rows' dim."""
+        """Return whether two nodes of the two chains compute the same. Only their sizes in the rows' dim may differ."""
         if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
             return False
         given, others = list(node.args), list(reader.args)
@@ -120,18 +120,18 @@ class _Chain:
         return type(x) is type(y) and x == y
 
     def readers(self, pair: tuple[Node, Node]) -> list[Node]:
-        """Return the nodes outside the chain that read a pair."""
+        """Return the nodes outside the chain that read a node of this pair."""
         inside = {*self.pairs, *self.pairs.values()}
         return [user for node in pair for user in node.users if user not in inside]
 
     @property
     def ends(self) -> list[tuple[Node, Node]]:
-        """Return the pairs, after the slices, that nodes outside the chain read."""
+        """Return the pairs, other than the slices, that nodes outside the chain read."""
         return list(filter(self.readers, list(self.pairs.items())[1:]))
 
     @property
     def pays(self) -> bool:
-        """Return whether the chain computes something, and all its readers outside begin a kernel."""
+        """Return whether the chain computes something, and each reader outside the chain begins a kernel."""
         readers = [reader for pair in self.ends for reader in self.readers(pair)]
         return bool(readers) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)
 

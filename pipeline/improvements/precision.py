@@ -1,6 +1,6 @@
-"""Define the rules of mixed precision: the operators that run in halves, in float32, or in the dtype of their inputs.
+"""Define the rules of mixed precision: which operators run in half precision, in float32, or in their inputs' dtype.
 
-An operator without a rule is computed in float32: only operators known to be safe in halves run in halves.
+An operator without a rule runs in float32: only operators that are known to be safe in half precision use it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | 
 class Rule:
     """The dtype in which an operator is computed, and the reason.
 
-    ``"half"``: its float32 tensors are cast. ``"float32"``: in the dtypes that the model has. ``"inputs"``: in the
-    widest dtype of its inputs, parameters aside. ``"said"``: the call states its dtype, or has none.
+    ``"half"``: float32 inputs are cast to half precision. ``"float32"``: in the dtypes of the model. ``"inputs"``: in
+    the widest dtype of the inputs except parameters. ``"said"``: the call states its dtype, or has none.
     """
 
     mode: Mode
@@ -97,7 +97,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
 
 
 def excluded_entries(value: object) -> tuple[Excluded, ...]:
-    """Check the entries of ``exclude``: `TypeError` for anything but an operator, pattern or predicate."""
+    """Check the entries of ``exclude``: raise a `TypeError` for anything but an operator, a pattern or a predicate."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"exclude takes a collection of operators, patterns or predicates, not {value!r}")
     entries = tuple(value)
@@ -108,7 +108,7 @@ def excluded_entries(value: object) -> tuple[Excluded, ...]:
 
 
 def excludes(entry: Excluded, target: object, path: str) -> bool:
-    """Return whether an entry matches this operator in the module at this path or in one above it."""
+    """Return whether an entry of ``exclude`` matches this operator, the module at this path, or a module around it."""
     if isinstance(entry, OpOverload):
         return target is entry
     if isinstance(entry, OpOverloadPacket):

@@ -2,10 +2,10 @@
 
 A classifier that reads one token needs only that token of the last layer.
 
-A selection moves up before operators that work on each row independently, as long as nothing else reads their results.
-TensorRT itself selects where the model does, after everything has been computed. Attention still computes all of its
-rows: with fewer queries, ViT's at batch 8 took no less time on an H200, and the matmul for queries, keys and values was
-split in two.
+The pass moves a selection before operators that compute each row independently, if nothing else reads their results.
+TensorRT itself selects only where the model does, after computing all rows. Attention still computes all of its rows:
+with fewer queries, ViT's attention at batch 8 was not faster on an H200, and the matmul for queries, keys and values
+was split in two.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pipeline.shapes.environment import Expr, shape_of
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 
 Dims: TypeAlias = Mapping[int, int]
-"""The dim along which each argument, by number, is read row by row; other arguments are read completely."""
+"""For each argument, by position, the dim along which it is read row by row; other arguments are read completely."""
 
 
 def rows_read(node: Node, dim: int) -> Dims | None:
-    """Return the dims along which arguments are read row by row to compute rows of ``dim``; None if they are not."""
+    """Return the dims along which the arguments are read row by row to compute rows of ``dim``; else None."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
@@ -53,7 +53,7 @@ def rows_read(node: Node, dim: int) -> Dims | None:
 
 
 def _broadcast(node: Node, dim: int) -> Dims | None:
-    """Handle broadcast arguments: those of one row, or without the dim, are the same for all rows."""
+    """Handle broadcast arguments: an argument of one row, or without the dim, is the same for all rows."""
     found = {}
     size = shape_of(node.meta["val"])[dim]
     for i, value in enumerate(node.args):
@@ -71,25 +71,25 @@ def _broadcast(node: Node, dim: int) -> Dims | None:
 
 
 def _along_leading(node: Node, dim: int) -> Dims | None:
-    """Handle operators that treat the leading dims of the first argument independently."""
+    """Handle operators that compute the leading dims of the first argument independently."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
     return {0: dim} if dim < rank_of(node) - last else None
 
 
 def _matmul(node: Node, dim: int) -> Dims | None:
-    """Handle matmuls, which multiply every row by one matrix."""
+    """Handle matmuls, which multiply every row by the same matrix."""
     x, y = node.args
     plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
     return {0: dim} if plain and dim < rank_of(node) - 1 else None
 
 
 def _cut(node: Node, dim: int) -> Dims | None:
-    """Handle slices of another dim, or of everything."""
+    """Handle slices of another dim, and slices of everything."""
     return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
 
 
 def _reshaped(node: Node, dim: int) -> Dims | None:
-    """Handle reshapes: the rows are in the input dim before which there are as many elements as before the result's."""
+    """Handle reshapes: the rows are in the input dim that as many elements precede as precede the dim of the result."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     if node.target is aten.unflatten.int:
         first = argument(node, "dim") % len(before)
@@ -111,11 +111,11 @@ READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...]
     (targets(Does.TRANSPOSES), lambda node, dim: {0: permutation(node)[dim]}),
     (targets(Does.COPIES, Does.CASTS), lambda node, dim: {0: dim}),
 )
-"""Operators that compute rows from rows; pointwise operators do too."""
+"""Operators that compute each row from the same row of their inputs; pointwise operators do so, too."""
 
 
 WORTH = (Does.PROJECTS, Does.MULTIPLIES, Does.NORMALIZES)
-"""A selection moves only if it passes an operator of these kinds: TensorRT computes others where they are read."""
+"""A selection moves only if it passes an operator of these kinds: TensorRT fuses other operators into their readers."""
 
 
 @frozen
@@ -160,7 +160,7 @@ def _selection(node: Node) -> Selection | None:
 
 
 def _region(chosen: Selection) -> dict[Node, int]:
-    """Return the nodes of which only the selected rows are read, each with the rows' dim."""
+    """Return the nodes of which only the selected rows are read, each with the dim of the rows."""
     found: dict[Node, int] = {}
     waiting = {chosen.source}
     while waiting:
@@ -175,7 +175,7 @@ def _region(chosen: Selection) -> dict[Node, int]:
 
 
 def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int | None:
-    """Return the dim of a node of which its readers read only the selected rows; None if they read anything else."""
+    """Return the dim of a node along which its readers read only the selected rows; None if they read anything else."""
     dims: set[int | None] = {None} if is_output(node) else set()
     for reader in node.users:
         if reader in found:
@@ -190,7 +190,7 @@ def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int |
 
 
 def _narrow(rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
-    """Compute only the rows of a region, and replace every selection of them; do nothing if a converter is missing."""
+    """Compute only the rows of a region, and replace all selections of them; do nothing if a converter is missing."""
     made: dict[tuple[Argument, int], Node] = {}
 
     def rows_of(value: Argument, dim: int, reader: Node) -> Node:

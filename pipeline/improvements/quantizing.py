@@ -1,4 +1,4 @@
-"""Quantize weights by rounding to nearest: the operators that can be quantized, the types, and the scales."""
+"""Quantize weights by rounding to nearest: supported operators and types, and the computation of scales."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weight_of(node: Node) -> Node | None:
 
 
 def block_of(type: str, node: Node) -> tuple[int, ...] | None:
-    """Return the block of a weight's scales: one per output, or INT4's along a row; None if no length divides it."""
+    """Return the block that shares a scale: an output, or in INT4 part of a row; None if no length divides the row."""
     weight = weight_of(node)
     assert weight is not None
     shape = weight.meta["val"].shape
@@ -44,7 +44,7 @@ def block_of(type: str, node: Node) -> tuple[int, ...] | None:
 
 
 def rounded(weight: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Quantize and dequantize a weight; each scale is computed from the greatest magnitude in its block."""
+    """Quantize and dequantize a weight. The greatest magnitude in a block determines its scale."""
     rows, *rest = weight.shape
     length = block[-1] if block[-1] > 1 else -1
     groups = weight.float().reshape(rows, -1, length) if length > 1 else weight.float().reshape(rows, 1, -1)

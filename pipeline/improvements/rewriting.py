@@ -35,7 +35,7 @@ SMALL = 1 << 22
 
 
 class Rewriting:
-    """A copy of a program's graph that passes change. ``finished`` returns the new program."""
+    """A copy of a program's graph that passes change. ``finished`` returns the changed program."""
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
@@ -48,8 +48,8 @@ class Rewriting:
         self._constant: dict[tuple[Argument, ...], bool] = {}
 
     def run_protected(self, each: Improvement) -> None:
-        """Apply a pass without touching calls that a user's HIGH converter may accept: the pass does not recognise
-        them, as `partial` hides their targets, and is undone if one of them is no longer needed."""
+        """Apply a pass without touching calls that a user's HIGH converter may accept: `partial` hides their targets,
+        so the pass does not recognise the calls. The pass is undone if one of the calls is no longer needed."""
         if not self.claims.high:
             return self._run(each)
         for node in self.graph.nodes:
@@ -65,7 +65,7 @@ class Rewriting:
                 node.target = node.target.func
 
     def _run(self, each: Improvement) -> None:
-        """Apply a pass. A node about whose sizes it asks a data-dependent question stays unchanged."""
+        """Apply a pass. A node stays unchanged if the pass asks a data-dependent question about its sizes."""
         self.created.clear()
         self._constant.clear()
         try:
@@ -74,11 +74,11 @@ class Rewriting:
             self.erase_unread()
 
     def _needed(self) -> list[str]:
-        """Return the names of the hidden calls that something reads."""
+        """Return the names of the hidden calls that another node reads."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
     def nodes(self, *targets: object) -> Iterator[Node]:
-        """Yield the calls of these operators, in order; the graph may change meanwhile."""
+        """Yield the calls of these operators, in order; the graph may change during the iteration."""
         for node in list(self.graph.nodes):
             if node.op == "call_function" and node.target in targets and not node._erased:
                 yield node
@@ -101,7 +101,7 @@ class Rewriting:
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
     ) -> Node | None:
-        """Replace ``old`` by a call; None, without any change, if no converter accepts it or its type differs."""
+        """Replace ``old`` by a call; change nothing and return None if no converter accepts it or its type differs."""
         new = self.create(target, args, kwargs or {}, old)
         if self.accepted(new) and self.replace(old, new):
             return new
@@ -114,9 +114,9 @@ class Rewriting:
 
     def replace(self, old: Node, new: Node) -> bool:
         """Replace ``old`` by ``new`` in all readers, if dtype and shape are equal, and erase unread nodes. Return
-        whether it was replaced.
+        whether ``old`` was replaced.
 
-        An output stays a separate tensor: it does not become an input, a constant or another output.
+        An output remains a separate tensor: ``new`` must not be an input, a constant or another output.
         """
         returned = is_output(old)
         if not alike(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
@@ -143,7 +143,7 @@ class Rewriting:
             self.erase(node)
 
     def is_constant(self, node: object) -> bool:
-        """Return whether a value is a number, or computed from the model's tensors alone, so that it can be folded."""
+        """Return whether a value is a number, or depends only on the model's tensors, so that it can be folded."""
         return graphs.evaluated(self._is_constant, node, known=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
@@ -157,30 +157,30 @@ class Rewriting:
         return found
 
     def owns(self, node: Node, value: object) -> bool:
-        """Return whether a value is a constant of the model that only this node reads."""
+        """Return whether a value is a constant of the model that no other node reads."""
         return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
 
     def literal(self, node: Argument) -> torch.Tensor | None:
-        """Return the value of a small constant that is none of the model's own tensors; None for any other node."""
+        """Return the value of a small constant, except the model's parameters and buffers; None for any other node."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
         return recipe.evaluate(self.program.parameters)
 
     def number(self, value: object) -> float | None:
-        """Return a Python number, or the only element of a constant without parameters; None for any other value."""
+        """Return a Python number, or the only element of a constant without parameters; None for other values."""
         if isinstance(value, bool | int | float):
             return float(value)
         found = self.literal(value)
         return float(found) if found is not None and found.numel() == 1 else None
 
     def finished(self) -> Program:
-        """Return the new program: nodes that have become constant are folded, with their recipes."""
+        """Return the changed program. Nodes that have become constant are folded, with their recipes."""
         return fold(self.program.with_graph(self.graph))
 
 
 class NewCalls(list[Node]):
-    """The calls created before a node and on behalf of it, such as those that replace it."""
+    """The calls that a pass creates before a node and on behalf of it, such as the calls that replace it."""
 
     def __init__(self, rewriting: Rewriting, node: Node) -> None:
         super().__init__()
@@ -191,11 +191,11 @@ class NewCalls(list[Node]):
         return self[-1]
 
     def cast(self, x: Node, dtype: torch.dtype | None) -> Node:
-        """Return a node in this dtype: itself, or a cast of it."""
+        """Return a node in this dtype: the node itself, or a cast of it."""
         return x if dtype_of(x) == dtype else self(aten._to_copy.default, x, dtype=dtype)
 
     def size(self, x: Node, dim: int) -> Argument:
-        """Return the size of a node's dim: a number, or a node."""
+        """Return the size of a node's dim, as an int or a node."""
         size = x.meta["val"].shape[dim]
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
@@ -214,8 +214,8 @@ class NewCalls(list[Node]):
         return all(map(self.rewriting.accepted, self))
 
     def replace(self, new: Node) -> bool:
-        """Replace the node by the last of its calls if converters accept all and the types are equal. Erase unread
-        calls; return whether it was replaced."""
+        """Replace the node by the last of its calls if converters accept all calls and the types are equal. Erase
+        unread calls; return whether the node was replaced."""
         done = self.accepted and self.rewriting.replace(self.node, new)
         self.erase_unread()
         return done
@@ -228,8 +228,8 @@ class NewCalls(list[Node]):
 
 @frozen
 class Improvement:
-    """A pass: its name, the function that changes a graph, and the name of the pass that it follows. It changes only
-    what it recognises for certain."""
+    """A pass: its name, the function that changes a graph, and the name of the pass that it follows. A pass changes
+    only patterns that it recognises for certain."""
 
     name: str
     apply: Callable[[Rewriting], None]
@@ -250,14 +250,14 @@ def improvement(*, after: str) -> Callable[[Callable[[Rewriting], None]], Improv
 def improvement(
     function: Callable[[Rewriting], None] | None = None, /, *, after: str = ""
 ) -> Improvement | Callable[[Callable[[Rewriting], None]], Improvement]:
-    """Return a function as a pass of its name; ``@improvement(after="fuse_gelu")`` names the pass that it follows."""
+    """Declare a function as a pass of its name; ``@improvement(after="fuse_gelu")`` names the pass that it follows."""
     if function is None:
         return lambda function: Improvement(function.__name__, function, after)
     return Improvement(function.__name__, function, after)
 
 
 def alike(a: Node, b: Node) -> bool:
-    """Return whether two nodes have tensors of one dtype, device and shape, or else values that print alike."""
+    """Return whether two nodes are tensors of equal dtype, device and shape, or else have values that print alike."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.dtype == y.dtype and x.device == y.device and shape_of(x) == shape_of(y)
@@ -268,27 +268,27 @@ def alike(a: Node, b: Node) -> bool:
 
 
 def dtype_of(node: object) -> torch.dtype | None:
-    """Return the dtype of a node's tensor; None if its value is no tensor."""
+    """Return the dtype of a node's tensor; None if its value is not a tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def is_copy(node: Node) -> bool:
-    """Return whether a node copies its input, as a slice of everything does, which torch 2.11 emits for ``:``."""
+    """Return whether a node copies its input. A slice of everything does, which torch 2.11 emits for ``:``."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and alike(node, source_of(node))
     return does(node.target) is Does.COPIES
 
 
 def copied(node: Node) -> Node:
-    """Return the node that this one copies; itself if it is not a copy."""
+    """Return the node that this node copies, or the node itself if it is not a copy."""
     while is_copy(node):
         node = source_of(node)
     return node
 
 
 def is_cast(node: Node) -> bool:
-    """Return whether a node casts to a floating-point dtype of networks."""
+    """Return whether a node casts to a floating-point dtype that networks support."""
     return does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
 
 
@@ -320,17 +320,17 @@ def is_output(node: Node) -> bool:
 
 
 def is_item(node: Node) -> bool:
-    """Return whether a node takes an item of a tuple."""
+    """Return whether a node gets an item of a tuple."""
     return node.target is operator.getitem
 
 
 def is_transposed(node: Node) -> bool:
-    """Return whether a node returns its input with the dims in another order."""
+    """Return whether a node permutes the dims of its input."""
     return does(node.target) is Does.TRANSPOSES
 
 
 def permutation(node: Node) -> list[int]:
-    """Return the dims of a transposing node's input in the order of its result, by transposing a tensor on "meta"."""
+    """Return the input dims of a transposing node in the order of its result, by transposing a tensor on "meta"."""
     sizes = range(2, rank_of(node) + 2)
     turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return [sizes.index(size) for size in turned.shape]

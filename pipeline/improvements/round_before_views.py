@@ -1,4 +1,4 @@
-"""round_before_views: cast to bfloat16 before views and permutations, where TensorRT rounds in a matmul's kernel."""
+"""round_before_views: cast to bfloat16 before views and permutations, so that TensorRT rounds in a matmul's kernel."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
 @improvement(after="split_products")
 def round_before_views(rewriting: Rewriting) -> None:
-    """Move a cast from float32 to bfloat16 directly after the operator that computes, and views after the cast, which
-    does not change values.
+    """Move a cast from float32 to bfloat16 before views, directly after the operator that computes; results are equal.
 
-    RTX 1.4 rounds in the kernel of the matmul or convolution and moves elements afterwards. The layer that makes such a
-    kernel correct must follow the cast directly (`impl.base.cast`): after a move it would be in the next kernel.
+    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The layer that makes such
+    a kernel correct must follow the cast directly (`impl.base.cast`), or it would be in the next kernel.
     """
     if not applies("halves-behind-matmuls"):
         return
@@ -39,7 +38,7 @@ def round_before_views(rewriting: Rewriting) -> None:
 
 
 def _views(node: Node) -> list[Node]:
-    """Return the chain of views that a cast reads, in order; only the next view reads each."""
+    """Return the chain of views before a cast, in order. Only the next node in the chain reads each view."""
     found: list[Node] = []
     while does(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
         found.insert(0, node)

@@ -1,4 +1,4 @@
-"""select_parts: select equal parts of a projection from one view of it, if several profiles share its weights."""
+"""select_parts: select equal parts of a projection from a single view of it, if several profiles share its weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 def select_parts(rewriting: Rewriting) -> None:
     """Replace slices that cut a projection's last dim into equal parts (gates, say) by selections from one view.
 
-    TensorRT-RTX 1.4 would cut or transpose the weights instead, differently for each profile, and the engine would
-    store them twice: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and one for
+    For slices TensorRT-RTX 1.4 cuts or transposes the weights, differently for each profile, and the engine stores both
+    versions: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and another for
     prompts.
     """
     for node in rewriting.nodes(aten.linear.default) if len(rewriting.program.profiles) > 1 else ():
@@ -27,7 +27,7 @@ def select_parts(rewriting: Rewriting) -> None:
 
 
 def _are_equal(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
-    """Return whether parts of one width cover a node in order, and nothing else reads it."""
+    """Return whether parts of the same width cover a node in order, and nothing else reads the node."""
     width = parts[0][0].meta["val"].shape[-1]
     alike = all(part.meta["val"].shape[-1] == width for part, _ in parts)
     starts = [*(start for _, start in parts), node.meta["val"].shape[-1]]

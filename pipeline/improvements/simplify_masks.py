@@ -1,7 +1,7 @@
-"""simplify_masks: replace attention masks that are known at compile time to hide nothing or only later positions, and
-declare masks as open if they hide with a finite number, or open completely masked rows.
+"""simplify_masks: simplify attention masks that are known at compile time to hide nothing or only later positions. Mark
+masks as open if they hide with a finite number, or open completely masked rows.
 
-Models compute masks from counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.
+Models compute such masks from ranges of positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipeline.improvements.rewriting import (
 from pipeline.shapes.environment import shape_of
 
 WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
-"""Operators that do not change the last two dims of a mask unless their shapes show it."""
+"""Operators that leave the last two dims of a mask unchanged, except for changes that their shapes show."""
 
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
@@ -42,7 +42,7 @@ OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
 
 @improvement(after="fuse_attention")
 def simplify_masks(rewriting: Rewriting) -> None:
-    """Drop masks that hide nothing, replace those that hide later positions by ``is_causal``, and wrap those that leave
+    """Drop masks that hide nothing, replace masks that hide later positions by ``is_causal``, and wrap masks that leave
     a key in every row in ``pipeline.open_mask``."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
@@ -63,7 +63,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
 
 
 def with_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
-    """Offer an attention with another mask, and with other values if given."""
+    """Replace the mask of an attention, and its values if ``value`` is given, if a converter accepts the result."""
     query, key, own, _, *options = node.args
     rewriting.offer(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
 
@@ -75,8 +75,8 @@ def constant_of(rewriting: Rewriting, node: object) -> float | None:
 
 
 def is_made_open(mask: Any) -> bool:
-    """Return whether a mask's computation proves that every row leaves a key: it has no minus infinity, or it opens the
-    completely masked rows of another mask."""
+    """Return whether a mask's computation proves that every row leaves a key: the mask has no minus infinity, or it
+    opens the completely masked rows of another mask."""
     while isinstance(mask, Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     if not isinstance(mask, Node):
@@ -93,7 +93,7 @@ def is_made_open(mask: Any) -> bool:
 
 
 def _has_nothing(rows: Any, mask: Any) -> bool:
-    """Return whether one tensor marks the completely masked rows of another: ``~mask.any(-1, keepdim=True)``."""
+    """Return whether a tensor marks the completely masked rows of another tensor: ``~mask.any(-1, keepdim=True)``."""
     some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
     if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
         return False
@@ -105,7 +105,7 @@ def _has_nothing(rows: Any, mask: Any) -> bool:
 
 
 def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
-    """Return whether an additive mask that is computed at each call has only finite numbers."""
+    """Return whether an additive mask that each call computes has only finite elements."""
     if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask):
         return False
     bounds = evaluated(_bounds, rewriting, mask)
@@ -113,13 +113,13 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
 
 
 Bounds: TypeAlias = tuple[float, float]
-"""The least and greatest possible element of a tensor, rounded to its dtype: values out of its range are infinite."""
+"""The least and greatest possible element of a tensor, rounded to its dtype: values out of range are infinite."""
 
 ANY_BOOL: Bounds = (0.0, 1.0)
 
 
 def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
-    """Return the bounds of a tensor's elements; None if unknown."""
+    """Return the lower and upper bound of a tensor's elements; None if unknown."""
     if not isinstance(node, Node):
         return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
     found = rewriting.literal(node)
@@ -136,7 +136,7 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
 
 
 def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
-    """Return the bounds of an operator's result, before rounding to its dtype."""
+    """Return the bounds of an operator's result before rounding to the result's dtype."""
     args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf
@@ -174,14 +174,14 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
 
 
 def _cast(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
-    """Return bounds in another dtype; None for a cast from float to integer."""
+    """Convert bounds to another dtype; return None for a cast from float to integer."""
     if dtype == torch.bool:
         return (1.0, 1.0) if bounds[0] > 0 or bounds[1] < 0 else (0.0, 0.0) if bounds == (0, 0) else None
     return None if source in FLOATS and dtype not in FLOATS else bounds
 
 
 def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
-    """Return whether a mask of bools is true exactly where the key's position is not after the query's."""
+    """Return whether a boolean mask is true exactly where the key's position is not after the query's position."""
     node = copied(node)
     found = rewriting.literal(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
@@ -207,14 +207,14 @@ def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
 
 @frozen
 class Counted:
-    """A tensor that counts up from ``start`` along one dim, the ``dim``-th from the last."""
+    """A tensor that counts up by 1 from ``start`` along one dim, the ``dim``-th from the last."""
 
     dim: int
     start: int
 
 
 def _counted(rewriting: Rewriting, node: object) -> Steps[Counted | None]:
-    """Return how a tensor counts up; None if it does not."""
+    """Describe how a tensor counts up; return None if it does not."""
     if not isinstance(node, Node):
         return None
     node = copied(node)
@@ -235,7 +235,7 @@ def _counted(rewriting: Rewriting, node: object) -> Steps[Counted | None]:
 
 
 def _counts(values: torch.Tensor) -> Counted | None:
-    """Return how a constant's values count up along its only dim that is not 1; None if they do not."""
+    """Describe how a constant counts up along its only dim whose size is not 1; return None if it does not."""
     dims = [dim for dim, size in enumerate(values.shape) if size > 1]
     if len(dims) != 1 or values.dtype not in (torch.int32, torch.int64):
         return None

@@ -1,4 +1,4 @@
-"""split_doubles: compute float64 values that end as float32, such as rotary positions, as parts of float32."""
+"""split_doubles: compute float64 values that end in a cast to float32, such as rotary positions, in float32 parts."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ EXACT: Final = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torc
 MOVED: Final = (Form.SPLIT, Form.SINGLE, Form.TURNS, Form.TERMS, Form.PARTS, Form.SUM)
 
 MAX_RANK: Final = 7
-"""The most dims of an angle, which is computed with one more: TensorRT's limit is 8."""
+"""The maximum rank of an angle, whose computation adds a dim: TensorRT's limit is 8."""
 
 Build: TypeAlias = Callable[..., Argument]
 Way: TypeAlias = tuple[Sequence[tuple[Argument, Form]], Build]
-"""The forms of a node's arguments from which a form of the node is computed, and the function that computes it."""
+"""How to compute a form of a node: the arguments with the forms that it needs, and the function that computes it."""
 
 
 @improvement
 def split_doubles(rewriting: Rewriting) -> None:
-    """Compute float64 values that end as a cast to float32 or halves as parts of float32.
+    """Compute float64 values that end in a cast to float32 or half precision as parts in float32.
 
-    Before: ``(positions * rates).cos().float()`` with rates in float64, which TensorRT does not have. After: the same
-    in float32, as exact as float64 rounded to float32. Supported are products and quotients by constants and by values
-    of other dtypes; a sum of two of these; the sine and the cosine of a value times a constant; and operators that move
-    elements.
+    Before: ``(positions * rates).cos().float()`` with rates in float64, which TensorRT lacks. After: the same
+    computation in float32, as exact as float64 rounded to float32. Supported are products and quotients by constants
+    and by values of other dtypes, a sum of two of these, the sine and the cosine of a value times a constant, and
+    operators that move elements.
     """
     if rewriting.program.settings.truncate_double:
         return
@@ -59,7 +59,7 @@ def split_doubles(rewriting: Rewriting) -> None:
 
 
 class _Values:
-    """The float64 values of a graph, and the recipes for their forms."""
+    """The float64 values of a graph, and the recipes for computing each value in a `Form`."""
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting
@@ -70,14 +70,14 @@ class _Values:
                 self._note(node)
 
     def casts(self) -> Iterator[Node]:
-        """Yield the casts to float32 or halves of float64 values that can be computed."""
+        """Yield the supported casts of float64 values to float32 or half precision."""
         for node in self.rewriting.graph.nodes:
             rounds = does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
             if rounds and Form.SUM in self.ways.get(node.args[0], ()):
                 yield node
 
     def make(self, casts: list[Node]) -> bool:
-        """Create the nodes that the casts need, each form before its node; return whether all could be created."""
+        """Create the nodes that the casts need, each form before its node. Return whether all could be created."""
         needed: dict[Argument, set[Form]] = {}
         for cast in casts:
             needed.setdefault(cast.args[0], set()).add(Form.SUM)
@@ -96,7 +96,7 @@ class _Values:
         return None not in self.made.values()
 
     def put(self, casts: list[Node]) -> None:
-        """Replace the casts, and the float64 values whose sizes are read, by the new nodes."""
+        """Replace the casts by the new nodes, and read sizes from them instead of from float64 values."""
         for (node, form), parts in self.made.items():
             for user in list(node.users) if isinstance(form, Form) else ():
                 if user.target is aten.sym_size.int:
@@ -110,7 +110,7 @@ class _Values:
             self.rewriting.replace(cast, value)
 
     def _note(self, node: Node) -> None:
-        """Record how to create each form of a node: from its arguments, then from other forms of its own."""
+        """Record how to create each form of a node: from its arguments, or from another form of the node."""
         found = {form: way for form, way in self._recipes(node) if all(its in self._forms(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
             found.pop(Form.TURNS, None)
@@ -128,7 +128,7 @@ class _Values:
         return (Form.CONSTANT, *doubles.GIVEN) if constant else tuple(self.ways.get(value, ()))
 
     def _recipes(self, node: Node) -> Iterator[tuple[Form, Way]]:
-        """Yield recipes for forms of a node from forms of its arguments, whether or not the arguments have these."""
+        """Yield recipes for forms of a node from forms of its arguments, even if an argument does not have the form."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Form.TERMS, ([(x, Form.PARTS), (y, Form.PARTS)], self._traced(doubles.product))
@@ -148,7 +148,7 @@ class _Values:
                 yield form, ((), self._given_as(function, dtype))
 
     def _part(self, value: Argument, form: Form, before: Node) -> Argument:
-        """Return an argument's tensors in a form, or the argument itself if it is a constant."""
+        """Return an argument's tensors in a form. For the form of a constant, return the argument itself."""
         if (value, form) in self.made:
             return self.made[value, form]
         if not isinstance(value, Node):
@@ -166,7 +166,7 @@ class _Values:
         return lambda node, *parts: self.rewriting.before(node).traced(function, *parts)
 
     def _given_as(self, function: Build, dtype: torch.dtype) -> Build:
-        """Return a function that creates a form of a filled tensor from the same tensor in an exact dtype."""
+        """Return a function that creates a form of a filled tensor from the same tensor in another, exact dtype."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)
@@ -175,7 +175,7 @@ class _Values:
         return build
 
     def _move(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
-        """Return the parts of a value after an operator that only moves elements."""
+        """Return a value's parts after an operator that only moves elements, by moving each part."""
         parts = [dict(zip(_moved(node), each, strict=True)) for each in zip(*values, strict=True)]
         if does(node.target) is Does.CASTS:
             return tuple(values[0])
@@ -185,14 +185,14 @@ class _Values:
 
 
 def _moved(node: Node) -> Sequence[Argument]:
-    """Return the arguments whose elements an operator moves."""
+    """Return the arguments of an operator whose elements it moves."""
     if node.target in JOINS:
         return node.args[0]  # type: ignore[return-value]
     return node.args[: 2 if node.target in WRITES else 1]
 
 
 def _exact(node: Node) -> torch.dtype | None:
-    """Return a dtype that represents a filled float64 tensor's elements exactly; None if there is none."""
+    """Return a dtype that represents the elements of a filled float64 tensor exactly; None if no dtype does."""
     if node.target in ARANGES:
         return torch.int64 if all(isinstance(x, int | Node) for x in node.args) else None
     if node.target is not aten.full.default or not isinstance(value := node.args[1], int | float):

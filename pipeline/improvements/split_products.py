@@ -1,4 +1,4 @@
-"""split_products: split the sum of a matmul of few rows into parts, where TensorRT would leave most of a GPU idle."""
+"""split_products: split the contraction of a matmul of few rows, for which TensorRT leaves most of a GPU idle."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
-"""The most rows that count as few: the weights are read once for all of them."""
+"""The maximum number of rows that counts as few: the weights are read once for all of them."""
 COLUMNS = 128
 """The columns of a result that one multiprocessor computes."""
 BLOCKS = 128
 """The blocks (columns times parts) that occupy a large GPU: an H200 has 132 multiprocessors."""
 LONG, SHORTEST = 1024, 256
-"""The least length of a sum whose parts gain more than adding them costs, and the shortest part that was measured."""
+"""The minimum length of a sum whose parts gain more than adding them costs, and the shortest part that was measured."""
 MOST, MOST_BESIDE_MANY = 8, 4
-"""The most parts, and the most where another profile has many rows: eight take a prompt 10 % longer, four 3.5 %."""
+"""The maximum parts, alone and beside a profile with many rows: 8 make a prompt 10 % slower there, 4 make it 3.5 %."""
 
 
 @improvement(after="select_parts")
 def split_products(rewriting: Rewriting) -> None:
-    """Replace a matmul of 2 to 64 rows by a constant, in float16 or bfloat16, by a batched matmul over parts of its
-    sum; their rounded results are added in float32.
+    """Replace a matmul of 2 to 64 rows by a constant, in float16 or bfloat16, by a batched matmul over parts of the
+    contracted dim; the rounded results are added in float32.
 
     On TensorRT-RTX 1.4 every 128 columns of such a result occupy one multiprocessor, for the whole length of the sum:
-    16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have blocks enough.
-    Six layers of a Llama-like decoder, 8 rows: 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59.
+    16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have enough blocks.
+    Six layers of a Llama-like decoder with 8 rows took 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59 ms.
     """
     if not applies("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
         return
@@ -46,8 +46,8 @@ def split_products(rewriting: Rewriting) -> None:
 
 
 def parts_of(rows: Sequence[int], inner: int, columns: int) -> int:
-    """Return the number of parts, a power of two, of a matmul [·, K] @ [K, N] for the rows that each profile is tuned
-    for, so that each multiprocessor has one; 1 leaves the matmul unchanged."""
+    """Return the number of parts for a matmul [·, K] @ [K, N], a power of two that occupies each multiprocessor for the
+    rows that each profile is tuned for; 1 leaves the matmul unchanged."""
     if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
         return 1
     parts = MOST if max(rows) <= FEW else MOST_BESIDE_MANY
@@ -59,7 +59,7 @@ def parts_of(rows: Sequence[int], inner: int, columns: int) -> int:
 
 @frozen
 class Product:
-    """A matmul of ``x`` [..., K] and a constant [K, N], or [N, K] in a linear layer, plus an optional vector [N]."""
+    """A matmul of ``x`` [..., K] by a constant [K, N], or [N, K] for a linear layer, plus an optional vector [N]."""
 
     x: Node
     weight: Node
@@ -68,13 +68,13 @@ class Product:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """K and N."""
+        """The sizes K and N."""
         first, second = self.weight.meta["val"].shape
         return (second, first) if self.is_linear else (first, second)
 
 
 def _product(rewriting: Rewriting, node: Node) -> Product | None:
-    """Return a node's matmul, if it is of rows and a constant in halves that nothing else reads; else None."""
+    """Match a node as a half-precision matmul of rows by a constant that nothing else reads; else return None."""
     if node.target is aten.addmm.default:
         bias, x, weight = node.args[:3]
         plain = argument(node, "alpha") == argument(node, "beta") == 1
@@ -91,14 +91,14 @@ def _product(rewriting: Rewriting, node: Node) -> Product | None:
 
 
 def _rows(rewriting: Rewriting, x: Node) -> list[int]:
-    """Return the rows that each profile is tuned for."""
+    """Return the number of rows that each profile is tuned for."""
     count, program = math.prod(shape_of(x.meta["val"])[:-1]), rewriting.program
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
 def _split(create: NewCalls, product: Product, parts: int) -> None:
-    """Replace a matmul by the sum of its parts, if converters accept all new nodes. The parts, a power of two, are
-    added by pairs: a reduction of more than four would be a separate kernel."""
+    """Replace a matmul by the sum of its parts, if converters accept all new nodes. Parts, a power of two, are added in
+    pairs, since a reduction of more than four elements would be a separate kernel."""
     inner, columns = product.sizes
     x, last = product.x, rank_of(product.x) - 1
     rows = create(aten.flatten.using_ints, x, 0, last - 1) if last > 1 else x

@@ -1,4 +1,4 @@
-"""transpose_weights: store weights of matmuls as linear layers do, if several profiles share them."""
+"""transpose_weights: store matmul weights in the layout of linear layers, if several profiles share them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 def transpose_weights(rewriting: Rewriting) -> None:
     """Replace a matmul by a constant ``[K, N]``, as in GPT-2, by a linear layer with weights ``[N, K]``.
 
-    TensorRT-RTX 1.4 transposes such a constant in the profile for single tokens, but not in the one for prompts: an
-    engine with both stores it twice. A linear layer's weights are not transposed in either.
+    TensorRT-RTX 1.4 transposes such a constant in the profile for single tokens, but not in the profile for prompts: an
+    engine with both profiles stores it twice. The weights of a linear layer are transposed in neither profile.
     """
     for node in rewriting.nodes(*PRODUCTS) if len(rewriting.program.profiles) > 1 else ():
         *bias, x, weight = node.args
@@ -29,7 +29,7 @@ def transpose_weights(rewriting: Rewriting) -> None:
 
 
 def _adds_plainly(node: Node, bias: Sequence[Argument]) -> bool:
-    """Return whether a matmul adds nothing, or one vector without a factor."""
+    """Return whether a matmul adds nothing, or adds a vector without a factor."""
     if not bias:
         return True
     [added] = bias

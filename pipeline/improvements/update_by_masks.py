@@ -1,4 +1,4 @@
-"""update_by_masks: compute an update of masked elements for all elements, and select by the mask."""
+"""update_by_masks: compute an update of masked elements for all elements, and select the result with the mask."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 from pipeline.shapes.environment import shape_of
 
 DEEPEST = 16
-"""The most operators in a row between the masked read and the masked write."""
+"""The maximum number of consecutive operators between the masked read and the masked write."""
 
 
 @improvement(after="index_by_masks")
 def update_by_masks(rewriting: Rewriting) -> None:
-    """Replace `x[mask] += w`, and `x[mask] = f(y[mask])` of elementwise operators, by `torch.where(mask, f(y), x)`.
+    """Replace `x[mask] += w`, and `x[mask] = f(y[mask])` for elementwise `f`, by `torch.where(mask, f(y), x)`.
 
-    The number of masked elements depends on data, and TensorRT-RTX has no layer that selects them.
+    The number of masked elements is data-dependent, and TensorRT-RTX has no layer that selects masked elements.
     """
     for node in rewriting.nodes(aten.index_put.default):
         x, value = argument(node, "self"), argument(node, "values")
@@ -39,7 +39,7 @@ def update_by_masks(rewriting: Rewriting) -> None:
 
 @frozen
 class _Update:
-    """A masked write, and the facts about the values that it is computed from."""
+    """A masked write, and facts about the values from which the written elements are computed."""
 
     rewriting: Rewriting
     node: Node
@@ -48,7 +48,7 @@ class _Update:
     _whole: dict[Node, Argument] = field(factory=dict)
 
     def reads(self, value: Argument, within: int = DEEPEST) -> bool:
-        """Return whether a value is computed from the masked elements."""
+        """Return whether a value depends on the masked elements."""
         if not isinstance(value, Node) or not within:
             return False
         if value not in self._reads:
@@ -65,7 +65,7 @@ class _Update:
         return all(map(self.has_whole, value.all_input_nodes))
 
     def whole(self, value: Argument) -> Argument:
-        """Return a value, computed for all elements."""
+        """Compute a value for all elements."""
         if not isinstance(value, Node) or not self.reads(value):
             return value
         if value not in self._whole:
@@ -77,7 +77,7 @@ class _Update:
         return self._whole[value]
 
     def _is_picked(self, value: Argument) -> bool:
-        """Return whether a value is ``y[mask]``, and ``y`` has the rank of the written tensor."""
+        """Return whether a value is ``y[mask]``, where ``y`` has the rank of the written tensor."""
         if not isinstance(value, Node) or value.target is not aten.index.Tensor:
             return False
         picked, written = argument(value, "self"), argument(self.node, "self")
@@ -92,14 +92,14 @@ class _Update:
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Return whether an operator computes each element independently and raises for none."""
+    """Return whether an operator computes each element independently and raises for no element."""
     if not is_pointwise(node) and does(node.target) is not Does.CASTS:
         return False
     return not why_apart(node.target, node.args, node.meta["val"])
 
 
 def _is_computed_alike(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
-    """Return whether two values are computed alike, such as a mask expression that a model repeats."""
+    """Return whether two values have the same computation, as when a model repeats a mask expression."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
     if not within or a.op != "call_function" or a.target != b.target or does(a.target) is Does.DRAWS:
@@ -109,7 +109,7 @@ def _is_computed_alike(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
 
 
 def _mask(x: Argument, indices: object) -> Node | None:
-    """Return the mask if it is the only index and its sizes are the first sizes of ``x``; else None."""
+    """Return the mask if it is the only index and its sizes are the leading sizes of ``x``; else None."""
     if not isinstance(indices, list | tuple) or len(indices) != 1 or not isinstance(indices[0], Node):
         return None
     return indices[0] if masks(indices[0], x) else None

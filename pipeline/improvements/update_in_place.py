@@ -1,8 +1,8 @@
-"""update_in_place: update buffers that a program writes rows to, such as key and value caches, in place.
+"""update_in_place: update buffers that a program writes rows to, such as a KV cache, in place.
 
-A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place: its cache is the buffer
-itself, or its first batches, reshaped to [B, N, S, D]. An additional output of the program is true if all rows were
-inside the buffer.
+A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place. Its cache is the buffer or
+the buffer's first batches, reshaped to [B, N, S, D]. An additional output of the program reports whether a row was
+outside of its buffer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes of TensorRT's cache update layer."""
 
 SMALL = 1 << 16
-"""The least bytes of a buffer for which an engine is cut: copying a smaller one takes no longer than a launch."""
+"""The minimum bytes of a buffer for which an engine is cut: copying a smaller buffer takes no longer than a launch."""
 
 
 @frozen
 class Held:
-    """A buffer, the node of its new value, and the node that writes rows to it or to its first batches."""
+    """A buffer, the node of its new value, and the node that writes rows to the buffer or to its first batches."""
 
     placeholder: Node
     whole: Node
@@ -42,7 +42,7 @@ class Held:
 
 @frozen
 class Checked:
-    """The condition of a write: ``start + length <= size``."""
+    """The condition for a valid write: ``start + length <= size``."""
 
     starts: Node
     update: Node
@@ -53,7 +53,7 @@ class Checked:
 
 @improvement(after="contract_products")
 def update_in_place(rewriting: Rewriting) -> None:
-    """Replace writes of consecutive rows to buffers by updates in place, with a check of their positions."""
+    """Replace writes of consecutive rows to buffers by in-place updates, with a check of their positions."""
     program = rewriting.program
     if any(output.kind == "check" for output in program.outputs):
         return
@@ -80,7 +80,7 @@ def update_in_place(rewriting: Rewriting) -> None:
 
 
 def _buffer_write(placeholder: Node, whole: Node) -> Held | None:
-    """Return the write to a buffer whose old value nothing else reads; None if engines cannot run it in place."""
+    """Return the write to a buffer, if only it reads the old value; None if engines cannot run the write in place."""
     value = placeholder.meta["val"]
     if whole.op == "placeholder" or not value.numel():
         return None
@@ -96,14 +96,14 @@ def _buffer_write(placeholder: Node, whole: Node) -> Held | None:
 
 
 def _is_overwritten(view: Node) -> bool:
-    """Return whether only the shape of a slice is read, by the copy that overwrites it."""
+    """Return whether a slice is read only by copies that overwrite it, which need only its shape."""
     return view.target is aten.slice.Tensor and all(
         user.target is aten.copy.default and user.args[0] is view for user in view.users
     )
 
 
 def _is_first_batches(placeholder: Node, whole: Node) -> bool:
-    """Return whether a buffer's new value is the old one with its first batches replaced, and only those are read."""
+    """Return whether a buffer's new value replaces only the first batches of the old value, and only they are read."""
     if whole.target is not aten.slice_scatter.default or whole.args[0] is not placeholder:
         return False
     first = argument(whole, "dim") == 0 and argument(whole, "start") in (None, 0) and argument(whole, "step") == 1
@@ -111,14 +111,14 @@ def _is_first_batches(placeholder: Node, whole: Node) -> bool:
 
 
 def _is_same_slice(view: Node, whole: Node) -> bool:
-    """Return whether a slice selects the part that was written."""
+    """Return whether a slice selects the part that the write changed."""
     return view.target is aten.slice.Tensor and all(
         argument(view, key) == argument(whole, key) for key in ("dim", "end", "step")
     )
 
 
 def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] | None:
-    """Replace a write, output number ``at``, by an update; return its cache and the condition to check."""
+    """Replace a write, output number ``at``, by an in-place update; return its cache and the condition to check."""
     can = CAPABILITIES.kv_cache_update and held.placeholder.meta["val"].dtype in DTYPES
     write = write_of(rewriting, held.written) if can else None
     if write is None:
@@ -153,7 +153,7 @@ def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
 
 
 def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
-    """Return a shape as [B, N, S, D], where S is the size of ``dim``."""
+    """Reshape a shape to [B, N, S, D], where S is the size of ``dim``."""
     if len(shape) == 4 and dim == 2:
         return shape
     batch = shape[0] if dim else 1
@@ -161,7 +161,7 @@ def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
 
 
 def _viewed(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: Node) -> Node | None:
-    """Return a node reshaped; None if more than one size is dynamic."""
+    """Reshape a node; return None if more than one size is dynamic."""
     if shape_of(node.meta["val"]) == shape:
         return node
     sizes = [size if isinstance(size, int) else -1 for size in shape]
@@ -169,7 +169,7 @@ def _viewed(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: N
 
 
 def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> Node:
-    """Return the update's view of the buffer: its memory from the start, in this shape."""
+    """Add a placeholder for the update's view of the buffer: the buffer's memory from the start, in this shape."""
     source = held.placeholder if held.written is held.whole else held.written.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
     if held.written is held.whole and shape_of(value) == shape:
@@ -185,7 +185,7 @@ def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> N
 
 
 def _replace_by_update(rewriting: Rewriting, held: Held, new_value: Node, readers_value: Node, at: int) -> None:
-    """Replace the written value by an update in all readers, and return the update from the program."""
+    """Replace the written value by the update in all readers, and make the program return the update."""
     output = rewriting.graph.output_node()
     returned = list(results(rewriting.graph))
     returned[at] = new_value
@@ -198,7 +198,7 @@ def _replace_by_update(rewriting: Rewriting, held: Held, new_value: Node, reader
 
 
 def _erase_unused(rewriting: Rewriting, placeholder: Node) -> None:
-    """Erase a placeholder of which at most shapes of slices are read, by copies that nothing reads."""
+    """Erase a placeholder whose only readers are slices that only unread copies read, for their shape."""
     for view in list(placeholder.users):
         for copy in list(view.users):
             rewriting.erase(copy)
@@ -215,7 +215,7 @@ def _without_duplicates(rewriting: Rewriting, checks: list[Checked]) -> list[Che
 
 
 def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:
-    """Add a result to the program: whether a row is outside of its buffer."""
+    """Add an output to the program: whether a row is outside of its buffer."""
     output = rewriting.graph.output_node()
     create, outside = rewriting.before(output), []
     for check in checks:

@@ -1,5 +1,5 @@
-"""Recognise writes of consecutive rows by different operators (``index_copy``, ``index_put``, ``slice_scatter``),
-and find the first of consecutive positions, if the graph shows that an index counts up from it."""
+"""Recognise writes of consecutive rows by different operators (``index_copy``, ``index_put``, ``slice_scatter``), and
+find the first position, if the graph shows that an index counts up from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def first_position(rewriting: Rewriting, index: Node) -> Start | None:
-    """Return the first position of an index whose last dim counts up by 1; None if the graph does not show that."""
+    """Return the first position of an index if the graph shows that its last dim counts up by 1; else None."""
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
@@ -34,7 +34,7 @@ def first_position(rewriting: Rewriting, index: Node) -> Start | None:
 
 
 def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
-    """Return the first position of a tensor that counts up along its last dim; None if unknown."""
+    """Return the first position of a tensor that counts up by 1 along its last dim; None if unknown."""
     if not isinstance(node, Node):
         return None
     if node.op == "placeholder":
@@ -65,7 +65,7 @@ def _literal(rewriting: Rewriting, node: Node) -> Start | None:
 
 
 def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
-    """Return the first position of a sum: a range plus a start."""
+    """Return the first position of a sum of a range and a start."""
     if argument(node, "alpha") != 1 or dtype_of(node) not in INTS:
         return None
     for counting, other in orders(node):
@@ -78,14 +78,14 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
 
 
 def _is_start(value: Any) -> bool:
-    """Return whether a value can be the start of a row's positions: a number, or a tensor with one element per row."""
+    """Return whether a value can be the first position of each row: a number, or a tensor with one element per row."""
     if dtype_of(value) is None:
         return isinstance(value, Node) or type(value) is int
     return shape_of(value.meta["val"])[-1:] in ((), (1,))
 
 
 def _is_same_row(node: Node) -> bool:
-    """Return whether a node returns its input's single row of positions with other leading dims."""
+    """Return whether a node reshapes its input, a single row of positions, to other leading dims."""
     source = node.args[0]
     if not isinstance(source, Node) or not rank_of(source) or not rank_of(node):
         return False
@@ -95,8 +95,8 @@ def _is_same_row(node: Node) -> bool:
 
 @frozen
 class Write:
-    """Rows written along ``dim``: ``update`` has the shape of the written tensor, except for its size along ``dim``.
-    ``starts`` is [1], or [B] if each index of dim 0 has its own start."""
+    """A write of rows along ``dim``. ``update`` has the shape of the written tensor, except for its size along ``dim``.
+    ``starts`` is [1], or [B] if each index of dim 0 has a separate start."""
 
     dim: int
     starts: Node
@@ -104,7 +104,7 @@ class Write:
 
 
 def write_of(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return the rows that a node writes to its first argument; None if they may not be consecutive."""
+    """Return the rows that a node writes to its first argument; None if the rows may not be consecutive."""
     if node.target is aten.slice_scatter.default:
         found = _slice_write(rewriting, node)
     elif node.target in (aten.index_copy.default, *PUTS):
@@ -120,7 +120,7 @@ def write_of(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def indexed(node: Node) -> tuple[int, Node, Node] | None:
-    """Return dim, index [L] and source of a node that writes rows as ``index_copy`` does; None for all others."""
+    """Return dim, index [L] and source of a node that writes rows like ``index_copy``; None for other nodes."""
     found = _at_one_index(node)
     if found is None:
         return None
@@ -129,7 +129,7 @@ def indexed(node: Node) -> tuple[int, Node, Node] | None:
 
 
 def _at_one_index(node: Node) -> tuple[int, Node, Node] | None:
-    """Return dim, index [L] and values of a node that writes at one index; None for all others."""
+    """Return dim, index [L] and values of a node that writes with a single index; None for other nodes."""
     if node.target is aten.index_copy.default:
         x, dim, index, source = bind(node.target, node.args, node.kwargs)
         return (dim % rank_of(x), index, source) if rank_of(x) and rank_of(index) == 1 else None
@@ -141,7 +141,7 @@ def _at_one_index(node: Node) -> tuple[int, Node, Node] | None:
 
 
 def _put(node: Node) -> tuple[dict[int, Node], Node]:
-    """Return the indices of an ``index_put`` by dim, and its values; no indices for all other nodes."""
+    """Return the indices of an ``index_put`` by dim, and its values; no indices for other nodes."""
     if node.target not in PUTS:
         return {}, node
     _, indices, values, accumulate = bind(node.target, node.args, node.kwargs)
@@ -164,7 +164,7 @@ def _slice_write(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def _written(source: Node, dim: int, length: Expr) -> Node:
-    """Return the value copied to a slice, before it was expanded to the slice's size."""
+    """Return the value copied to a slice, before the value was expanded to the slice's size."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
         known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)
@@ -200,7 +200,7 @@ def _rows(x: Argument, dim: int, index: Node) -> Shape:
 
 
 def _batch_write(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return the write of a separate index for every batch, [B] or [B, L]; None if the index has another form."""
+    """Return a write whose index is separate for every batch, [B] or [B, L]; None for other indices."""
     x: Argument = node.args[0]
     named, values = _put(node)
     if len(named) != 2 or 0 not in named:
@@ -236,7 +236,7 @@ def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
 
 
 def _wrapped(rewriting: Rewriting, start: Start, index: Node, dim: int, node: Node) -> Node:
-    """Return starts with negative positions counted from the end, which only an index of a single row may have."""
+    """Return starts with negative positions wrapped to count from the end; only a single row's may be negative."""
     starts = _starts(rewriting, start, node)
     if start is not index:
         return starts
@@ -247,7 +247,7 @@ def _wrapped(rewriting: Rewriting, start: Start, index: Node, dim: int, node: No
 
 
 def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
-    """Return a start as a 1-d tensor."""
+    """Return a start as a 1-D tensor."""
     if isinstance(start, Node) and start.target in READS_DATA and isinstance(start.args[0], Node):
         start = start.args[0]  # Python reads it from this very tensor
     if not isinstance(start, Node) or not isinstance(start.meta.get("val"), torch.Tensor):

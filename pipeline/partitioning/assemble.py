@@ -1,4 +1,4 @@
-"""Assemble segments from groups of operators: their inputs, outputs, copied constants and cuts."""
+"""Assemble segments from groups of operators: determine their inputs, outputs, copied constants and cuts."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str
 
     Args:
         validated: the partitioner's input.
-        groups: the kind and the names of the operators of each segment, in an order in which they can run. Every
-            operator is in one of them; those that depend only on constants and sizes may be left out, and are copied to
-            wherever they are read.
-        reasons: why each operator outside an engine is there, by name.
+        groups: for each segment its kind and the names of its operators, in an order in which the segments can run.
+            Every operator is in exactly one group. Operators that depend only on constants and sizes may be left out:
+            they are copied to each segment that reads them.
+        reasons: by operator name, why the operator runs outside engines.
 
     Raises:
-        ValueError: an operator is in no group or in two, is in an engine that cannot run it, or runs before an operator
-            that it reads; the message names it. Also raised for a reason of something that is not an operator, and for
-            an unknown kind.
+        ValueError: an operator is in no group or in two groups, is in an engine that cannot run it, or runs before an
+            operator whose result it reads; the message names it. Also raised for a reason of something that is not an
+            operator, and for an unknown kind.
     """
     return _Assembly(validated, [(kind, list(names)) for kind, names in groups], dict(reasons)).partitioned()
 
@@ -83,7 +83,7 @@ class _Assembly:
         self._place_remaining()
 
     def partitioned(self) -> Partitioned:
-        """Check the segments, and add ports, cuts and fallbacks."""
+        """Check the groups, and build the segments with ports, cuts and fallbacks."""
         self._check()
         done: set[Node] = set()
         for part in self.parts:
@@ -105,7 +105,7 @@ class _Assembly:
         self.home[node] = at
 
     def _with_copies(self, names: list[str]) -> list[Node]:
-        """Return the nodes of a segment in order: its operators, items of results, and nodes copied into it."""
+        """Return the nodes of a segment in order: its operators, items of their results, and nodes copied into it."""
         inside = {self.named[name]: None for name in names}
         waiting = list(inside)
         while waiting:
@@ -118,7 +118,7 @@ class _Assembly:
         return sorted(inside, key=self.place.__getitem__)
 
     def _place_remaining(self) -> None:
-        """Put nodes that no segment copies, because only the program's outputs need them, into the last engine."""
+        """Put nodes that only the program's outputs need, so that no segment copies them, into the last engine."""
         housed = {n for part in self.parts for n in part.nodes}
         rest = [n.name for n in self.place if n in self.copied and n not in housed]
         if not rest:
@@ -138,7 +138,7 @@ class _Assembly:
                     raise ValueError(f"{node.name} is in an engine, which cannot run it")
 
     def _collect_reads(self, part: _Part) -> None:
-        """Set the values that a segment reads from outside. Sizes that depend on its own values are computed inside."""
+        """Set the values that a segment reads from outside; sizes that depend on its values are computed inside."""
         inside = set(part.nodes)
         part.made = frozenset(s for n in part.nodes for s in new_symbols(n))
         seen: dict[Node, None] = {}
@@ -177,7 +177,7 @@ class _Assembly:
             )
 
     def _carriers(self, part: _Part, outputs: list[Node], later: list[_Part]) -> Iterator[Node]:
-        """Yield values from which later segments or the outputs read sizes that only this segment has."""
+        """Yield values whose sizes later segments or the outputs need, and only this segment can determine."""
         wanted = {s for n in self.returned for s in symbols_of(n) | float_symbols(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
         wanted = (wanted & part.made) - _readable_symbols(map(self._port, outputs))
@@ -217,13 +217,13 @@ class _Assembly:
 
 
 def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
-    """Return the fallback of a node that runs in PyTorch, with the hints of its verdict."""
+    """Return the fallback record of a node that runs in PyTorch, with the hints of its verdict."""
     hint = "; ".join(dict.fromkeys(r.hint for r in validated.verdicts[node.name].reasons if r.hint))
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
 
 
 def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
-    """Yield the values that cross from each segment to each later one that reads them."""
+    """Yield the values that cross from each segment to each later segment that reads them."""
     sources: dict[str, list[Segment]] = defaultdict(list)
     for segment in segments:
         for given in segment.outputs:
@@ -238,7 +238,7 @@ def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
 
 
 def _items(node: Node) -> Iterator[Node]:
-    """Yield the items of an operator's result that are tensors."""
+    """Yield the tensor items of an operator's result."""
     for user in node.users:
         if user.op == "call_function" and not is_operator(user) and isinstance(user.meta.get("val"), torch.Tensor):
             yield user
@@ -250,6 +250,6 @@ def _is_value(node: Node) -> bool:
 
 
 def _readable_symbols(ports: Iterable[Port]) -> frozenset[str]:
-    """Return the symbols that are themselves sizes or values of these ports."""
+    """Return the symbols that equal a size or value of these ports, so that they can be read from it."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
     return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or on_host(d)))

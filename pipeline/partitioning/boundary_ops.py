@@ -1,9 +1,9 @@
 """Move cheap operators at the borders of engines to the side on which fewer bytes cross.
 
-Engines give up cheap operators (views, casts, elementwise operators) that only PyTorch reads, or that read only results
-of PyTorch, if that makes the crossing values smaller: an ``expand`` runs after the cut, a cast to half before it, and a
-single ``reshape`` between two PyTorch operators does not become an engine. Elementwise operators move only if they
-touch an operator that PyTorch runs for another reason: engines compute many of them at once, and PyTorch one by one.
+A cheap operator (a view, a cast, an elementwise operator) moves from an engine to PyTorch if only PyTorch reads it, or
+if it reads only results of PyTorch, and the crossing values become smaller: an ``expand`` runs after the cut, a cast to
+half precision before it, and a single ``reshape`` between PyTorch operators does not become an engine. Elementwise
+operators move only next to an operator that PyTorch runs for another reason: engines fuse them, PyTorch does not.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipeline.partitioning.units import Units
 def cheaper_in_torch(
     flow: Flow, units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int, earlier: Collection[int] = ()
 ) -> dict[int, int]:
-    """Return the operators that PyTorch should run, each with the bytes saved by moving it and its group.
+    """Return the operators that PyTorch should run, each with the number of bytes saved by moving its group.
 
-    An engine with at least ``least`` operators retains that many, or loses all. ``earlier``: the operators that this
-    function moved to PyTorch before.
+    An engine with at least ``least`` operators retains that many, or loses all. ``earlier``: the operators that
+    previous calls of this function moved to PyTorch.
     """
     sides = Sides(flow, [in_torch[unit] for unit in units.of], frozenset(earlier))
     room = sizes(units, in_torch, level)
@@ -41,7 +41,7 @@ def cheaper_in_torch(
 
 
 def _may_move(flow: Flow, units: Units, sides: Sides, i: int) -> bool:
-    """Return whether an operator is cheap, in an engine, in no larger unit, and next to PyTorch on one side."""
+    """Return whether an operator is cheap, in an engine, a unit by itself, and next to PyTorch on one side."""
     if sides.in_torch[i] or not flow.cheap[i]:
         return False
     unit = units.of[i]
@@ -51,8 +51,8 @@ def _may_move(flow: Flow, units: Units, sides: Sides, i: int) -> bool:
 
 
 def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list[int]]:
-    """Move an operator and those movable neighbours that save most bytes; return the bytes saved and the moved
-    operators. If nothing is saved, return 0 and move nothing."""
+    """Move an operator together with the movable neighbours that save most bytes; return the saved bytes and the moved
+    operators. If no move saves bytes, move nothing and return 0."""
     cone, saved, best, length = [], 0, 0, 0
     for i in _movable(flow, units, sides, start):
         saved -= sides.move(i, to_torch=True)
@@ -65,11 +65,11 @@ def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list
 
 
 CONE = 32
-"""The most operators that are considered together."""
+"""The maximum number of operators that are moved together."""
 
 
 def _movable(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]:
-    """Yield operators that may move after those yielded before: against the flow, or else along it."""
+    """Yield operators that may move after those yielded before: towards the inputs, or else the outputs."""
     back = sides.feeds_torch(start)
     waiting, seen = [start], set[int]()
     while waiting and len(seen) < CONE:
@@ -82,9 +82,9 @@ def _movable(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int
 
 
 class Sides:
-    """The side of each operator, and the crossing bytes, updated with every move.
+    """The side (engine or PyTorch) of each operator, and the bytes that cross; both are updated with every move.
 
-    An input of the program counts as an engine's, so operators at the inputs that can run in an engine stay there.
+    The engines' side has the inputs of the program, so operators next to an input that can run in an engine stay there.
     """
 
     def __init__(self, flow: Flow, in_torch: list[bool], moved: frozenset[int] = frozenset()) -> None:
@@ -95,19 +95,19 @@ class Sides:
         self.earlier = [sum(in_torch[j] for j in earlier) for earlier in flow.before]
 
     def feeds_torch(self, i: int) -> bool:
-        """Return whether an operator's results have readers, all of them in PyTorch."""
+        """Return whether an operator's results have readers, and all readers run in PyTorch."""
         return 0 < self.later[i] == len(self.flow.after[i])
 
     def fed_by_torch(self, i: int) -> bool:
-        """Return whether an operator has dependencies, all of them in PyTorch."""
+        """Return whether an operator has dependencies, and all of them run in PyTorch."""
         return 0 < self.earlier[i] == len(self.flow.before[i])
 
     def touches(self, i: int) -> bool:
-        """Return whether PyTorch runs a neighbour of this operator for another reason than a border."""
+        """Return whether PyTorch runs a neighbour of this operator for another reason than saving bytes at a border."""
         return any(self.bound[j] for j in (*self.flow.before[i], *self.flow.after[i]))
 
     def move(self, i: int, *, to_torch: bool) -> int:
-        """Move an operator to the other side; return how many more bytes cross."""
+        """Move an operator to the other side; return the increase of crossing bytes."""
         touched = dict.fromkeys((*self.flow.made[i], *self.flow.read[i]))
         before = sum(map(self._crossing_bytes, touched))
         self.in_torch[i] = to_torch

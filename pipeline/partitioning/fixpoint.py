@@ -1,4 +1,4 @@
-"""Decide which units run in engines: all that can, unless cuts cost too much or engines are too small or many."""
+"""Decide which units run in engines: all that can, unless cuts cost too much or engines are too small or too many."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pipeline.partitioning.units import Units
 from pipeline.settings import CompilationSettings
 
 Numbered: TypeAlias = tuple[bool, tuple[int, ...]]
-"""Operators that share a segment, by number, and whether it is an engine."""
+"""A segment: whether it is an engine, and its operators by number."""
 
 
 @frozen
 class Settled:
-    """Groups of operators (by number) in the order in which they run, each in an engine or not; and the reason for each
-    operator outside an engine."""
+    """Groups of operators (by number) in the order in which they run, each with whether it is an engine; and for each
+    operator outside engines the reason."""
 
     groups: tuple[Numbered, ...]
     reasons: Mapping[int, str]
 
 
 def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> Settled:
-    """Move operators to PyTorch until no engine is too small, there are not too many, and no border is too costly.
+    """Move operators to PyTorch until engines are large enough and not too many, and no border is too costly.
 
-    refused: the operators that must run in PyTorch, each with the reason. Without any, all run in one engine.
+    refused: the operators that must run in PyTorch, each with the reason. If empty, one engine runs all operators.
     """
     reasons, given_up = dict(refused), set[int]()
     in_torch = [any(i in refused for i in inside) for inside in units.members]
@@ -58,7 +58,7 @@ def _next(
     settings: CompilationSettings,
     given_up: set[int],
 ) -> dict[int, str]:
-    """Return the operators to move to PyTorch next, each with the reason; empty at the end."""
+    """Return the operators to move to PyTorch next, each with the reason; empty if none has to move."""
     least = settings.min_block_size
     if saved := cheaper_in_torch(flow, units, in_torch, level, least, given_up):
         given_up |= saved.keys()
@@ -68,8 +68,8 @@ def _next(
 
 
 def _small_engines(counts: Mapping[int, int], least: int, most: int | None) -> dict[int, str]:
-    """Return the levels of engines with fewer than ``least`` operators, or else of the smallest beyond ``most``, each
-    with the reason why it is given up."""
+    """Return the levels of engines with fewer than ``least`` operators; if there are none, of the smallest engines
+    beyond ``most``. Each has the reason why its engine is given up."""
     small = {at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < least}
     if small or most is None or len(counts) <= most:
         reason = f"fewer than min_block_size={least}"

@@ -1,8 +1,7 @@
 """Represent a program's data flow for partitioners: operators, the values between them, and the bytes of each value.
 
-Operators are numbered in the order of the graph. Nodes that depend only on constants and sizes and are cheap (a range,
-a filled tensor, a view of one) do not count as operators: they are copied to wherever they are read, so nothing is cut
-for them.
+Operators are numbered in the order of the graph. Cheap nodes that depend only on constants and sizes (a range, a filled
+tensor, a view of either) do not count as operators: each segment that reads them gets a copy, so they cause no cut.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ Node = torch.fx.Node
 Edges: TypeAlias = tuple[tuple[int, ...], ...]
 
 COPIED = 8
-"""The most operators that are recomputed so that their result does not cross a cut."""
+"""The maximum number of operators that are recomputed so that their result does not cross a cut."""
 
 
 @frozen
 class Value:
-    """A tensor between operators: its producer (None: an input of the program), its readers, and its bytes at the sizes
-    that engines are tuned for."""
+    """A tensor between operators: its producer (None for an input of the program), its readers, and its bytes at the
+    sizes that engines are tuned for."""
 
     node: Node
     maker: int | None
@@ -44,10 +43,10 @@ class Value:
 
 @frozen
 class Flow:
-    """Operators by number: ``before`` and ``after`` are those that must run earlier and later; ``made`` and ``read``
-    index the ``values`` that an operator produces and reads. For each operator, ``leaves`` is whether the program
-    returns its result, ``cheap`` whether it costs almost nothing wherever it runs, ``moves`` whether it only moves
-    data."""
+    """Operators by number. ``before`` and ``after`` are the operators that must run earlier and later. ``made`` and
+    ``read`` index the ``values`` that an operator produces and reads. For each operator, ``leaves`` is whether the
+    program returns its result, ``cheap`` whether it costs almost nothing on either side, and ``moves`` whether it only
+    moves data."""
 
     nodes: tuple[Node, ...]
     before: Edges
@@ -61,7 +60,7 @@ class Flow:
 
 
 def flow(program: Program, copied: frozenset[Node]) -> Flow:
-    """Return the flow of a program, without the operators in ``copied``."""
+    """Return the data flow of a program, without the nodes in ``copied``."""
     nodes = [n for n in program.graph.nodes if is_operator(n) and n not in copied]
     makes = {s: i for i, n in enumerate(nodes) for s in new_symbols(n)}
     readers: dict[Node, dict[int, None]] = defaultdict(dict)
@@ -109,7 +108,7 @@ def _values(
 
 
 def _inverse(edges: Iterable[Iterable[int]], count: int) -> Edges:
-    """Return, for each of ``count`` numbers, the positions of the edges to it."""
+    """Invert edges: return for each number below ``count`` the positions that have an edge to it."""
     found: list[list[int]] = [[] for _ in range(count)]
     for at, ends in enumerate(edges):
         for end in ends:
@@ -118,7 +117,7 @@ def _inverse(edges: Iterable[Iterable[int]], count: int) -> Edges:
 
 
 def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
-    """Return the operators to copy: cheap ones that engines can run, computed from constants and sizes by few."""
+    """Return the nodes to copy: cheap nodes that engines can run, computed from constants and sizes by few nodes."""
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:
@@ -134,8 +133,8 @@ def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Nod
 
 
 def operands(node: Node) -> Iterator[Node]:
-    """Yield the tensors and symbolic ints that a node reads. Other numbers are skipped: they are read from tensors
-    again wherever they are needed."""
+    """Yield the tensors and symbolic ints that a node reads. Other numbers are skipped: each segment that needs them
+    reads them from tensors again."""
     waiting = node.all_input_nodes[::-1]
     while waiting:
         source = waiting.pop()
@@ -146,7 +145,7 @@ def operands(node: Node) -> Iterator[Node]:
 
 
 def maker(value: Node) -> Node:
-    """Return the operator whose result, or item of a result, a value is."""
+    """Return the operator that computes a value: the node itself, or the operator of whose result it is an item."""
     while value.target is operator.getitem:
         value = value.all_input_nodes[0]
     return value
@@ -158,14 +157,14 @@ def symbols_of(node: Node) -> frozenset[str]:
 
 
 def sizes_of(node: Node) -> list[Expr]:
-    """Return the sizes of a node's result, or the result itself if it is a size."""
+    """Return the sizes of a node's result; if the result is a size, the result itself."""
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
     return [e for v in values for e in _sizes(v)]
 
 
 def new_symbols(node: Node) -> frozenset[str]:
-    """Return the symbols that an operator introduces: sizes and numbers that are known only after it ran."""
+    """Return the symbols that an operator introduces: sizes and numbers that are unknown until it has run."""
     if not is_operator(node):
         return frozenset()
     made = frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in free_unbacked_symbols(e))
@@ -174,13 +173,13 @@ def new_symbols(node: Node) -> frozenset[str]:
 
 
 def told_float(node: Node) -> frozenset[str]:
-    """Return the symbol of a float that an operator reads from data (``x.item()``); empty for other values."""
+    """Return the symbol of a float that an operator reads from a tensor (``x.item()``); empty for other values."""
     expr = number(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
     return frozenset({str(expr)}) if expr is not None and expr.is_Symbol else frozenset()
 
 
 def float_symbols(node: Node) -> frozenset[str]:
-    """Return the names of the symbols in a float that Python computes; empty for other values."""
+    """Return the names of the symbols in a float that Python computes from sizes; empty for other values."""
     value = node.meta.get("val")
     return frozenset(str(s) for s in number(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
 

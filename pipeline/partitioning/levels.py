@@ -1,9 +1,9 @@
-"""Assign units to levels: the units of one level share a segment.
+"""Assign units to levels: the units of a level share a segment.
 
-Segments alternate, PyTorch first: level 0 is PyTorch's, level 1 an engine, and so on. The level of a unit is the
-largest number of changes between the two on a path from the inputs to it. So no segment depends on itself, parallel
-branches share one, and the number of engines is the least that any cut allows: that of the path that enters engines
-most often.
+Segments alternate: level 0 runs in PyTorch, level 1 in an engine, and so on. The level of a unit is the largest number
+of changes between PyTorch and engines on any path from the inputs to the unit. So no segment depends on itself, and
+parallel branches share a segment. The number of engines is the least possible: it equals the number of engines on the
+path that enters engines most often.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.partitioning.units import Units
 
 
 def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
-    """Return the level of each unit: the first at which it can run, or a later one at which fewer bytes cross."""
+    """Return the level of each unit: the first at which it can run, or a later level if fewer bytes cross."""
     found = [0] * len(units.members)
     for unit in units.order:
         own = in_torch[unit]
@@ -28,12 +28,12 @@ def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
 
 
 def sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Counter[int]:
-    """Return the number of operators of each engine, by level."""
+    """Return the number of operators in each engine, by level."""
     return Counter(level[unit] for unit in units.of if not in_torch[unit])
 
 
 def _delay(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int], unit: int) -> None:
-    """Move a unit to the segment of its first reader, unless more bytes would cross then."""
+    """Move a unit to the segment of its first reader, unless that makes more bytes cross."""
     steps = (level[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
     last = min(steps, default=level[unit])
     if last > level[unit]:

@@ -1,4 +1,4 @@
-"""Cut an engine's operators into consecutive pieces, where few bytes cross."""
+"""Cut an engine's operators into consecutive pieces, at positions where few bytes cross."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipeline.partitioning.units import Units
 
 
 def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which they
-    run.
+    """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which the
+    groups run.
 
-    A border is the place with the fewest crossing bytes, less than half a group away from an even split; among equal
-    places, the nearest to it. Patterns that TensorRT fuses are not split.
+    A cut is less than half a group away from an even split, at the position with the fewest crossing bytes; of several
+    such positions, at the nearest to the even split. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))
@@ -37,11 +37,11 @@ def cut_between(
 ) -> list[tuple[int, ...]]:
     """Split the operators of one engine between submodules, and within a submodule after its last cache update.
 
-    ``keys`` has each operator's submodule; None: it stays with the submodule before it, or else with the first one.
-    ``updates`` are the operators that update a cache: TensorRT copies a cache before a matmul in the engine that
-    updates it (docs/tensorrt.md, "Numbers"), so later operators of the submodule get an engine of their own. Cheap
-    operators after the cut that rescale or cast a tensor from before it, such as a query, move before it: an existing
-    kernel computes them there. Patterns that TensorRT fuses are not split.
+    ``keys`` has each operator's submodule; an operator with None belongs to the submodule before it, or else to the
+    first. ``updates`` are the operators that update a cache: if a matmul reads the cache in the same engine, TensorRT
+    first copies the cache (docs/tensorrt.md, "Numbers"), so later operators of the submodule get a separate engine.
+    Cheap operators after the cut that rescale or cast a tensor from before the cut, such as a query, move before it: a
+    kernel that exists anyway computes them there. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
@@ -66,9 +66,9 @@ def cut_between(
 def _changing(
     flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
-    """Return the units after a cut that can move before it: chains of cheap operators on one tensor from there that do
-    not enlarge it. Caches are left alone, and no unit moves before its dependencies. ``before``: the submodule's
-    operators before the cut."""
+    """Return the units after a cut that can move before it: chains of cheap operators that read one tensor from before
+    the cut and do not enlarge it. Results of cache updates do not count, and no unit moves before its dependencies.
+    ``before``: the submodule's operators before the cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in behind:
@@ -91,8 +91,8 @@ def _changing(
 
 
 def _change(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple[Value, Value] | None:
-    """Return the only value that cheap operators read and the only one that they produce, if nothing but operators
-    before the cut also reads the first; else None."""
+    """Return the only value that these operators read and the only value that they produce, if they are cheap and the
+    first value has no other readers than them and operators before the cut; else None."""
     own = {v for i in members for v in flow.made[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
@@ -103,7 +103,7 @@ def _change(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple
 
 
 def _crossing_bytes(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
-    """Return the bytes that cross each position between units."""
+    """Return the bytes that cross each position between two units."""
     place = {i: at for at, unit in enumerate(own) for i in units.members[unit]}
     change = [0] * (len(own) + 1)
     for value in flow.values:

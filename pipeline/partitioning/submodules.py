@@ -1,4 +1,4 @@
-"""Find the submodule of each operator, and the runs of operators that form each submodule."""
+"""Find the submodule of each operator, and the sequences of operators that form each submodule."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.partitioning.flow import Flow, Node
 
 @frozen
 class Submodules:
-    """The submodules that are not split: those ``depth`` names deep (``encoder.layer.0`` is 3), or shallower ones
-    without such a submodule; or those whose path matches ``pattern`` (``encoder.layer.?``), the outermost first."""
+    """The submodules that are not split: submodules whose path has ``depth`` names (``encoder.layer.0`` has 3) or ends
+    before, or the outermost submodules whose path matches ``pattern`` (``encoder.layer.?``)."""
 
     depth: int = 1
     pattern: str | None = None
 
     def of(self, node: Node) -> str | None:
-        """Return the path of the submodule that a node belongs to; None if it belongs to none."""
+        """Return the path of a node's submodule; None if the node belongs to none."""
         names = module_path(node).split(".")
         prefixes = [".".join(names[: i + 1]) for i in range(len(names))]
         if self.pattern is None:
@@ -33,14 +33,14 @@ Patterns = Sequence[tuple[int, ...]]
 
 
 def guests(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
-    """Return the operators that a submodule's border separates from the start of their pattern, each with the
-    convolution or matmul that starts it. They move to its submodule, so that no border runs through a pattern."""
+    """Return the operators of patterns that begin in another submodule, each with the convolution or matmul at which
+    its pattern begins. They move to that submodule, so that no border between submodules cuts a pattern."""
     return {i: pattern[0] for pattern in fused for i in pattern if keys[i] != keys[pattern[0]]}
 
 
 def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...]]:
-    """Yield the runs of consecutive operators of one submodule, and the patterns outside of all submodules. Nothing
-    else reads the inside of a pattern, so all of it may run where its last operator does."""
+    """Yield sequences of consecutive operators of one submodule, and patterns outside all submodules. Nothing else
+    reads the inside of a pattern, so the whole pattern may run at the position of its last operator."""
     ends, inside = {pattern[-1]: pattern for pattern in fused}, {i for pattern in fused for i in pattern[:-1]}
     steps = [ends.get(i, (i,)) for i in range(len(keys)) if i not in inside]
     for key, run in groupby(steps, lambda step: keys[step[0]]):
@@ -53,7 +53,7 @@ def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...
 def whole(
     flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the operators that run in PyTorch because a part of their submodule does; ``along``: from `guests`."""
+    """Return the operators that run in PyTorch because a part of their submodule does. ``along``: from `guests`."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:

@@ -1,8 +1,8 @@
 """Group operators that no cut may separate into units, and order the units.
 
 A unit is a pattern that TensorRT fuses, a submodule that is not split, or one operator. Every member of a pattern but
-the last is read only inside the pattern, so all of it may run where the last does; and a submodule is a run of
-operators and patterns in that order. So the units of a program never depend on each other in a cycle.
+the last is read only inside the pattern, so the whole pattern may run at the position of its last member. A submodule
+is a sequence of operators and patterns in that order. So the dependencies between units never form a cycle.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LONGEST = 16
 
 @frozen
 class Units:
-    """Units by number, with the operators of each. ``order``: an order in which they can run. ``kin``: the units that
-    always run in the same place as a unit, including itself."""
+    """Units by number, with the operators of each. ``order``: an order in which the units can run. ``kin``: for each
+    unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
 
     members: Edges
     of: tuple[int, ...]
@@ -37,7 +37,7 @@ class Units:
 def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
     """Build units from groups of operators; every other operator is a unit by itself.
 
-    kin: the key of an operator whose unit runs in the same place as all units with this key; None: alone.
+    kin: a key for each operator. All units with the same key run on the same side; a unit with None is independent.
     """
     together = [tuple(sorted(group)) for group in groups]
     grouped = {i for group in together for i in group}
@@ -51,7 +51,7 @@ def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], ob
             unit_of[i] = number
 
     def adjacent(edges: Edges) -> Edges:
-        """Return the other units that each unit has edges to."""
+        """Return, for each unit, the other units to which it has edges."""
         reached = ((n, [unit_of[j] for i in inside for j in edges[i]]) for n, inside in enumerate(members))
         return tuple(tuple(dict.fromkeys(other for other in others if other != n)) for n, others in reached)
 
@@ -76,8 +76,8 @@ def _order(before: Edges, after: Edges) -> tuple[int, ...]:
 
 def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield the patterns that TensorRT fuses and engines can run completely: a convolution or matmul with the norm and
-    elementwise operators after it, and the two matmuls of an attention with everything between them. A collective and
-    the operator that waits for it are one, too."""
+    elementwise operators after it; the two matmuls of an attention with everything between them; and a collective with
+    the operator that waits for it."""
     taken: set[int] = set()
 
     def free(i: int) -> bool:
@@ -103,7 +103,7 @@ def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int,
 
 
 def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return the operators from a matmul through a softmax to another matmul; empty if there is no such chain."""
+    """Return the operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
     found, normalised = [start], False
     if does(flow.nodes[start].target) is not Does.MULTIPLIES:
         return ()
@@ -120,8 +120,8 @@ def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int
 
 
 def _steps(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """Yield each successive group that alone reads the previous result: one operator, or (as in ``x * sigmoid(x)``)
-    several elementwise ones of which the last reads all others."""
+    """Yield groups of operators, each the only reader of the previous result. A group is one operator, or several
+    elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
     at = start
     for _ in range(LONGEST):
         readers = sorted(flow.after[at])

@@ -1,4 +1,4 @@
-"""Kernel faults of TensorRT: one table, a pass that marks where they are avoided, and detectors for plans."""
+"""Bugs in TensorRT's kernels: one table of them, a pass that marks where they are avoided, and detectors for plans."""
 
 from pipeline.quirks.applied import applies, assume, is_there, without
 from pipeline.quirks.quirk import Quirk

@@ -1,5 +1,5 @@
-"""Determine which faults are avoided, those of the TensorRT in use, except in experiments; and mark where they are
-avoided in a segment."""
+"""Determine which kernel bugs to avoid: those that the TensorRT in use has, unless an experiment says otherwise. Mark
+the nodes of a segment at which they are avoided."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ignored: Final = ContextVar("ignored faults", default=frozenset[str]())
 
 
 class Experiment(ContextDecorator):
-    """A context or decorator in which rows of the table are ignored or assumed."""
+    """A context manager or decorator in which rows of the table are ignored or assumed."""
 
     def __init__(self, variable: ContextVar[frozenset[str]], ids: frozenset[str]) -> None:
         self._variable, self._ids = variable, ids
@@ -36,26 +36,26 @@ class Experiment(ContextDecorator):
 
 
 def applies(id: str) -> bool:
-    """Return whether a fault is avoided: TensorRT has it, and no experiment ignores it."""
+    """Return whether a bug is avoided: TensorRT has it, and no experiment ignores it."""
     return is_there(id) and id not in _ignored.get()
 
 
 def is_there(id: str) -> bool:
-    """Return whether the TensorRT in use has a fault, on the current GPU if the fault depends on it."""
+    """Return whether the TensorRT in use has a bug, on the current GPU if the bug depends on the GPU."""
     quirk = _BY_ID[id]
     here = id in _assumed.get() or quirk.is_in(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
     return here and (not quirk.capabilities or gpu_at_hand() in quirk.capabilities)
 
 
 def gpu_at_hand() -> str:
-    """Return the compute capability of the current GPU ("9.0"); empty without one."""
+    """Return the compute capability of the current GPU ("9.0"); empty if there is no GPU."""
     return ".".join(map(str, torch.cuda.get_device_capability())) if has_gpu() else ""
 
 
 def without(*ids: str) -> Experiment:
-    """Compile without avoiding these faults: ``with quirks.without("padded-zeros"): compile(model, args)``.
+    """Compile without avoiding these bugs: ``with quirks.without("padded-zeros"): compile(model, args)``.
 
-    `build` still warns of kernels that show such a fault.
+    `build` still warns of kernels that have such a bug.
 
     Raises:
         ValueError: the table has no such row.
@@ -64,7 +64,7 @@ def without(*ids: str) -> Experiment:
 
 
 def assume(*ids: str) -> Experiment:
-    """Compile as if the TensorRT in use had these faults: ``with quirks.assume("padded-zeros"): …``.
+    """Compile as if the TensorRT in use had these bugs: ``with quirks.assume("padded-zeros"): …``.
 
     Raises:
         ValueError: the table has no such row.
@@ -84,7 +84,7 @@ def marks_of(
     constants: Iterable[str] = (),
     outputs: Iterable[str] = (),
 ) -> tuple[Mark, ...]:
-    """Return the marks of a segment (`Part`): for each fault that applies, the places that its analysis finds."""
+    """Return the marks of a segment (`Part`): for each bug that applies, the places that the bug's analysis finds."""
     part = Part(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
         Mark(quirk.id, *place)

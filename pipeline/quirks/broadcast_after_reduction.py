@@ -1,9 +1,9 @@
 """Find the operands that must be expanded before an elementwise layer broadcasts them (`broadcast-in-reductions`).
 
-A reduction kernel of TensorRT-RTX keeps per-element values in its threads' registers for layers after the reduction. If
-such a layer broadcasts a value, 1.4, 1.5 and 1.6.1 read registers of threads that hold none: ``softmax(x) * y`` of [4,
-1, 8] and [4, 5, 8] returned infinities. A layer that expands is never fused into such a kernel. Expanding also helps
-against small sums in a kernel's expression (`inlined_reductions`).
+A reduction kernel of TensorRT-RTX stores per-element values in its threads' registers for layers after the reduction.
+If such a layer broadcasts a value, versions 1.4, 1.5 and 1.6.1 read the registers of threads that do not have it:
+``softmax(x) * y`` of [4, 1, 8] and [4, 5, 8] returned infinities. A layer that expands is never fused into such a
+kernel. Expanding also avoids the bug of small sums in a kernel's expression (`inlined_reductions`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHIFTED: Final = (aten.logsumexp.default,)
 
 
 def places(part: Part) -> Iterator[Place]:
-    """Yield the nodes that broadcast values which a kernel may hold in registers, with these inputs."""
+    """Yield the nodes that broadcast values which a kernel may store in registers, each with these inputs."""
     held = HeldValues(part.nodes)
     for node in part.nodes:
         if names := tuple(x.name for x in broadcast_inputs(node) if held.is_in(x, node)):
@@ -36,7 +36,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 class HeldValues:
-    """The values that kernels of a segment may hold in registers. Equal computations are one node, as in TensorRT."""
+    """The values of a segment that kernels may store in registers. Equal computations are one node, as in TensorRT."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._first: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -69,8 +69,8 @@ class HeldValues:
                 self._shifting.add(node)
 
     def is_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Return whether a kernel may hold an input that a node broadcasts: to elements of which a thread holds it, or
-        a value that shifts the elements from which it was reduced, whose threads hold it, to other elements."""
+        """Return whether a kernel may store an input that a node broadcasts in registers: an element in each thread, or
+        a value that shifts the elements that it was reduced from and is broadcast to other elements."""
         first = self._one(given)
         if first in self._kept:
             return True
@@ -82,7 +82,7 @@ class HeldValues:
         return self._first.get(node, node)
 
     def _key(self, node: torch.fx.Node) -> str:
-        """Return a key that is equal for equal computations."""
+        """Return a key that is the same for equal computations."""
         if not (passes(node) or does(node.target) in REDUCING):
             return node.name
         given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._one(x).name}")
@@ -102,8 +102,8 @@ class HeldValues:
         return "behind" if others else "reduced" if reduced else None
 
     def _reduced(self, node: torch.fx.Node) -> Shape | None:
-        """Return the shape of the elements that a value was reduced from, whose threads may hold it; None if there is
-        not exactly one."""
+        """Return the shape of the elements from which a value was reduced, whose threads may store the value; None if
+        there is not exactly one such shape."""
         if self._roles[node] != "reduced":
             return None
         if reduces(node):
@@ -112,19 +112,19 @@ class HeldValues:
         return found.pop() if len(found) == 1 else None
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a user, or a later one of the same elements, reduces."""
+        """Return whether a user, or a later node on the same elements, is a reduction."""
         if reduces(user):
             return True
         return user in self._read and (moves(user) or (passes(user) and node_shape(user) == node_shape(node)))
 
     def _shifts(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a user leads to another reduction of the elements that the node was reduced from."""
+        """Return whether a user leads to a second reduction of the elements from which the node was reduced."""
         if not passes(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])
 
     def _depends_through_matmul(self, node: torch.fx.Node, source: torch.fx.Node) -> bool:
-        """Return whether a node depends on another through a matmul, so that no reduction kernel has both."""
+        """Return whether a matmul is on a path from ``source`` to a node, so that no reduction kernel contains both."""
         waiting, seen, first = [(node, False)], set[tuple[torch.fx.Node, bool]](), self._places.get(source, -1)
         while waiting:
             each, behind = waiting.pop()

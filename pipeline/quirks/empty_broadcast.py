@@ -1,7 +1,7 @@
-"""Find the dynamic sizes that may leave a kernel's loop empty while other results of it are not (`empty-loops`).
+"""Find the dynamic sizes that may leave one loop of a kernel empty, but not all of its results (`empty-loops`).
 
-TensorRT-RTX computes a broadcast tensor in the kernel that broadcasts it, and writes it for other kernels in the loop
-over the larger tensor: if that is empty in a call, the tensor is never written.
+TensorRT-RTX computes a broadcast tensor in the kernel that broadcasts it, and stores it for other kernels inside the
+loop over the larger tensor. If the larger tensor is empty in a call, the broadcast tensor is never stored.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pipeline.shapes.environment import Expr, Shape, bounds, shape_of
 
 
 def places(part: Part) -> Iterator[Place]:
-    """Yield the symbols of inputs that may be 0 while a node has elements that are read both by an empty node and on a
-    path to an output. Most ranges begin at 0 only for lack of a stated minimum, and then usually leave nothing to
+    """Yield the symbols of input sizes which may be 0 while a non-empty node is read by an empty node and also on a
+    path to an output. Most ranges begin at 0 only because no minimum was stated, and then usually nothing is left to
     compute."""
     names = [name for name, each in part.ranges.items() if each.min < 1 and not name.startswith("u")]
     shapes = {node: _shapes(node) for node in part.nodes} if names else {}
@@ -31,8 +31,8 @@ def _shapes(node: torch.fx.Node) -> list[Shape]:
 
 
 def _leaves_elements(part: Part, shapes: Mapping[torch.fx.Node, Sequence[Shape]], symbol: str) -> bool:
-    """Return whether, if a symbol is 0, a node has elements, as have nodes on a path from it to an output, while a node
-    that depends on it is empty."""
+    """Return whether a symbol of 0 makes a node empty that depends on a non-empty node from which a path of non-empty
+    nodes leads to an output."""
 
     def may_be_none(size: Expr) -> bool:
         names = set() if isinstance(size, int) else {each.name for each in size.free_symbols}

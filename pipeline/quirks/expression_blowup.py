@@ -1,9 +1,9 @@
-"""Find the values that must be computed in separate kernels, so that no kernel's expression explodes
+"""Find the values that must be computed in separate kernels, so that no kernel's expression grows exponentially
 (`expanded-loops`).
 
 TensorRT-RTX inlines values that a kernel reads through views, small reductions and matmuls over few elements, once for
-each read. Repeating ``u[1:] + u[:-1]`` on the last result 12 times is an expression of 4,096 terms, 20 times one of a
-million; the builder takes 0.1 ms or more per term, and gigabytes.
+each read. Repeating ``u[1:] + u[:-1]`` on the last result 12 times is an expression of 4,096 terms, and 20 times an
+expression of a million terms. The builder needs 0.1 ms or more for each term, and gigabytes of memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
 
 HARMLESS: Final = 8192
-"""The most terms of an engine's expressions at which it builds in seconds, and no value is separated."""
+"""The maximum terms of an engine's expressions with which it builds in seconds, so that no value is separated."""
 LIMIT: Final = 256
-"""The most terms of an expression in an engine that has one with more than `HARMLESS`."""
+"""The maximum number of terms of an expression, in an engine that has an expression with more than `HARMLESS` terms."""
 FEW: Final = 6
-"""The most elements of an inlined sum: sums of 7 have a separate kernel, maxima of 5."""
+"""The maximum number of elements of an inlined sum: sums of 7 elements have a separate kernel, and maxima of 5."""
 
 VIEWS: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
@@ -36,13 +36,13 @@ Views = frozenset[torch.fx.Node]
 
 
 def places(part: Part) -> Iterator[Place]:
-    """Yield the nodes that are computed in separate kernels."""
+    """Yield the nodes to compute in separate kernels."""
     expanded = ExpressionSizes(part.nodes)
     return (("apart", node.name, ()) for node in part.nodes if node in expanded)
 
 
 class ExpressionSizes:
-    """The sizes of a segment's expressions, and the values that are separated to keep them small."""
+    """The sizes of a segment's expressions, and the values that need separate kernels to keep expressions small."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._terms: dict[torch.fx.Node, int] = {}
@@ -83,13 +83,13 @@ class ExpressionSizes:
         return within * few if (few := summed(node)) is not None else 1
 
     def _seen(self, given: torch.fx.Node, node: torch.fx.Node) -> Views:
-        """Return what an elementwise operator reads at other positions through an input."""
+        """Return the nodes that an elementwise operator reads at other positions through an input."""
         is_place_for_place = given in self._views and node_shape(given) == node_shape(node)
         return self._views[given] if is_place_for_place else frozenset((given,))
 
 
 def summed(node: torch.fx.Node) -> int | None:
-    """Return the number of elements that each result element sums, if the sum is inlined; else None."""
+    """Return the number of elements in each sum of a node, if TensorRT inlines the sums; else None."""
     kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
     if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
         return _few(sizes[0][-1:])
@@ -106,7 +106,7 @@ def summed(node: torch.fx.Node) -> int | None:
 
 
 def _few_dims(node: torch.fx.Node) -> int | None:
-    """Return the number of elements reduced over dims, the second argument; None if it is large or dynamic."""
+    """Return the number of elements reduced over the second argument, ``dim``; None if it is large or dynamic."""
     shape, dims = node_shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:

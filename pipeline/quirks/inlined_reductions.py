@@ -1,10 +1,10 @@
-"""Find the small sums that a reduction kernel must not inline (`sums-of-few`).
+"""Find the small sums that must not be fused into a reduction kernel (`sums-of-few`).
 
-TensorRT-RTX inlines reductions, matmuls, softmax and normalization over few elements into the kernel that reads them.
-If that is a reduction kernel, 1.4 to 1.7.1 compute each such element once and use it for others:
+TensorRT-RTX fuses reductions, matmuls, softmax and normalization over few elements into the kernel that reads them. If
+that is a reduction kernel, versions 1.4 to 1.7.1 compute each such element once and reuse it for other elements:
 ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by 0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of
-``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. Expanding the operand first, or computing it in another kernel, avoids
-this.
+``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. Expanding the operand first, or computing it in another kernel, avoids the
+bug.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MATMULS = (Does.MULTIPLIES, Does.PROJECTS)
 
 
 def places(part: Part) -> Iterator[Place]:
-    """Yield the nodes that broadcast small sums into a reduction, with the sums' names, and nodes to separate."""
+    """Yield the nodes that broadcast small sums into a reduction, with the sums' names, and the nodes to separate."""
     reduced, few = _reduced(part.nodes), _few(part.nodes)
     for node in part.nodes:
         if node not in reduced:
@@ -39,7 +39,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Return the values that are small sums, or expressions of them."""
+    """Return the nodes that are small sums, or expressions that contain small sums."""
     found = set[torch.fx.Node]()
     for node in nodes:
         if summed(node) is not None or (_is_expression(node) and found.intersection(node.all_input_nodes)):
@@ -48,7 +48,7 @@ def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _reduced(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Return the values that a reduction reads, directly or through expressions."""
+    """Return the nodes that a reduction reads, directly or through expressions."""
     found = set[torch.fx.Node]()
     for node in reversed(nodes):
         for user in node.users:
@@ -58,7 +58,7 @@ def _reduced(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _reads_elsewhere(node: torch.fx.Node) -> bool:
-    """Return whether an operator's expression may contain both a small sum and its single elements."""
+    """Return whether an operator's expression may contain both a small sum and the elements that it sums."""
     if node.target is operator.getitem:
         return bool(node.args[1] == 0) and _normalized(node.all_input_nodes[0])
     kind = does(node.target)

@@ -1,4 +1,4 @@
-"""Find the matmuls whose kernels go wrong with the operators before or after them."""
+"""Find the matmuls whose kernels return wrong results because of the operators before or after them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
 WITHIN: Final = 6
-"""The most operators after a matmul that are examined."""
+"""The maximum number of operators after a matmul that are examined."""
 BEHIND: Final = 8
-"""The most operators before a ReLU or GELU within which a matmul is searched."""
+"""The maximum number of operators between a matmul and a ReLU or GELU."""
 PARTS: Final = (Does.SELECTS, Does.MIXES)
 """Operators, besides views, that return elements of their inputs."""
 PASSING: Final = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
-"""Operators that keep the last dim in place."""
+"""Operators that leave the last dim at its position."""
 RESULT: Final = "result"
-"""The name in a mark for the matmul's result, among names of inputs."""
+"""The name in a mark that stands for the matmul's result; the other names are inputs."""
 OF_SIZES: Final = "of sizes that vary"
 BESIDE_SIZES: Final = "beside sizes that vary"
-"""Names in a mark: dynamic sizes of the matmul itself, or of other linear layers."""
+"""Names in a mark, for dynamic sizes of the matmul itself or of other linear layers."""
 
 
 def transposed(part: Part, dtypes: Collection[torch.dtype]) -> Iterator[Place]:
-    """Yield the matmuls of these dtypes with a transposed operand or a result that is transposed next
+    """Yield the matmuls of these dtypes with a transposed operand, or with a result that the next operator transposes
     (`transposed-matmuls`, `transposed-float32-matmuls`)."""
     for node in part.nodes:
         kind = does(node.target)
@@ -47,7 +47,7 @@ def transposed(part: Part, dtypes: Collection[torch.dtype]) -> Iterator[Place]:
 
 
 def _comes_transposed(node: object) -> bool:
-    """Return whether a value is a tensor whose last dim was moved, up to its shape and dtype."""
+    """Return whether a value is a tensor whose last dim was moved, with changes of shape and dtype in between."""
     while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
         node = node.args[0]
     return isinstance(node, torch.fx.Node) and _moves_last(node)
@@ -66,8 +66,8 @@ def _moves_last(node: torch.fx.Node) -> bool:
 
 
 def scaled(part: Part) -> Iterator[Place]:
-    """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's
-    (`factors-of-matmuls`): of two computed tensors; or a linear layer, if another one has dynamic sizes."""
+    """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's kernel
+    (`factors-of-matmuls`): of two computed tensors; or linear layers, if another linear layer has dynamic sizes."""
     linear = [node for node in part.nodes if does(node.target) is Does.PROJECTS]
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in part.nodes:
@@ -81,7 +81,7 @@ def scaled(part: Part) -> Iterator[Place]:
 
 
 def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Return whether an elementwise operator without a later softmax reads a node or a view of it; a softmax after a
+    """Return whether an elementwise operator reads a node or a view of it, and no softmax follows; a softmax after a
     matmul has separate kernels."""
     return any(
         (is_pointwise(user) and not _is_softened(part, user))
@@ -91,7 +91,7 @@ def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) 
 
 
 def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Return whether all paths from a node reach a softmax of its engine through elementwise operators and views."""
+    """Return whether all paths from a node lead through elementwise operators and views to a softmax of its engine."""
     if does(node.target) is Does.SOFTENS:
         return node.name in part.inside
     goes_on = within and is_cheap(node) and node.users and node.name in part.inside
@@ -119,8 +119,8 @@ def _is_behind_matmul(node: torch.fx.Node) -> bool:
 
 
 def computed_wide(part: Part) -> Iterator[Place]:
-    """Yield the nodes that read a float32 result of an elementwise operator: a matmul of it must not be rounded to
-    halves in its own kernel (`halves-behind-matmuls`)."""
+    """Yield the nodes that read a float32 result of an elementwise operator: if such a node is a matmul, its kernel
+    must not round the result to half precision (`halves-behind-matmuls`)."""
     for node in part.nodes:
         if not (is_pointwise(node) or moves(node)) and any(map(_is_computed_wide, node.all_input_nodes)):
             yield "converter", node.name, ()

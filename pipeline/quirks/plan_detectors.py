@@ -1,7 +1,7 @@
-"""Detect kernels with known faults in an engine's plan.
+"""Detect kernels with known bugs in an engine's plan.
 
-Plans contain descriptions and sources of kernels in an undocumented form. So a finding is a warning, and a plan without
-findings is not proved right.
+Plans contain descriptions and sources of kernels in an undocumented format. So a finding is only a warning, and a plan
+without findings may still be wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 
 
 def by_plan(find: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, Sources], Iterable[Found]]:
-    """Adapt a detector that takes no sources."""
+    """Adapt a detector that does not need kernel sources."""
     return lambda plan, _: find(plan)
 
 
@@ -40,9 +40,8 @@ def sources(plan: object) -> Sources:
 
 
 def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
-    """Return the results that kernels of a plan never write, as (kernel, tensor) (`unwritten-results`): later kernels
-    read uninitialized memory. Kernels without a source are not examined; empty tensors are not reported.
-    """
+    """Return the results that kernels of a plan never write, as (kernel, tensor) (`unwritten-results`); later kernels
+    read uninitialized memory. Kernels without a source are not checked; empty tensors are not reported."""
     calls = [call for call in _each(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
     found = [
         (call["name"], tensor)
@@ -68,12 +67,12 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
 def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the kernels of matmuls that end in a cast to bfloat16, as (kernel, result) (`halves-behind-matmuls`)."""
+    """Return the matmul kernels that end with a cast to bfloat16, as (kernel, result) (`halves-behind-matmuls`)."""
     return _giving_halves(plan, _ROUNDED, True)
 
 
 def _giving_halves(plan: Plan, pattern: re.Pattern[bytes], expected: bool) -> tuple[tuple[str, str], ...]:
-    """Return the kernels that match a pattern, and their results, if these are bfloat16 as expected."""
+    """Return the kernels that match a pattern, with their results, if whether these are bfloat16 is as ``expected``."""
     found = [(each["name"], each["tensor"]) for each in _each(pattern, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is expected)
@@ -86,7 +85,7 @@ _WIDENED_AGAIN = re.compile(
 
 
 def widened_again(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the transposed convolution kernels that round to bfloat16 and return another dtype, as (kernel, result)
+    """Return the transposed-convolution kernels that round to bfloat16 but return another dtype, as (kernel, result)
     (`rounded-deconvolutions`)."""
     return _giving_halves(plan, _WIDENED_AGAIN, False)
 
@@ -95,8 +94,8 @@ _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
 def of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the single-query attention kernels that index keys batch by batch in a plan whose kernels swap batches and
-    rows, so that they read keys of other batches (`lone-queries`)."""
+    """Return the single-query attention kernels that read keys of other batches (`lone-queries`): they index keys batch
+    by batch, in a plan whose kernels swap batches and rows."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
     if not found or plan.find(b"ReshTranResh") < 0:
         return ()
@@ -104,7 +103,7 @@ def of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 def _by_batches(plan: Plan, start: int) -> bool:
-    """Return whether a kernel's keys of consecutive batches are adjacent; also True if their number is dynamic."""
+    """Return whether a kernel's keys of consecutive batches are adjacent; True if their number is dynamic."""
     source = plan[start : plan.find(b"\0", start)]
     keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
     return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
@@ -129,8 +128,8 @@ def with_biases(plan: Plan) -> tuple[str, ...]:
     """Return the matmuls with a built-in bias, which TensorRT-RTX 1.6 does not add on an H100 (`biases-of-matmuls`),
     unlike a bias that is a separate step of the kernel.
 
-    If a plan does not state it, a bias is an input of the kernel for which its name has no step; it is missed if a step
-    reads a number.
+    Some plans do not state the bias. Then it is an input of the kernel without a step in the kernel's name; it is not
+    found if a step reads a number.
     """
     found = [each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan)]
     kernels = [each for each in _each(_FUSED, b"runtime_fusion={ name=", plan) if each["name"].startswith(b"__myl_Fc")]
@@ -140,9 +139,9 @@ def with_biases(plan: Plan) -> tuple[str, ...]:
 
 
 def confused(plan: Plan) -> tuple[str, ...]:
-    """Return names shared by matmul kernels with a multiplication that take different numbers of sizes: if the sizes
-    are equal at run time, TensorRT-RTX 1.4 and 1.5 use one kernel for both, with the other's arguments
-    (`factors-of-matmuls`)."""
+    """Return names that several matmul kernels with a multiplication share although their numbers of size arguments
+    differ: if the sizes are equal at run time, TensorRT-RTX 1.4 and 1.5 run one kernel for both matmuls, with the
+    arguments of the other (`factors-of-matmuls`)."""
     taken: dict[bytes, set[int]] = {}
     for each in _each(_FUSED, b"runtime_fusion={ name=", plan):
         taken.setdefault(each["name"], set()).add(each["args"].count(b"proxy"))
@@ -159,16 +158,16 @@ _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
 def of_one_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the kernels that copy one batch for all: they divide the batch index by the number of rows, so that it is
-    0 for as many batches as there are rows (`transposed-matmuls`)."""
+    """Return the kernels that copy the first batch in place of all batches: they divide the batch index by the number
+    of rows, so that it is 0 for as many batches as there are rows (`transposed-matmuls`)."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_no_batch(source))
     return tuple(dict.fromkeys(names))
 
 
 def _reads_no_batch(source: bytes) -> bool:
-    """Return whether a kernel reads at a batch index that is always 0: an index below N, divided by N or more; or one
-    divided by N and then taken modulo the same N."""
+    """Return whether a kernel reads at a batch index that is always 0: an index below N that is divided by N or more,
+    or an index that is divided by N and then taken modulo N."""
     below: dict[bytes, bytes] = {}
     divided: dict[bytes, bytes] = {}
     lost: set[bytes] = set()
@@ -195,7 +194,7 @@ _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int6
 
 
 def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the reduction kernels that broadcast values from registers which most threads do not hold
+    """Return the reduction kernels that broadcast values from registers in which most threads do not have the values
     (`broadcast-in-reductions`)."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
     names = (name.decode().removesuffix("_com") for name, source in found if _is_read_elsewhere(source))
@@ -203,8 +202,8 @@ def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 def _is_read_elsewhere(source: bytes) -> bool:
-    """Return whether a step of a function that writes results iterates over sizes which no function that reads and
-    keeps inputs iterates over."""
+    """Return whether a function that writes results has a step over sizes over which no function that reads and stores
+    inputs iterates."""
     known: list[Counter[bytes]] = []
     used: list[Counter[bytes]] = []
     for function in source.split(b"template<> __device__ "):
@@ -219,7 +218,7 @@ def _is_read_elsewhere(source: bytes) -> bool:
 
 
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
-    """Yield the matches of a pattern that begins with ``start``. Searching the plan's weights for a word is twice as
+    """Yield the matches of a pattern that begins with ``start``. Searching the plan's weights for a literal is twice as
     fast as for a pattern: 0.02 s for 100 MB."""
     at = plan.find(start)
     while at >= 0:

@@ -1,5 +1,5 @@
-"""`Quirk`: a row of the table of kernel faults; and the input and output of an analysis for one: a segment, and
-places in it."""
+"""`Quirk`: a row of the table of kernel bugs. `Part` and `Place`: the input of the analysis for a row, a segment, and
+its output, the places in the segment that have to avoid the bug."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.quirks.plan_detectors import Plan, Sources
 from pipeline.shapes.environment import Symbols
 
 Place: TypeAlias = tuple[Form, str, tuple[str, ...]]
-"""A mark without its fault's id: its form, the node, and names of inputs or sizes."""
+"""A mark without the id of its bug: the kind of the mark, the node, and the names of inputs or sizes."""
 
 
 @define(slots=False, eq=False)
 class Part:
-    """The nodes of a segment, in order; the names of those that are its outputs, and of the placeholders that are its
-    constants; and the ranges of its symbols."""
+    """The nodes of a segment in order, the names of its outputs and of the placeholders that are its constants, and the
+    ranges of its symbols."""
 
     nodes: tuple[torch.fx.Node, ...]
     constants: frozenset[str]
@@ -36,29 +36,29 @@ class Part:
 
 Version: TypeAlias = tuple[int, ...]
 Analysis: TypeAlias = Callable[[Part], Iterable[Place]]
-"""Finds the places in a segment where a fault is avoided."""
+"""Finds the places in a segment at which a bug is avoided."""
 Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
-"""Finds a fault's kernels in a plan: their names, or (name, result)."""
+"""Finds the kernels with a bug in a plan: their names, or (name, result)."""
 
 
 @frozen
 class Quirk:
-    """A kernel fault.
+    """A bug in TensorRT's kernels.
 
-    id: its name.
+    id: the name of the bug.
     fault: what TensorRT does wrong, and the size of the error.
-    since, before: the versions of TensorRT-RTX that have it: from `since` to before `before`; None is unbounded.
-    flavours: the libraries in which it is avoided. All faults were measured with TensorRT-RTX.
-    gpus: the GPUs on which it was measured.
-    capabilities: the compute capabilities of the GPUs that have it; empty for all.
-    trigger: what in a program triggers it.
-    instead: what the compiler does instead, and which part of it.
+    since, before: the versions of TensorRT-RTX with the bug, from `since` until (excluding) `before`; None: no limit.
+    flavours: the libraries for which the bug is avoided. All bugs were measured with TensorRT-RTX.
+    gpus: the GPUs on which the bug was measured.
+    capabilities: the compute capabilities of the GPUs with the bug; empty for all.
+    trigger: what in a program triggers the bug.
+    instead: what the compiler does instead, and in which part.
     places: finds the places to mark in a segment; None if no mark is needed.
-    seen: how it shows in a plan or when an engine is loaded; empty if it does not.
-    detector: finds its kernels in a plan, if they show there.
-    finding: describes such a kernel in a warning; {} is a result of it.
-    dtype: only networks with tensors of this dtype have it.
-    test: the test that fails if it is not avoided.
+    seen: how the bug shows in a plan or when an engine is loaded; empty if it does not show.
+    detector: finds the kernels with the bug in a plan; None if the plan does not show them.
+    finding: the description of such a kernel in a warning; {} stands for a result of the kernel.
+    dtype: if not empty, only networks with tensors of this dtype have the bug.
+    test: the test that fails if the bug is not avoided.
     evidence: the note with the measurements.
     """
 
@@ -81,7 +81,7 @@ class Quirk:
 
     @property
     def versions(self) -> str:
-        """The versions as text: "1.6 and newer"."""
+        """The versions with the bug as text: "1.6 and newer"."""
         first, end = (v and ".".join(map(str, v)) for v in (self.since, self.before))
         if first and end:
             return f"{first} to before {end}"

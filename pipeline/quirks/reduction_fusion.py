@@ -1,4 +1,4 @@
-"""Predicates for operators that TensorRT may fuse into a reduction kernel."""
+"""Predicates for the operators that TensorRT may fuse into a reduction kernel."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
 
 REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
-"""Operators that reduce; the first two return as many elements as they take."""
+"""Operators that reduce; the first two kinds return as many elements as they read."""
 MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
 """Operators that may be elementwise at the given sizes, as ``tril`` is."""
 
 
 def reduces(node: torch.fx.Node) -> bool:
-    """Return whether an operator includes a reduction; group norms do, batch norms in inference do not."""
+    """Return whether an operator includes a reduction, as group norms do; batch norms in inference do not."""
     kind = does(node.target)
     return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
 
 
 def passes(node: torch.fx.Node) -> bool:
-    """Return whether an operator may be elementwise, or leave elements in place."""
+    """Return whether an operator may be elementwise, or leaves elements at their positions."""
     if node.target is operator.getitem or is_pointwise(node) or moves(node):
         return True
     given = node.all_input_nodes
@@ -35,7 +35,7 @@ def passes(node: torch.fx.Node) -> bool:
 
 
 def node_shape(node: torch.fx.Node) -> Shape | None:
-    """Return the sizes of a node; None if it is not a tensor."""
+    """Return the sizes of a node; None if the node is not a tensor."""
     value = node.meta.get("val")
     return shape_of(value) if isinstance(value, torch.Tensor) else None
 
@@ -48,7 +48,7 @@ ADDING: Final[Mapping[object, int]] = {
 
 
 def broadcast_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the inputs that an operator broadcasts, and that can be expanded before it instead."""
+    """Return the inputs that an operator broadcasts, if they can be expanded before the operator instead."""
     given, size = node.all_input_nodes, node_shape(node)
     if not is_pointwise(node):
         added: Argument = ADDING.get(node.target)
@@ -57,7 +57,7 @@ def broadcast_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Return whether an input with dims promotes alike: a 0-d tensor has lower priority, a condition none."""
+    """Return whether an expanded input promotes to the same dtype: 0-d tensors have lower priority, conditions none."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
     if node_shape(given) != () or given in conditions:
         return True
@@ -66,13 +66,13 @@ def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
 
 
 def is_broadcast(given: Shape | None, size: Shape | None) -> bool:
-    """Return whether a shape must be expanded in some dim to another."""
+    """Return whether broadcasting a shape to ``size`` expands a dim."""
     if given is None or size is None or len(given) > len(size):
         return False
     return any(new != -1 for new in repeated(given, size))
 
 
 def repeated(given: Shape, size: Shape) -> list[Expr]:
-    """Return the sizes of the expanded dims, -1 for the others."""
+    """Return the new sizes of the expanded dims, and -1 for all other dims."""
     padded = (1,) * (len(size) - len(given)) + given
     return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, size, strict=True)]

@@ -1,4 +1,4 @@
-"""Find the matmuls whose padding with zeros changes their results (`padded-zeros`).
+"""Find the matmuls whose results change if TensorRT pads the contracted dim with zeros (`padded-zeros`).
 
 TensorRT-RTX pads an odd contracted dim of both operands with a zero, before elementwise layers of one tensor. So it
 adds ``exp(0) * cos(0)`` for ``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()``.
@@ -22,13 +22,13 @@ from pipeline.quirks.quirk import Part, Place
 from pipeline.quirks.reduction_fusion import ADDING
 
 SOME: Final = 0.7
-"""The value that represents elements of constants."""
+"""The value that stands for each element of a constant."""
 WITHIN: Final = 32
-"""The most elementwise operators before a matmul that are evaluated."""
+"""The maximum number of elementwise operators before a matmul that are evaluated."""
 
 
 def places(part: Part) -> Iterator[Place]:
-    """Yield the matmuls to which padding with zeros may add nonzero terms."""
+    """Yield the matmuls to which padding with zeros may add a nonzero term."""
     for node in part.nodes:
         if factors := _factors(node):
             values = [of_zeros(x, part.inside, part.constants) for x in factors]
@@ -39,7 +39,7 @@ def places(part: Part) -> Iterator[Place]:
 
 
 def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the operands of a matmul; for a recurrent layer its input, which weights multiply."""
+    """Return the operands of a matmul. For a recurrent layer, return its input, which weights multiply."""
     if does(node.target) is Does.RECURS:
         return node.all_input_nodes[:1]
     if does(node.target) not in (Does.MULTIPLIES, Does.PROJECTS):
@@ -48,8 +48,8 @@ def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
-    """Return the values that a node may have on padding, which may be added to the node itself or to any tensor from
-    which elementwise operators compute it alone.
+    """Return the values that a node may have at padded positions. The padding may be added to the node, or to any
+    tensor from which elementwise operators compute the node.
 
     inside: the names of the nodes in the network; empty for all. constants: the names of the network's constants.
     """
@@ -65,7 +65,7 @@ def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set
 
 
 def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
-    """Evaluate the operators that depend only on one padded tensor and constants."""
+    """Evaluate the operators that depend only on constants and one tensor, for a padded element of that tensor."""
     values = {start: _scalar(start, 0)}
     for node in chain:
         read = _read(node)
@@ -82,7 +82,7 @@ def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[s
 
 
 def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
-    """Return the elementwise operators and views that lead to a node, and the node."""
+    """Return a node and the elementwise operators and views that compute it."""
     found, waiting = set[torch.fx.Node](), [node]
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()

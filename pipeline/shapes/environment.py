@@ -1,8 +1,8 @@
-"""Define ``ShapeEnvironment``: the symbols of dynamic sizes with their ranges and relations, from capture to the
+"""Define ``ShapeEnvironment``: the symbols of dynamic sizes with their ranges and relations, from capture to the saved
 artifact.
 
-A dynamic size is a symbol, or an expression over symbols. The environment has each symbol's range and the input dims to
-read it from, and the relations that a call must meet. All other ranges are derived from these.
+A dynamic size is a symbol, or an expression over symbols. The environment has the range of each symbol, the input dims
+from which the symbol is read, and the relations that a call must meet. All other ranges are derived from these.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Expr: TypeAlias = int | sympy.Expr
 Shape: TypeAlias = tuple[Expr, ...]
 
 LARGEST = 2**63 - 1
-"""The upper bound of an expression without one: the largest int64."""
+"""The upper bound of an expression that has none: the largest int64."""
 
 MAX_SIZE = 2**31 - 2
-"""The largest size that engines are built for: 2**31 - 1 marks a number without a bound."""
+"""The largest size that engines are built for: 2**31 - 1 stands for a number without a bound."""
 
 POINTS = 4096
-"""The most values for which an expression is enumerated, if a symbol occurs twice in it."""
+"""The maximum number of values for which an expression is enumerated, if a symbol occurs twice in it."""
 
 
 def expression(size: Argument) -> Expr:
-    """Return a fake tensor's size as an int or as a sympy expression over the program's symbols."""
+    """Return the size of a fake tensor as an int, or as a sympy expression over the program's symbols."""
     if isinstance(size, torch.SymInt):
         size = size.node.expr
     return int(size) if isinstance(size, int) or size.is_number else size
 
 
 def largest(size: Argument) -> float:
-    """Return the largest value of a fake tensor's size; infinite if it has no upper bound."""
+    """Return the largest possible value of a fake tensor's size; infinite if it has no upper bound."""
     if not isinstance(size, torch.SymInt):
         return float(size)
     bound = size.node.shape_env.bound_sympy(size.node.expr).upper
@@ -53,12 +53,12 @@ def largest(size: Argument) -> float:
 
 
 def number(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
-    """Return the expression of a number that Python computes from sizes."""
+    """Return the sympy expression of a number that Python computes from sizes."""
     return value if isinstance(value, sympy.Basic) else value.node.expr
 
 
 HOST = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
-"""Functions from floats to ints. Engines have no float64, so the host computes these and passes the int to engines."""
+"""Functions from floats to ints. Engines have no float64, so the host computes them and passes the ints."""
 
 _REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
 
@@ -69,7 +69,7 @@ def on_host(expr: object) -> bool:
 
 
 def leaves(expr: Expr) -> Iterator[object]:
-    """Yield the operands from which an engine computes an expression: symbols, and what `on_host` says."""
+    """Yield the operands from which an engine computes an expression: symbols, and ints for which `on_host` is true."""
     if isinstance(expr, int):
         return
     if expr.is_Symbol or on_host(expr):
@@ -80,7 +80,7 @@ def leaves(expr: Expr) -> Iterator[object]:
 
 
 def shape_of(value: torch.Tensor | TensorType) -> Shape:
-    """Return the sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
+    """Return the sizes of a (fake) tensor: ints, or sympy expressions if they are dynamic."""
     return tuple(expression(size) for size in value.shape)
 
 
@@ -101,8 +101,8 @@ Symbols: TypeAlias = Mapping[str, Range]
 
 @frozen
 class Symbol:
-    """A dynamic size: its range, its value in the example (``hint``; None if it depends on data), and its origin in
-    words: the input dims that have or determine it (``x.shape[0]``), or the node whose data decides it."""
+    """A dynamic size: its range, its value in the example (``hint``; None if data-dependent), and its origin in words:
+    the input dims that equal or determine the size (``x.shape[0]``), or the node whose result determines it."""
 
     range: Range
     hint: int | None = None
@@ -114,7 +114,7 @@ class Symbol:
 
 @frozen
 class Relation:
-    """A condition on symbols that every call must meet, and its text in the user's terms."""
+    """A condition on symbols that every call must meet, and the condition in the user's terms."""
 
     condition: Any
     words: str
@@ -137,7 +137,7 @@ class Relation:
 
 @frozen
 class ShapeEnvironment(Mapping[str, Range]):
-    """The symbols of a program with their ranges, and the relations between them. As a mapping: name → range."""
+    """The symbols of a program with their ranges, and the relations between symbols. As a mapping: name → range."""
 
     symbols: FrozenDict[str, Symbol] = field(factory=FrozenDict)
     relations: tuple[Relation, ...] = ()
@@ -161,7 +161,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the user's term of each symbol that has one: ``x.shape[0]``."""
+        """Return the user's term (``x.shape[0]``) for each symbol that has one."""
         return {name: s.places[0] for name, s in self.symbols.items() if s.places}
 
     def words(self, expr: object) -> str:
@@ -169,16 +169,16 @@ class ShapeEnvironment(Mapping[str, Range]):
         return in_words(expr, self.names)
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each size that varies, by the user's terms for it, and for each relation between sizes."""
+        """Yield a line for each dynamic size, with the user's terms for it, and for each relation between sizes."""
         for name, symbol in self.symbols.items():
             first, *others = symbol.places or (name,)
             yield f"{first}: {symbol.range}" + (f" (also {', '.join(others)})" if others else "")
         yield from map(str, self.relations)
 
     def related(self, *conditions: object) -> ShapeEnvironment:
-        """Return the environment with more conditions. A condition on a single symbol narrows its range to the sizes
-        for which it holds (1..10 under ``s % 4 == 0`` becomes 4..8); conditions that ranges cannot express become
-        relations."""
+        """Return the environment with additional conditions. A condition on a single symbol narrows the symbol's range
+        to the sizes that meet it (1..10 under ``s % 4 == 0`` becomes 4..8); conditions that ranges cannot express
+        become relations."""
         symbols, relations = dict(self.symbols), list(self.relations)
         for condition in dict.fromkeys(conditions):
             relation = Relation(condition, self.words(condition))
@@ -198,7 +198,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrowed(given: Range, name: str, relation: Relation) -> Range:
-    """Return the range from the first to the last value for which the relation holds; itself if there is none."""
+    """Return the range from the first to the last value that meets the relation; the same range if no value does."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, POINTS) if relation.holds({name: v})), None)
@@ -211,7 +211,7 @@ def _narrowed(given: Range, name: str, relation: Relation) -> Range:
 
 
 def _points(ranges: Symbols) -> Iterator[dict[str, int]] | None:
-    """Return the combinations of the symbols' values; None if there are too many to try."""
+    """Yield the combinations of the symbols' values; None if there are too many to try."""
     if math.prod(r.max - r.min + 1 for r in ranges.values()) > POINTS:
         return None
     values = itertools.product(*(range(r.min, r.max + 1) for r in ranges.values()))
@@ -219,8 +219,8 @@ def _points(ranges: Symbols) -> Iterator[dict[str, int]] | None:
 
 
 def _projected(symbols: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
-    """Return, for each symbol of a relation, the range of values for which all relations between its symbols hold;
-    empty if there are too many combinations to try, or if no combination meets them."""
+    """Return, for each symbol of a relation, the range of its values for which all relations between these symbols
+    hold; empty if there are too many combinations to try, or if no combination meets the relations."""
     given = {name: symbols[name] for name in sorted(relation.symbols)}
     points = _points(given) if len(given) > 1 else None
     held = [r for r in relations if r.symbols <= given.keys()]
@@ -230,7 +230,7 @@ def _projected(symbols: Symbols, relation: Relation, relations: Sequence[Relatio
 
 
 class _Printer(PythonPrinter):
-    """Print sizes as Python code, with the given names of symbols."""
+    """Print sizes as Python code, with the given names for symbols."""
 
     def __init__(self, names: Callable[[str], str]) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class _Printer(PythonPrinter):
 
 
 class _Computing(_Printer):
-    """Print sizes as Python code to evaluate: powers check the size of the result first."""
+    """Print sizes as Python code to evaluate, in which a power checks the size of its result first."""
 
     def _print_Pow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
         whole = expr.args[1].is_Integer and 0 < expr.args[1] <= 8
@@ -268,7 +268,7 @@ _KNOWN = {"math": math, "torch": torch, "power": power, "shifted": shifted}
 
 
 def in_words(expr: object, names: Mapping[str, str]) -> str:
-    """Return an expression as Python code; symbols have the given names or else their own."""
+    """Return an expression as Python code, with the given names for symbols, or else the symbols' names."""
     if isinstance(expr, int):
         return str(expr)
     text: str = _Printer(lambda name: names.get(name, name)).doprint(expr)
@@ -293,12 +293,12 @@ def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
 
 
 def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """Return the value of a size for these values of the symbols. Takes about 1 µs; for an int or symbol, nothing."""
+    """Return the value of a size for these values of the symbols. Takes about 1 µs, for an int or symbol none."""
     return int(number_of(expr, sizes))
 
 
 def number_of(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool:
-    """Return the value of a number that Python computes from sizes: an int, float or bool. As fast as ``value_of``."""
+    """Return the value of an int, float or bool that Python computes from sizes. As fast as ``value_of``."""
     if isinstance(expr, int | float):
         return expr
     made: int | float | bool = sizes[expr.name] if expr.is_Symbol else function_of(expr)(sizes)
@@ -306,10 +306,10 @@ def number_of(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool
 
 
 def bounds(expr: Expr, symbols: Symbols) -> Range:
-    """Return the bounds of an expression over the symbols' ranges, and its value at their ``opt``.
+    """Return the bounds of an expression over the symbols' ranges, and the expression's value at their ``opt``.
 
-    The bounds are sound for every expression. They are tight if each symbol occurs once, or if the expression is
-    monotonic in it (``s0*s1 + s0``), and for others if there are at most ``POINTS`` combinations of sizes.
+    The bounds are valid for every expression. They are tight if each symbol occurs once, or if the expression is
+    monotonic in each symbol (``s0*s1 + s0``), or if there are at most ``POINTS`` combinations of sizes.
     """
     if isinstance(expr, int):
         return Range(expr, expr, expr)
@@ -326,7 +326,7 @@ def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> 
 
 
 def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Return the sum of the terms' bounds if the expression divides by sizes: intervals of quotients are wide."""
+    """Return the sum of the bounds of the terms if the expression divides by sizes: intervals of quotients are wide."""
     if not expr.is_Add or not _divisors(expr):
         return None
     symbols = {s.name: r for s, r in given}
@@ -341,7 +341,7 @@ def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
 
 
 def _interval(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
-    """Return bounds by interval arithmetic; a missing bound is int64's. No call divides by a size of 0."""
+    """Return bounds by interval arithmetic. A missing bound is int64's bound. No call divides by a size of 0."""
     divisors = _divisors(expr)
     ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in given}
     found = bound_sympy(expr, {s: ValueRanges(*both) for s, both in ends.items()})

@@ -1,5 +1,5 @@
 """Build the shape environment of an exported program: ranges, relations and hints from torch.export, and further
-assumptions of its graph."""
+conditions from the graph."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def environment(
     Args:
         exported, graph: the export, with the ranges that ``asked`` does not override, and its graph of fake tensors.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
-        sizes: the sizes to tune engines for, by input name; the example's if absent.
-        asked: the requested ends, by symbol. torch.export narrows a range if an operator checks whether a size is 1.
-        examples: the tensors of the example and of the model, by placeholder, to measure unbounded sizes on.
+        sizes: the sizes to tune engines for, by input name; by default the sizes in the example.
+        asked: the requested bounds, by symbol. torch.export narrows a range if an operator checks whether a size is 1.
+        examples: the tensors of the example and of the model, by placeholder, to estimate sizes without a bound.
 
     Raises:
-        CaptureError: only one size of the requested range is left.
+        CaptureError: the conditions leave only one size of the requested range.
     """
     ranges = {**_marked_dynamic(inputs), **exported.range_constraints}
     found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _input_symbols(ranges, inputs)}
@@ -91,14 +91,14 @@ def environment(
 
 
 def _marked_dynamic(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """Return the ranges of the inputs' symbols from the trace, which alone has those of ``mark_dynamic``."""
+    """Return the ranges of the inputs' symbols from the trace: only the trace has the ranges of ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
 def _input_symbols(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
-    """Return the symbols in the inputs' sizes, in their order: that of torch.export's ranges varies between runs."""
+    """Return the symbols of the inputs' sizes in the inputs' order: torch.export's order varies between runs."""
     candidates = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
     return [s for s in dict.fromkeys(candidates) if s in ranges and not free_unbacked_symbols(s)]
 
@@ -139,7 +139,7 @@ def _symbol(
 
 
 def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
-    """Yield each place to read a dynamic size from, in words, with its expression and its value in the example."""
+    """Yield each input that a dynamic size can be read from, in words, with the size's expression and example value."""
     for name, value in inputs.items():
         if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
             yield name, expression(value), int(value.node.hint)
@@ -151,14 +151,14 @@ def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -
 
 
 def _stated_bounds(given: Any) -> tuple[int | None, int | None]:
-    """Return the bounds that torch.export states; None for a missing one."""
+    """Return the bounds that torch.export states; None for a bound that it does not state."""
     low = int(given.lower) if given.lower.is_Integer else None
     high = int(given.upper) if given.upper.is_Integer and int(given.upper) < 2**31 else None
     return low, high
 
 
 def _range(place: str, low: int | None, high: int | None, hint: int | None) -> Range:
-    """Return the range; without an upper bound, from 1 to 4 times the size in the example."""
+    """Return the range of a size; without an upper bound, from 1 to 4 times the size in the example."""
     if high is None:
         low = max(low or 1, 1)
         high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
@@ -175,8 +175,8 @@ def _with_conditions(
     asked: Mapping[str, Ends],
     sources: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
-    """Return the environment under conditions; warn for each symbol whose range became smaller than requested.
-    ``sources``: for each symbol, a place to read it from and the expression there."""
+    """Return the environment under conditions. Warn for each symbol whose range became smaller than requested.
+    ``sources``: for each symbol, an input to read it from, and the expression of that input's size."""
     relations: list[Relation] = []
     for condition in conditions:
         if not always(condition, shapes, relations):
@@ -200,7 +200,7 @@ def _with_conditions(
 
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
-    """Yield the program's assumptions about its inputs' sizes, those of each branch and step among them."""
+    """Yield the conditions on input sizes under which the program, including all branches and loop bodies, is valid."""
     within = (condition for each in _graphs(graph) for condition in (*of_operators(each), *_not_negative(each, shapes)))
     for condition in (*guards(graph), *within):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
@@ -216,8 +216,8 @@ def _graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
 
 
 def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
-    """Require sizes to be non-negative: ``x[1:]`` has size ``s - 1``, for which torch.export assumes that ``s`` is at
-    least 1."""
+    """Yield the conditions that sizes are non-negative: ``x[1:]`` has size ``s - 1``, for which torch.export assumes
+    that ``s`` is at least 1."""
     compound = {e for v in values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
     for expr in sorted(compound, key=str):
         if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
@@ -225,14 +225,14 @@ def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[o
 
 
 def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
-    """Return the symbols that no earlier node has introduced; storage offsets do not count."""
+    """Return the data-dependent symbols that no earlier node has introduced, except in storage offsets."""
     sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
     exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if sized else []
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
 def _warn_of(unbounded: Mapping[str, int]) -> None:
-    """Warn of data-dependent sizes without a bound, once for each bound that engines get instead."""
+    """Warn of data-dependent sizes without a bound, once for each bound that engines use instead."""
     for high in dict.fromkeys(unbounded.values()):
         names = [name for name, most in unbounded.items() if most == high]
         *few, last = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} others"]
@@ -248,8 +248,8 @@ def _data_dependent(
     examples: Mapping[str, torch.Tensor],
     unbounded: dict[str, int],
 ) -> Symbol:
-    """Return the symbol of a size or number that a node's data decides. Its bound is the number of elements the node
-    selects from; if there is none, a multiple of the example's, which is added to ``unbounded``."""
+    """Return the symbol of a data-dependent size or number. The bound is the number of elements from which the node
+    selects; if there is none, a multiple of the size in the example, which is added to ``unbounded``."""
     low, high = _stated_bounds(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
@@ -265,7 +265,7 @@ def _data_dependent(
 
 
 def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the largest size of the tensors that splits cut into pieces of a length that this node computes."""
+    """Return the bound of a length that splits read: the largest size of the tensor that they cut; else None."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
@@ -274,8 +274,8 @@ def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
 
 
 def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Return ranges of the pieces of a split with equal ``opt``: the sizes that TensorRT tunes for must add up where
-    the pieces are concatenated again."""
+    """Return ranges for the pieces of a split with equal ``opt``: the sizes that TensorRT tunes for must add up if the
+    pieces are concatenated again."""
     found = dict[str, Range]()
     for node in graph.nodes:
         if node.target is aten.split_with_sizes.default:
@@ -293,8 +293,8 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
 
 
 def _largest_in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
-    """Return the largest size of a node's results for the example's tensors, by placeholder; 0 if it cannot be
-    computed: a tensor is missing, or an operator before the node writes in place."""
+    """Return the largest size of a node's results, computed from the example's tensors (by placeholder); 0 if that is
+    impossible: a tensor is missing, or an earlier operator mutates its input."""
     try:
         with torch.no_grad():
             made = _in_example(node, examples)
@@ -324,7 +324,7 @@ def _in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Ar
 
 
 def _most_selected(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the most elements of its inputs that an operator can select; None if their values decide the size."""
+    """Return the most elements that an operator can select from its inputs; None if their values decide that."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in COUNTED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]

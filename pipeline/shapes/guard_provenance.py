@@ -1,12 +1,12 @@
-"""Record the questions about sizes that a model itself asks while it is traced.
+"""Record the questions (guards) about sizes that a model itself asks while it is traced.
 
-torch records a condition once, with the place that asked first. If an operator asked first, to decide a memory layout
-(``x.mT.reshape(-1)`` asks whether a size is 1), torch does not record that the model asks later, though the model's
-results may depend on the answer. (With ``strict=True`` torch.export refuses such a range itself.)
+torch records a condition once, with the code that asked first. If an operator asked first, to decide a memory layout
+(``x.mT.reshape(-1)`` asks whether a size is 1), torch does not record that the model asks again later, although the
+model's results may depend on the answer. (With ``strict=True`` torch.export refuses such a range itself.)
 
 torch's operators also ask whether a data-dependent size is 0 or 1, to skip work (``logsumexp``, ``roll``, attention);
-torch.export then fails. Here the answer is no, as in torch's own ``size_oblivious`` mode: the operators do all the
-work, which is right for 0 and 1 as well.
+torch.export then fails. Here the answer is no, as in torch's ``size_oblivious`` mode: the operators do all the work,
+which is also right for 0 and 1.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _PASSES = {
     f"{_OWN}/export_fixes/patching.py",
     "<string>",
 }
-"""The files that a question passes through: the symbolic number, its node, the shape environment, and torch.export's
-assertions."""
+"""The source files that a question passes through: those of symbolic numbers, their nodes, the shape environment, and
+torch.export's assertions."""
 
 _MODELS = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
-"""The parts of torch that ask on behalf of a model; all others ask for an operator or for torch.export."""
+"""The parts of torch that ask on behalf of a model; all other parts ask for an operator or for torch.export."""
 
 _DYNAMO = f"{TORCH}/_dynamo/"
 """The folder of Dynamo, which asks on behalf of the model whose bytecode it reads."""
 
 ATTENTION = "transformers/integrations/sdpa_attention.py:"
-"""The file in transformers that asks whether there is one query: to merge the heads of a group, which does not change
-the result, and to omit ``is_causal``, which does not either if there is one key."""
+"""The file in transformers that asks whether there is a single query: to merge the heads of a group, which does not
+change the result, and to omit ``is_causal``, which does not change the result if there is a single key."""
 
 MASKS = "transformers/masking_utils.py:_preprocess_mask_arguments"
-"""The function in transformers that asks whether the batch is 1 when positions have one row, to expand them to the
-batch, which does not change the result."""
+"""The function in transformers that asks whether the batch size is 1 if positions have a single row, to expand them to
+the batch, which does not change the result."""
 
 unanswered: ContextVar[list[Exception] | None] = ContextVar("questions that only data answers", default=None)
-"""Collects torch's errors about questions that only data answers, even if other code catches them."""
+"""Collects torch's errors about data-dependent questions, even if other code catches them."""
 
 _asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 
@@ -65,7 +65,7 @@ _asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 def noting(
     evaluate: Callable[..., Argument], self: Argument, expr: Argument, *args: object, **kwargs: object
 ) -> Argument:
-    """Wrap `ShapeEnv.evaluate_expr` to record a model's questions that torch answers without recording a condition."""
+    """Wrap `ShapeEnv.evaluate_expr` to record a model's questions that torch answers without recording them."""
     known = len(self.guards)
     try:
         answer = evaluate(self, expr, *args, **kwargs)
@@ -85,39 +85,39 @@ def noting(
 
 @functools.cache
 def placing(files: Callable[[], set[str]]) -> set[str]:
-    """Wrap torch's list of files that ask on behalf of others, so that a condition is not attributed to `noting`."""
+    """Wrap torch's list of files that ask on behalf of other code, so that no condition is attributed to `noting`."""
     return files() | _PASSES
 
 
 def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
-    """Return the model's conditions whose answers torch knew, in order, each with the first place that needed it;
-    `ATTENTION` and `MASKS` count only without another place."""
+    """Return the model's conditions whose answers torch knew, in order, each with the first code location that needed
+    the answer; `ATTENTION` and `MASKS` count only if no other location needed it."""
     return _asked.get(shape_env, {})
 
 
 def _is_zero_or_one_check(shape_env: Argument, expr: Argument) -> bool:
-    """Return whether a question asks if data-dependent sizes are 0 or 1."""
+    """Return whether a question asks whether data-dependent sizes are 0 or 1."""
     if not isinstance(expr, Rel) or not expr.free_symbols or not expr.free_symbols <= shape_env.size_like:
         return False
     return any(side in (0, 1) for side in expr.args)
 
 
 def _model_location() -> str:
-    """Return the file and function in which a model asks in Python; empty if torch or C++ code asks."""
+    """Return the file and function in which the model's Python code asks; empty if torch or C++ code asks."""
     in_python, place = _asking_location()
     is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODELS)
     return "" if not in_python or is_torch or place.startswith(f"{MODULE}:") else place
 
 
 def _torch_asks() -> bool:
-    """Return whether a part of torch asks on its own behalf, in Python or C++."""
+    """Return whether torch asks for itself, in Python or C++, and not on behalf of a model."""
     in_python, place = _asking_location()
     is_torch = place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_OWN}/")
     return is_torch and not place.startswith(_DYNAMO)
 
 
 def _asking_location() -> tuple[bool, str]:
-    """Return whether Python asks, not C++, and the file and function that asks."""
+    """Return whether Python code asks (rather than C++), and the file and function that asks."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _PASSES:

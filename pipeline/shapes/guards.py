@@ -1,4 +1,4 @@
-"""Collect torch.export's guards on sizes, except those that only decide memory layouts."""
+"""Collect torch.export's guards on sizes, except guards that only decide memory layouts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2
 """torch's functions that choose the layout of a Fourier transform's result by the order of strides."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
-"""A sum as its terms, each with its integer coefficient; proportional sums are equal."""
+"""The terms of a sum, each with its integer coefficient; proportional sums have equal terms."""
 
 
 def guards(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions on sizes that the graph depends on; its nodes carry fake tensors."""
+    """Yield the conditions on sizes on which the graph depends. The graph's nodes must have fake tensors."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     if mode is None or mode.shape_env is None:
         return
@@ -53,8 +53,8 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def fixed_numbers(graph: torch.fx.Graph) -> int:
-    """Return how many ints that the model computes from quotients of sizes the trace fixed, such as ``int(rows / (h *
-    w / 16))`` or ``int(h // 14)``. A quotient of sizes that the requested dims make proportional is a number anyway."""
+    """Return how many ints, computed by the model from quotients of sizes, the trace specialized, such as
+    ``int(h // 14)``. Quotients of sizes that the requested dims make proportional are numbers anyway."""
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
@@ -62,26 +62,26 @@ def fixed_numbers(graph: torch.fx.Graph) -> int:
 
 
 def _is_fixed(expr: sympy.Basic) -> bool:
-    """Return whether an expression is a number other than 0 and 1, for which torch itself asks of every size."""
+    """Return whether an expression is a number other than 0 and 1; torch itself compares every size with 0 and 1."""
     return bool(expr.is_number) and expr not in (0, 1)
 
 
 def _has_quotient(expr: sympy.Basic) -> bool:
-    """Return whether an expression rounds a quotient of sizes to an int, other than for a remainder, or for the strides
-    of a contiguous tensor, which are products of ``Max(1, size)``."""
+    """Return whether an expression rounds a quotient of sizes to an int. Remainders do not count, nor do the strides of
+    a contiguous tensor, which are products of ``Max(1, size)``."""
     kinds = {type(part).__name__ for part in sympy.preorder_traversal(expr)}
     asks_for_layout = "Mod" in type(expr).__name__ or "Max" in kinds
     return not asks_for_layout and ("FloorDiv" in kinds or any(map(on_host, sympy.preorder_traversal(expr))))
 
 
 def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether `ATTENTION` asks only if there is one query, not if there are more keys, which it would cut."""
+    """Return whether `ATTENTION` asks only for a single query, not for more keys, which it would cut."""
     found = [expr for expr, place in questions if ATTENTION in place]
     return bool(found) and all(map(_asks_for_one, found))
 
 
 def _is_indifferent(expr: object, place: str, alone: bool) -> bool:
-    """Return whether the result is the same for both answers to a question that transformers asks."""
+    """Return whether both answers to a question that transformers asks lead to the same result."""
     return (alone and ATTENTION in place) or (place.endswith(MASKS) and _asks_for_one(expr))
 
 
@@ -92,7 +92,7 @@ def values(graph: torch.fx.Graph) -> Iterator[Argument]:
 
 
 def _place(guard: Argument) -> str:
-    """Return the file and function that asked for a condition; `MODULE` only asserts one that was asked for before."""
+    """Return the file and function that asked for a condition; `MODULE` only asserts what was asked before."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
@@ -105,8 +105,8 @@ class Layouts:
 
     @cached_property
     def gaps(self) -> frozenset[Terms | None]:
-        """The difference between one dim's stride and another dim's extent, for all dims of each tensor: einsum and
-        similar operators may merge any two. Which equivalent form torch records depends on Python's hashes."""
+        """The differences between a dim's stride and another dim's extent, in all tensors: einsum and similar operators
+        may merge any two dims. Which of two equivalent conditions torch records depends on Python's hashes."""
         tensors = (v for v in values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
@@ -114,9 +114,9 @@ class Layouts:
         return frozenset(_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
     def decided(self, guard: Argument, expr: Argument) -> bool:
-        """Return whether an operator asked a question that only decides strides: if a size is 1
-        (``operator_conditions`` has those on which results depend), if two dims of a tensor can be merged without a
-        copy, or how a Fourier transform lays out its result. Questions of the model itself never count."""
+        """Return whether an operator asked a question that only decides strides: whether a size is 1
+        (``operator_conditions`` has the cases in which results depend on that), whether two dims can be merged without
+        a copy, or how to lay out the result of a Fourier transform. Questions of the model itself never count."""
         place = _place(guard)
         if not place.startswith(_OPERATORS):
             return False
@@ -143,8 +143,8 @@ def _asks_for_one(expr: object) -> bool:
 
 
 def _terms(difference: object) -> Terms | None:
-    """Return the terms of a sum, reduced to lowest terms, with the first term by name positive; None for a number, or
-    if a coefficient is not an integer."""
+    """Return the terms of a sum in lowest terms, with a positive coefficient for the first term by name; None for a
+    number, or if a coefficient is not an integer."""
     found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()
     if not found or set(found) == {sympy.S.One} or not all(c.is_Integer for c in found.values()):
         return None

@@ -1,4 +1,4 @@
-"""Find assumptions of a graph's operators about sizes that torch.export does not state."""
+"""Find conditions on sizes that a graph's operators assume and torch.export does not state."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipeline.shapes.environment import shape_of
 aten = torch.ops.aten
 
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-"""Operators whose result has another rank if a size is 1; torch.export assumes that a varying size is not 1."""
+"""Operators whose result has another rank if a size is 1; torch.export assumes that a dynamic size is not 1."""
 
 WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
-"""Operators that may write at the positions of a mask."""
+"""Operators that may write with a mask as index."""
 
 
 def of_operators(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield conditions on sizes without which an operator would behave differently. The nodes carry fake tensors."""
+    """Yield conditions on sizes without which an operator would behave differently. Nodes need fake tensors."""
     for found in (_assertions, _squeezed, _crossed, _reshaped, _sliced, _attended, _masked):
         yield from found(graph)
 
@@ -36,7 +36,7 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
-    """Require the element count of reshapes (``view(-1, 4)``), which a saved ExportedProgram does not record."""
+    """Yield the element counts that reshapes need (``view(-1, 4)``): a saved ExportedProgram lacks them."""
     for node in graph.nodes:
         if does(node.target) is Does.RESHAPES:
             before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
@@ -55,7 +55,7 @@ def _squeezed(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
-    """Require that no dim before the one that ``torch.cross`` chose has size 3: without ``dim`` it takes the first."""
+    """Yield that no dim before the one that ``torch.cross`` chose has size 3: without ``dim`` it chooses the first."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:
             sizes = shape_of(argument(node, "self").meta["val"])
@@ -65,7 +65,7 @@ def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _attended(graph: torch.fx.Graph) -> Iterator[object]:
-    """Require an attention to have as many values as keys, which torch.export does not check."""
+    """Yield the conditions that an attention has as many values as keys, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
@@ -74,7 +74,7 @@ def _attended(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _masked(graph: torch.fx.Graph) -> Iterator[object]:
-    """Require a mask to have the sizes of the tensor that is written; torch.export checks that only for reads."""
+    """Yield the conditions that a mask has the sizes of the mutated tensor; torch.export checks that only for reads."""
     for node in graph.nodes:
         if node.target in WRITES:
             sizes, dim = shape_of(argument(node, "self").meta["val"]), 0
@@ -88,7 +88,7 @@ def _masked(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def of_one_query(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions under which ``is_causal`` of a single query does not matter: there is a single key."""
+    """Yield the conditions under which ``is_causal`` has no effect on a single query: there is only one key."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))
@@ -101,7 +101,7 @@ _SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
 
 
 def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
-    """Require sliced dims to be long enough: for ``x[-2:]`` of size 2 torch.export assumes at least 2 in ``x``."""
+    """Yield the lengths that slices need: for ``x[-2:]`` of size 2, torch.export assumes at least 2 in ``x``."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
             given_args: tuple[Argument, ...] = node.args

@@ -1,4 +1,4 @@
-"""Print what crosses the border of a program or a segment, with sizes by the model's names for them."""
+"""Print the inputs and outputs of a program or a segment, with sizes in the model's terms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pipeline.aten.types import Argument
 
 
 def port_text(port: Argument, words: Callable[[object], str] = str, name: str = "") -> str:
-    """Return a `Port` as ``x: float32[1..4..8, 3]``; a size of another input is ``x.shape[0]=1..4..8``. ``words``
-    prints a size, by its symbol or as `ShapeEnvironment.words`; ``name`` replaces the port's own."""
+    """Return a `Port` as ``x: float32[1..4..8, 3]``; the size of another input is printed as ``x.shape[0]=1..4..8``.
+    ``words`` prints a size, by symbol or as `ShapeEnvironment.words`; ``name`` replaces the port's name."""
     name = name or port.name
     if port.kind == "constant":
         return f"{name} = {port.value!r}"
@@ -26,7 +26,7 @@ def port_text(port: Argument, words: Callable[[object], str] = str, name: str = 
 def output_lines(
     outputs: Iterable[Argument], ports: Iterable[Argument], words: Callable[[object], str] = str
 ) -> Iterator[str]:
-    """Yield a line for each `Output` that a caller gets: its name, and its dtype and sizes, or its kind."""
+    """Yield a line for each `Output` that a caller receives: its name, then its dtype and sizes, or its kind."""
     known = {port.name: port for port in ports}
     for output in (output for output in outputs if output.kind == "user"):
         name, port = output.name or str(output.value), None if output.constant else known.get(output.value)

@@ -1,9 +1,9 @@
-"""autocast: ``Program`` → ``Program``. Compute matmuls in halves, and operators that need a wider range in float32.
+"""autocast: ``Program`` → ``Program``. Run matmuls in half precision, and operators that need a wide range in float32.
 
-Before: a model in float32, or part of it. After: the same model in mixed precision, by the rules of
-``pipeline.improvements.precision``, with the same inputs, outputs and mutated buffers. Weights are cast by recipe,
-once, so that engines hold halves and can be refitted from the model's own parameters. Insert the stage before
-``decompose``, where norms and attention are still single operators.
+Before: a model in float32, or partly in float32. After: the same model in mixed precision, by the rules of
+``pipeline.improvements.precision``, with the same inputs, outputs and mutated buffers. Recipes cast the weights once,
+so that engines hold half-precision weights and can be refitted from the model's original parameters. Insert the stage
+before ``decompose``, where norms and attention are still single operators.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _half(_: object, __: object, value: object) -> None:
 
 @frozen
 class Decision:
-    """The decision about one operator: the dtype of its result, the rule, and why."""
+    """The decision about one operator: the dtype of its result, the rule, and the reason."""
 
     node: str
     target: str
@@ -55,7 +55,7 @@ class Decision:
 
 @frozen
 class Autocast:
-    """The stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep the model's own dtype."""
+    """The autocast stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their original dtype."""
 
     dtype: torch.dtype = field(default=torch.float16, validator=_half)
     exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
@@ -70,20 +70,20 @@ class Autocast:
         return _Caster(program, self).cast()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
-        """Return the decision about each operator of a program, in the program's order."""
+        """Return the decision about each operator, in the order of the program."""
         caster = _Caster(program, self)
         caster.cast()
         return tuple(caster.decisions)
 
     def explain(self, program: Program) -> str:
-        """Return the decisions as text, a line each, and the number of operators by result dtype."""
+        """Return the decisions as text, one per line, and the number of operators for each result dtype."""
         made = self.decisions(program)
         counts = {d.dtype: sum(e.dtype == d.dtype for e in made) for d in made}
         total = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(counts.items()))
         return "\n".join([*map(str, made), f"{len(made)} operators: {total}"])
 
     def rule(self, node: Node) -> Rule:
-        """Return the rule for a node; a node that ``exclude`` names keeps the model's own dtype."""
+        """Return the rule for a node; a node that ``exclude`` names keeps its original dtype."""
         path = module_path(node)
         if any(excludes(entry, node.target, path) for entry in self.exclude):
             return Rule("float32", EXCLUDED)
@@ -94,14 +94,14 @@ def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Aut
     """Return a stage that puts a model into mixed precision: ``default().insert(autocast(), before="decompose")``.
 
     Args:
-        dtype: the dtype that matmuls and convolutions are computed in: ``torch.float16`` or ``torch.bfloat16``.
-        exclude: nodes that keep the model's own dtype: operators (``aten.gelu.default``, or ``aten.gelu`` for all its
-            overloads), patterns as in ``fnmatch`` for names of operators (``"aten.conv*"``) and for paths of modules
-            with all that is in them (``"*.classifier"``), and predicates on the module path.
+        dtype: the dtype in which matmuls and convolutions run: ``torch.float16`` or ``torch.bfloat16``.
+        exclude: nodes that keep their original dtype: operators (``aten.gelu.default``, or ``aten.gelu`` for all its
+            overloads), `fnmatch` patterns for names of operators (``"aten.conv*"``) or for paths of modules, including
+            everything inside them (``"*.classifier"``), and predicates on the module path.
 
     Raises:
         TypeError: ``dtype`` is not a dtype, or an entry of ``exclude`` is none of these.
-        ValueError: another dtype.
+        ValueError: ``dtype`` is another dtype.
     """
     return Autocast(dtype, exclude)
 
@@ -136,14 +136,14 @@ class _Caster:
         return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
 
     def is_parameter(self, node: Node) -> bool:
-        """Return whether a placeholder is computed from the model's parameters, which are rounded as in a cast model;
-        buffers are not: a mask of -1e9 among them would be infinite in float16."""
+        """Return whether a placeholder is computed only from the model's parameters, which are rounded to half
+        precision. Buffers are not rounded: a mask of -1e9 would become infinite in float16."""
         recipe = self.program.constants.get(node.name)
         made_of = [self.program.parameters[name] for name in recipe.parameters] if recipe is not None else []
         return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)
 
     def call(self, node: Node) -> None:
-        """Copy a call, with inputs of the dtypes that its rule requires."""
+        """Copy a call, with inputs cast to the dtypes that the call's rule requires."""
         rule = self.options.rule(node)
         args, kwargs = self.arguments(node, self.wishes(node, rule))
         if node.target is aten._assert_tensor_metadata.default and self.differ(node, args):
@@ -159,7 +159,7 @@ class _Caster:
             self.decisions.append(Decision(node.name, qualified_name(node.target), dtypes, rule))
 
     def wishes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
-        """Return the dtype that the node's rule requires of each input."""
+        """Return the dtype that a node's rule requires for each input."""
         inputs = node.all_input_nodes
         if rule.mode == "said":
             return {}
@@ -173,7 +173,7 @@ class _Caster:
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
     def widest(self, node: Node) -> torch.dtype | None:
-        """Return the widest dtype among the inputs, parameters aside; moved parameters are cast where they are read."""
+        """Return the widest dtype of the inputs except parameters; a moved parameter is cast where it is read."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
@@ -184,7 +184,7 @@ class _Caster:
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, wishes.get(n)))
 
     def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:
-        """Return the copy of a node in a dtype; None for its own dtype."""
+        """Return the copy of a node, cast to a dtype; None leaves the dtype unchanged."""
         copy = self.copies[node]
         if dtype is None or _dtype(copy) in (dtype, None):
             return copy
@@ -193,7 +193,7 @@ class _Caster:
         return self.casts[node, dtype]
 
     def cast_to(self, node: Node, copy: Node, dtype: torch.dtype) -> Node:
-        """Cast a node; a moved weight is cast before it is moved, and a cast back returns the original."""
+        """Cast a node. A weight that is moved is cast before the move, and a cast back returns the original node."""
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
             args, kwargs = self.arguments(node, wishes)
@@ -206,7 +206,7 @@ class _Caster:
         return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_plain(dtype)}")
 
     def emit(self, node: Node, args: Argument, kwargs: Argument) -> Node:
-        """Emit the call on these arguments; unchanged if they are unchanged."""
+        """Emit the call with these arguments; recompute its fake value only if their dtypes changed."""
         if self.differ(node, args, kwargs):
             return self.create(node.target, args, kwargs, node, node.name)
         copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
@@ -214,7 +214,7 @@ class _Caster:
         return copy
 
     def differ(self, node: Node, *arguments: Any) -> bool:
-        """Return whether the arguments have other dtypes than the original node's."""
+        """Return whether the dtypes of arguments differ from those of the original node's arguments."""
         given: list[Node] = []
         map_arg(arguments, given.append)
         own: list[Node] = []

@@ -1,6 +1,6 @@
-"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes where networks avoid faults of TensorRT's kernels.
+"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes at which networks avoid bugs of TensorRT's kernels.
 
-Before: segments. After: the same segments, with a mark for each place where a row of `pipeline.quirks` applies.
+Before: segments. After: the same segments, with a mark for each place to which a row of `pipeline.quirks` applies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.quirks.applied import marks_of
 
 @stage
 def avoid_faults(partitioned: Partitioned) -> Partitioned:
-    """Mark the nodes of each engine segment; `pipeline.quirks.without` leaves a row of the table out."""
+    """Mark the nodes of each engine segment. `pipeline.quirks.without` excludes rows of the table."""
     program = partitioned.program
     nodes = {node.name: node for node in program.graph.nodes}
 

@@ -1,4 +1,4 @@
-"""build: ``Converted`` → ``Built``. Serialize an engine for each network; needs no GPU with TensorRT-RTX."""
+"""build: ``Converted`` → ``Built``. Serialize an engine for each network. TensorRT-RTX needs no GPU for this."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Build:
-    """The stage. Engines are built one after the other in this process, or in parallel by an executor. Networks that
-    differ only in names share one engine.
+    """The build stage. Engines are built one after the other in this process, or in parallel by an executor. Networks
+    that differ only in names share one engine.
 
-    executor: any ``concurrent.futures.Executor``; the caller shuts it down. Threads build the networks themselves
-        (TensorRT releases the interpreter while it builds); other processes replay them from their descriptions, with
-        the weights mapped from a file. Spawn them, since forked processes may hang in PyTorch or TensorRT:
-        ``ProcessPoolExecutor(4, mp_context=get_context("spawn"))``. Workers of a cluster
-        (``dask.distributed.Client(…).get_executor()``) get weights and return plans as bytes, if they do not see this
-        machine's files.
-    folder: for the files exchanged with the executor's workers; None for the system's temporary folder. It needs room
-        for the weights of all networks and all plans, which are deleted at the end.
+    executor: any ``concurrent.futures.Executor``; the caller shuts it down. Threads build the networks directly
+        (TensorRT releases the interpreter lock while it builds). Other processes rebuild the networks from their
+        descriptions, and map the weights from a file. Spawn these processes, since forked processes may hang in PyTorch
+        or TensorRT: ``ProcessPoolExecutor(4, mp_context=get_context("spawn"))``. Workers of a cluster
+        (``dask.distributed.Client(…).get_executor()``) that cannot read this machine's files get weights and return
+        plans as bytes.
+    folder: where files are exchanged with the executor's workers; None: the system's temporary folder. It must have
+        room for the weights of all networks and for all plans; the files are deleted at the end.
     """
 
     executor: Executor | None = None
@@ -56,7 +56,7 @@ class Build:
             raise TypeError(f"a build executor is {due}, not {given!r}")
 
     def __call__(self, converted: Converted) -> Built:
-        """Build engines. The networks are not changed, and the result does not hold them.
+        """Build an engine for each network. The networks are not changed, and the result does not reference them.
 
         Raises:
             BuildError: TensorRT could not build an engine, or the worker that built it died; the message names it.
@@ -99,7 +99,7 @@ build = Build()
 
 
 def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
-    """Return the record of an engine; warn about kernels of known faults."""
+    """Return the record of an engine, and warn about kernels with known bugs."""
     for kernel, fault in faults(order.network, data):
         how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
@@ -112,7 +112,7 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
 
 
 def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
-    """Return the kernels of a plan that are known to compute wrong results, each with a description of the fault."""
+    """Return the kernels of a plan that are known to compute wrong results, each with a description of the bug."""
     read, dtypes = sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
     return [
         (kernel, quirk.finding.format(*result))

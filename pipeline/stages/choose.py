@@ -1,10 +1,10 @@
 """choose: ``Compiled`` → ``Compiled``. Run operators in PyTorch if they are faster there on this GPU.
 
-Before: any compiled program. After: the fastest of the same; one in which some engines are segments of PyTorch; and the
-program before `decompose` as one segment of PyTorch, whose operators may be fewer and larger, or, where profiles have
-engines of their own, one with matmuls by weights, and attention of many queries or of one, in PyTorch. The reasons of
-``coverage.fallback`` have both times. Small programs are not measured, and none is without a GPU. Ranks of a sharded
-model measure if ``measurements`` is a path, and take the same form.
+Before: any compiled program. After: its fastest variant. The variants are: the same program; the program with some
+engines replaced by PyTorch; and the program before `decompose`, whose operators may be fewer and larger, completely in
+PyTorch. If each engine is for one profile, the last variant instead runs matmuls by weights, and attention of many
+queries or of one, in PyTorch. The reasons of ``coverage.fallback`` have both times. Small programs are not measured,
+nor is any without a GPU. Ranks of a sharded model measure if ``measurements`` is a path, and choose the same variant.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from pipeline.verification.samples import sample, usual_sizes
 log = logging.getLogger(__name__)
 
 LARGE: Final = 256 << 20
-"""The bytes of a program's tensors from which it is measured: reading them takes a GPU 60 µs. With ``torch_compile``
-smaller ones are measured, too."""
+"""The minimum bytes of a program's tensors for which it is measured: a GPU reads them in 60 µs. With ``torch_compile``
+smaller programs are measured, too."""
 GROUPED: Final = 16 << 20
-"""The same of a program with convolutions in groups, which TensorRT-RTX 1.6 may run in nine times PyTorch's time."""
+"""The minimum for a program with grouped convolutions, which TensorRT-RTX 1.6 may run in nine times PyTorch's time."""
 MARGIN: Final = 0.97
-"""Engines are replaced if PyTorch takes less than this part of their time."""
+"""PyTorch replaces engines if it takes less than this fraction of their time."""
 LEAST: Final = 0.1
-"""The milliseconds that PyTorch has to gain."""
+"""The milliseconds that PyTorch must save."""
 LEAST_OF_MANY: Final = 0.01
-"""The same with ``torch_compile``, for which the user pays in seconds of compiling, and in calls of one profile, such
-as the step of a language model, which is called for each token."""
+"""The milliseconds to save with ``torch_compile``, for which the user pays with seconds of compilation, and in calls of
+one profile, such as the step of a language model, which is called for each token."""
 
 
 ARRIVE, MEASURE = 60.0, 600.0
-"""The seconds in which all ranks have compiled a program, and then have measured it; else it stays as it is."""
+"""The seconds within which all ranks must have compiled a program, and then measured it; else nothing changes."""
 Form: TypeAlias = Callable[[Sequence[str]], Compiled | None]
-"""Returns the form of a program with these operators in PyTorch, if there is one."""
+"""Returns the variant of a program with these operators in PyTorch; None if that is impossible."""
 
 
 class Timer(Protocol):
-    """A function that measures the segments of programs in calls with the same inputs on this GPU, by name: of the
-    usual sizes, or of those of a profile."""
+    """A function that measures each segment of programs on this GPU. All programs run calls with the same inputs, of
+    the usual sizes or of a profile's sizes. For each program the result has the times by segment."""
 
     def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]: ...
 
@@ -72,7 +72,7 @@ def measured(
     profile: int | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
-    """Measure segments in calls of the usual sizes, without the other ranks; ``turn`` as for `segment_costs`."""
+    """Measure segments in calls of the usual sizes, without the other ranks. ``turn``: see `segment_costs`."""
     programs = [_loading(without_ranks(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*sample(program, sizes).arguments(program, cuda)) for sizes in usual_sizes(program, profile)]
@@ -81,7 +81,7 @@ def measured(
 
 
 def _loading(compiled: Compiled, profile: int | None) -> Compiled:
-    """Return the program with only the engines that calls of a profile run, and with their compiled kernels."""
+    """Return the program with only the engines that run in calls of a profile, including compiled kernels."""
     if profile is None:
         return compiled
     rows = zip(compiled.partitioned.engine_segments, compiled.networks, compiled.engines, strict=True)
@@ -95,13 +95,13 @@ def _loading(compiled: Compiled, profile: int | None) -> Compiled:
 
 @frozen
 class Choose:
-    """The stage. It is skipped with ``faster_in_torch=False``, ``load_built_engines=False`` or
-    ``require_full_compilation``. Where an engine and PyTorch take about as long, two compilations may differ, unless
-    the second finds the measurements of the first.
+    """The choose stage. It is skipped with ``faster_in_torch=False``, ``load_built_engines=False`` or
+    ``require_full_compilation``. If an engine and PyTorch take about the same time, two compilations may choose
+    differently, unless the second reuses the measurements of the first.
 
     timer: measures the segments of programs.
-    kept: stores measurements for later compilations, and for those without a GPU.
-    before: the stages before it in its pipeline.
+    kept: stores measurements for later compilations, and for compilations without a GPU.
+    before: the earlier stages of the pipeline.
     """
 
     timer: Timer = field(default=measured, repr=False)
@@ -110,11 +110,11 @@ class Choose:
     name: str = field(default="choose", kw_only=True)
 
     def following(self, before: tuple[AnyStage, ...]) -> Choose:
-        """Return this stage with those before it, with which it compiles again."""
+        """Return this stage with the earlier stages, which it uses to compile again."""
         return evolve(self, before=before)
 
     def __call__(self, compiled: Compiled) -> Compiled:
-        """Return the fastest form of a program."""
+        """Return the fastest variant of a program."""
         if not any(of_all_ranks(compiled.program, _is_asked(compiled), ARRIVE)):
             return compiled
         fastest, form = compiled, cache(lambda names: self._another(compiled, names))
@@ -135,7 +135,7 @@ class Choose:
         return fastest
 
     def _fastest(self, compiled: Compiled, found: Sequence[Times], form: Form) -> Compiled:
-        """Return the fastest form by the times of each profile."""
+        """Return the fastest variant, by the times of each profile."""
         split = [times for times in found if times.another_is_faster]
         by_profiles = _is_by_profile(compiled)
         if not by_profiles and split == found:
@@ -166,8 +166,8 @@ class Choose:
         return mixed
 
     def _another(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
-        """Return the program as it was captured, in PyTorch; or, where profiles have engines of their own, with these
-        operators in PyTorch. None if there is no such form."""
+        """Return the captured program in PyTorch; or, if each engine is for one profile, the program with these
+        operators in PyTorch. None if that is impossible."""
         try:
             if _is_by_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
@@ -181,7 +181,7 @@ class Choose:
         return made
 
     def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Pair]:
-        """Return the times of a program's forms by their keys: those that are kept, and new ones."""
+        """Return the times of a program's variants by key: stored times and new measurements."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _is_here(compiled) else ():
             times = Times.of(compiled, profile, own, known)
@@ -195,7 +195,7 @@ class Choose:
     def _measured(
         self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
     ) -> Mapping[str, Pair]:
-        """Measure a program, its operators in PyTorch, and another form."""
+        """Measure a program, its engines' operators in PyTorch, and another variant."""
         other = in_torch(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
@@ -220,16 +220,16 @@ def _least(compiled: Compiled, profile: int | None) -> float:
 
 
 def _free_memory() -> None:
-    """Return the memory of measured modules to the GPU: TensorRT does not take it from PyTorch's allocator."""
+    """Free the memory of measured modules on the GPU: TensorRT cannot use memory that PyTorch's allocator holds."""
     torch.cuda.empty_cache()
 
 
 @frozen
 class Times:
-    """The milliseconds of a program's forms in calls of a profile: ``whole``, of the fastest mixture of engines and
-    PyTorch, and of another form; ``engines``, of each engine, and of its operators in PyTorch.
+    """Milliseconds of a program's variants in calls of a profile. ``whole``: of the fastest mixture of engines and
+    PyTorch, and of another variant. ``engines``: of each engine, and of the same operators in PyTorch.
 
-    complete: whether all are known. least: the milliseconds that a form has to gain.
+    complete: whether all times are known. least: the milliseconds that a variant must save to be chosen.
     """
 
     profile: int | None
@@ -240,24 +240,24 @@ class Times:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Pair]) -> Times:
-        """Take the times of a program from measurements."""
+        """Look up the times of a program in measurements."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
         return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _least(compiled, profile))
 
     @property
     def another_is_faster(self) -> bool:
-        """Return whether the other form is faster than the fastest mixture."""
+        """Return whether the other variant is faster than the fastest mixture of engines and PyTorch."""
         ours, theirs = self.whole
         return theirs is not None and _gains(ours, theirs, self.least)
 
     @property
     def slower(self) -> Mapping[str, tuple[float, float]]:
-        """Return the engines that are slower than PyTorch."""
+        """Return the engines that are slower than their operators in PyTorch."""
         return _slower(self.engines, self.least)
 
     def reason(self, what: str, pair: Pair, instead: str = "PyTorch") -> Rejection:
-        """Return why PyTorch runs something, by the times of what is not done and of what is."""
+        """Return why PyTorch runs something: the time of the rejected variant and the time of the chosen variant."""
         ours, theirs = pair
         where = "" if self.profile is None else f" in profile {self.profile}"
         why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
@@ -268,8 +268,8 @@ Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 
 def _slower_in_all(compiled: Compiled, found: Sequence[Times], asked: Sequence[Times]) -> Mapping[str, Rows]:
-    """Return the engines that are slower than PyTorch in these profiles, with their times; of those for all profiles
-    the ones that are slower in each."""
+    """Return the engines that are slower than PyTorch in these profiles, with their times. An engine for all profiles
+    counts only if it is slower in every profile."""
     slower = dict[str, Rows]()
     for times in asked:
         for name, pair in times.slower.items():
@@ -279,7 +279,7 @@ def _slower_in_all(compiled: Compiled, found: Sequence[Times], asked: Sequence[T
 
 
 def _keys(compiled: Compiled) -> Mapping[int | None, Keys]:
-    """Return the keys of a program's measurements by profile."""
+    """Return the keys under which a program's measurements are stored, by profile."""
     program, parts = compiled.program, _is_by_profile(compiled)
     profiles = range(len(program.profiles)) or (None,)
     forms = {each: in_words(program, for_torch(program, each)) if parts else "program" for each in profiles}
@@ -287,12 +287,12 @@ def _keys(compiled: Compiled) -> Mapping[int | None, Keys]:
 
 
 def _is_by_profile(compiled: Compiled) -> bool:
-    """Return whether engines are of one profile each."""
+    """Return whether each engine is for a single profile."""
     return any(segment.profile is not None for segment in compiled.partitioned.segments)
 
 
 def _slower(times: Mapping[str, Pair], least: float) -> dict[str, tuple[float, float]]:
-    """Return the engines whose operators are faster in PyTorch; none if all of them together gain little."""
+    """Return the engines whose operators are faster in PyTorch; none if moving all of them would save too little."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
     return found if _gains(*_sums(found), least) else {}
 
@@ -302,7 +302,7 @@ def _sums(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 def _gains(before: float, after: float, least: float) -> bool:
-    """Return whether PyTorch takes so much less time that it is worth a change."""
+    """Return whether PyTorch saves enough time to justify a change."""
     return after < MARGIN * before and before - after >= least
 
 
@@ -312,7 +312,7 @@ def _said(pairs: Iterable[Pair]) -> str:
 
 
 def _is_asked(compiled: Compiled) -> bool:
-    """Return whether the settings and the size of a program ask for measurements."""
+    """Return whether the settings and the size of a program call for measurements."""
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     if compiled.program.sharding is not None:  # all ranks have to be there, and it takes memory of each
@@ -324,12 +324,12 @@ def _is_asked(compiled: Compiled) -> bool:
 
 
 def _is_here(compiled: Compiled) -> bool:
-    """Return whether the program's GPU is at hand."""
+    """Return whether the GPU that the program is compiled for is available."""
     return has_gpu() and is_for_this_gpu(compiled.settings.compute_capabilities)
 
 
 def tensor_bytes(program: Program) -> int:
-    """Return the bytes of all tensors of a program at the optimal sizes."""
+    """Return the number of bytes of all tensors of a program at the optimal sizes."""
     pairs = ((node.name, value) for node in program.graph.nodes for value in tree_leaves(node.meta.get("val")))
     tensors = (port(name, value, program.shapes) for name, value in pairs if isinstance(value, torch.Tensor))
     return sum(tensor.nbytes(lambda sizes: sizes.opt) for tensor in tensors)

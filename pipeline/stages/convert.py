@@ -1,7 +1,7 @@
-"""convert: ``Partitioned`` → ``Converted``. Make a TensorRT network of each engine segment, and its description.
+"""convert: ``Partitioned`` → ``Converted``. Build a TensorRT network for each engine segment, and its description.
 
-For each node, its converter appends layers to the real network, and TensorRT's own dtype, rank and static dims of the
-result are compared with the node's fake tensor. Layers are named after the node; weights after their recipe.
+For each node, its converter appends layers to the network; then TensorRT's dtype, rank and static dims of the result
+are compared with the node's fake tensor. Layers are named after the node, and weights after their recipe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
 
 @stage
 def convert(partitioned: Partitioned) -> Converted:
-    """Make a network for each engine segment, and check it node by node."""
+    """Build a network for each engine segment, and check the network node by node."""
     check_required(partitioned)
     nodes = {node.name: node for node in partitioned.program.graph.nodes}
     conversions = [_Conversion(partitioned, segment, nodes) for segment in partitioned.engine_segments]
@@ -67,7 +67,7 @@ def _joined(parts: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
 
 
 class _Conversion:
-    """One segment on its way to a network."""
+    """The conversion of one segment to a network."""
 
     def __init__(self, partitioned: Partitioned, segment: Segment, nodes: Mapping[str, torch.fx.Node]) -> None:
         self.program: Program = partitioned.program
@@ -112,12 +112,12 @@ class _Conversion:
             self.ctx.note_shape(tensor, port.shape)
 
     def size(self, expr: Expr) -> int:
-        """Return an input's size in the network: -1 if it varies, in the segment's profile if it has one."""
+        """Return an input's size in the network: -1 if it is dynamic, within the segment's profile if it has one."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
     def constants(self) -> None:
-        """Evaluate the constants: parameters' own tensors are shared, tensors computed from them are in a file."""
+        """Evaluate the constants. Parameters share the model's memory; tensors computed from them are in a file."""
         made = [name for name in self.segment.constants if self.program.constants[name].steps]
         file = MemoryMappedWeights([self.nodes[name].meta["val"].nbytes for name in made])
         self.handle.mapped.append(file)
@@ -158,7 +158,7 @@ class _Conversion:
         self.env[name] = result
 
     def blamed(self, node: torch.fx.Node, error: Exception) -> str:
-        """Return the error for a converter's exception, with the converter's name, file and line."""
+        """Return the error message for a converter's exception, with the converter's name, file and line."""
         choice = self.verdicts[node.name].choice
         converter = f"the converter {choice.support.name} raised " if choice is not None else ""
         if isinstance(error, AttributeError) and "plugin" in str(error.name) and not CAPABILITIES.plugins:
@@ -178,7 +178,7 @@ class _Conversion:
         return barriers.result(net, node, made)
 
     def value(self, node: torch.fx.Node) -> Argument:
-        """Return the value that a converter receives for a node: its tensor, constant, or symbolic int."""
+        """Return what a converter receives for a node: a tensor of the network, a constant, or a symbolic int."""
         if node.name in self.env:
             return self.env[node.name]
         value = node.meta.get("val")
@@ -204,7 +204,7 @@ class _Conversion:
                     check_tensor(made, wanted, self.ranges, given)
 
     def adopt(self, first: int) -> None:
-        """Record weights that a converter passed to TensorRT directly, too, in our own memory."""
+        """Record weights that a converter passed to TensorRT directly, and move them to our memory."""
         for i in range(first, self.ctx.net.num_layers):
             layer = layer_of(self.ctx.net, i)
             for held in (each for each in weights_in(layer) if each.pointer is not None):
@@ -213,7 +213,7 @@ class _Conversion:
                     setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
 
     def held(self, held: Held) -> torch.Tensor:
-        """Return the segment's constant in the memory of a layer's weights, or else a copy of them."""
+        """Return the segment's constant that shares memory with a layer's weights, or else a copy of the weights."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
             value = self.env[name]
@@ -236,7 +236,7 @@ class _Conversion:
                 raise NetworkError(f"the converter returned {tensor.name!r}, which is a tensor of another network")
 
     def made(self, tensor: object, first: int) -> bool:
-        """Return whether the network has the tensor; layers from this one on are searched first."""
+        """Return whether a tensor belongs to the network. Layers from ``first`` on are searched first."""
         net = self.ctx.net
         layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
         inputs = map(net.get_input, range(net.num_inputs))
@@ -244,15 +244,15 @@ class _Conversion:
         return any(tensor is known for known in chain(outputs, inputs))
 
     def note_computed(self, node: torch.fx.Node, before: int) -> None:
-        """Note arrays of floats that appear while a node with parameters is converted: a refit cannot update them."""
+        """Record float arrays that the converter of a node with parameters computed: a refit cannot update them."""
         parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
         for name, value in list(self.ctx.literals.items())[before:] if parameters else ():
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
     def name_layers(self, node: torch.fx.Node, first: int, result: object) -> None:
-        """Name the layers that a converter left unnamed after the node; the result's layer gets the bare name, if it is
-        free."""
+        """Name the layers that a converter left unnamed after the node. The result's layer gets the plain name, if it
+        is unused."""
         name, layers = layer_name(node), self.layers(first)
         taken = name in {layer.name for layer in layers}
         for layer in layers:
@@ -264,7 +264,7 @@ class _Conversion:
                 last.name = self.ctx.unique(name)
 
     def finish(self) -> None:
-        """Mark outputs, name tensors and weights, and read the description."""
+        """Mark outputs, name tensors and weights, and create the description of the network."""
         self.take_names()
         read = self.names_read()
         for port in self.segment.outputs:
@@ -280,7 +280,7 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def take_names(self) -> None:
-        """Rename weights that come from a recipe, and the recipe, to the names that converters recorded."""
+        """Rename weights that come from a recipe, and the recipe, to the names that converters recorded for them."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)
@@ -293,13 +293,13 @@ class _Conversion:
                 taken.add(name)
 
     def is_shape(self, port: Port) -> bool:
-        """Return whether a size among the inputs determines a shape; otherwise it is just a number."""
+        """Return whether an input size determines a shape in the network, rather than being an ordinary number."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def output(self, port: Port, read: frozenset[str]) -> None:
-        """Mark a network output; a tensor that is already an input, a constant or an output gets an additional layer,
-        and so do tensors that other layers ``read``: if a single other output reads an output, and two further ones
-        read that, all in one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md)."""
+        """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
+        and also a tensor that other layers ``read``: TensorRT-RTX 1.4 and 1.6 do not write an output if one kernel
+        computes it, a single output that reads it, and two outputs that read the second (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:
@@ -315,7 +315,7 @@ class _Conversion:
         self.ctx.net.mark_output(tensor)
 
     def names_read(self) -> frozenset[str]:
-        """Return the tensors that layers read, by their current names."""
+        """Return the current names of the tensors that layers read."""
         tensors = (layer.get_input(i) for layer in self.layers() for i in range(layer.num_inputs))
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
@@ -323,8 +323,8 @@ class _Conversion:
         return [self.ctx.net.get_layer(i) for i in range(first, self.ctx.net.num_layers)]
 
     def name_tensors(self) -> None:
-        """Name every inner tensor after its layer, so that two builds of a network print alike, or keep the converter's
-        name if it is unique."""
+        """Name each inner tensor after its layer, so that two builds of a network print alike; if the converter named
+        the tensor, keep a unique name."""
         taken = {port.name for port in self.segment.inputs} | {*self.bindings.values()}
         for layer in self.layers():
             after = layer.name if layer.name not in taken else f"{layer.name}:inner"
@@ -335,7 +335,7 @@ class _Conversion:
 
 
 def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
-    """Return the names of an engine's outputs by port: the program's names for program outputs, else the nodes'."""
+    """Return the names of an engine's outputs by port: the program's names for program outputs, else node names."""
     names = {o.value: o.name for o in reversed(outputs) if o.kind == "user" and not o.constant and o.name}
     taken = {port.name for port in (*segment.inputs, *segment.outputs)}
     found: dict[str, str] = {}
@@ -347,8 +347,8 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
 
 
 def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
-    """Return a name for each dynamic size that several dims of the inputs have: where it is met first (``ids.0``).
-    Sizes that have to be equal have one name."""
+    """Return a name for each dynamic size that several dims of the inputs share: the first dim with it (``ids.0``).
+    Sizes that must be equal share one name."""
     same: dict[str, str] = {}
     for sides in (r.condition.args for r in relations if isinstance(r.condition, sympy.Eq)):
         if not any(side.is_Number for side in sides):

@@ -1,12 +1,12 @@
-"""decompose: ``Program`` → ``Program``. Decompose ATen to the registry's opset, and fold constants.
+"""decompose: ``Program`` → ``Program``. Decompose ATen operators to the registry's opset, and fold constants.
 
-Before: any functional ATen graph. After: each operator is one that a converter takes, or one that cannot be decomposed.
-Nodes that depend only on parameters have become placeholders with a recipe; dead nodes are gone. No tensor is computed
+Before: any functional ATen graph. After: a converter accepts each operator, or the operator cannot be decomposed. Nodes
+that depend only on parameters have become placeholders with a recipe, and dead nodes are removed. No tensor is computed
 here.
 
-An operator is decomposed by tracing its decomposition on the node's fake tensors, once for each distinct signature; the
-other nodes are copied, so the cost follows the number of different operators, not the size of the graph. Convolutions
-differ at every layer, so they are not traced but renamed to ``aten.convolution``.
+An operator is decomposed by tracing its decomposition on the node's fake tensors, once for each distinct signature.
+Other nodes are copied, so the cost depends on the number of different operators, not on the size of the graph.
+Convolutions differ in every layer, so they are not traced but renamed to ``aten.convolution``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pipeline.program import Program
 
 @frozen
 class Decompose:
-    """The stage. For each node the first of these applies: a user's HIGH converter that may take it keeps it; if it is
-    a composite of an operator with such a converter or a user's decomposition, it is decomposed towards that; a
-    registered decomposition; a converter that takes it; torch's decomposition. For a node with complex values: its rule
-    on pairs of reals; torch's decomposition. ``disabled``: operators that are not decomposed: a converter or PyTorch
-    runs them."""
+    """The decompose stage. The first of these rules applies to each node. A node that a user's HIGH converter may
+    accept stays. A composite of an operator with such a converter or with a user's decomposition is decomposed towards
+    that operator. Next come a registered decomposition, a converter that accepts the node, and torch's decomposition.
+    For complex values: the rule on pairs of reals, then torch's decomposition. ``disabled``: operators that are not
+    decomposed, so that a converter or PyTorch runs them."""
 
     registry: ConverterRegistry = field(repr=False)
     decompositions: DecompositionTable = field(repr=False)
@@ -39,7 +39,7 @@ class Decompose:
     name: str = "decompose"
 
     def __call__(self, program: Program) -> Program:
-        """Return the program in the registry's opset, constants folded."""
+        """Return the program in the registry's opset, with constants folded."""
         claims = Claims.of(self.registry, self.decompositions, program.settings)
         uniform = normalized(program)
         rewriter = Rewriter(uniform, claims, Ways(self.decompositions, self.disabled))

@@ -1,4 +1,4 @@
-"""Find the operators of a program that may be faster in PyTorch, which `choose` measures there: matmuls by weights, and
+"""Find the operators of a program that may be faster in PyTorch, for `choose` to measure: matmuls by weights, and
 attention."""
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from pipeline.trt import has_gpu
 from pipeline.verification.samples import usual_sizes
 
 LEAST: Final = 1 << 20
-"""The bytes of a weight from which a matmul by it may run in PyTorch: a GPU reads it in the time of a launch."""
+"""The minimum bytes of a weight whose matmul may run in PyTorch: a GPU reads so many in the time of a launch."""
 HALVES: Final = (torch.float16, torch.bfloat16)
 QUERIES: Final = 64
-"""The queries from which attention is tried in PyTorch, whose kernels write no products of queries and keys."""
+"""The minimum queries for attention to be tried in PyTorch, whose kernels do not write scores to memory."""
 
 
 def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
-    """Return the operators that may be faster in PyTorch in calls of a profile: matmuls of halves by large weights, and
-    attention of many queries, or of one in a CUDA graph."""
+    """Return the operators that may be faster in PyTorch in calls of a profile: half-precision matmuls by large
+    weights, and attention of many queries, or of a single query in a CUDA graph."""
     matmuls = tuple(_matmuls(program))
     return (*matmuls, *_attentions(program, profile)) if matmuls else ()
 
 
 def in_words(program: Program, names: Sequence[str]) -> str:
-    """Return what these operators are."""
+    """Describe these operators in words."""
     inside = {*names}
     attends = any(node.name in inside and does(node.target) is Does.ATTENDS for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
 
 
 def _matmuls(program: Program) -> Iterator[str]:
-    """Yield the names of matmuls of halves by large weights, or by views of them."""
+    """Yield the names of half-precision matmuls by large weights, or by views of large weights."""
     for node in program.graph.nodes:
         if node.op == "call_function" and does(node.target) in (Does.MULTIPLIES, Does.PROJECTS):
             sources = (_source(operand) for operand in node.all_input_nodes)
@@ -51,8 +51,9 @@ def _matmuls(program: Program) -> Iterator[str]:
 
 
 def _attentions(program: Program, profile: int | None) -> Iterator[str]:
-    """Yield the names of attentions with many queries at the usual sizes of a profile, or with one that a kernel takes
-    in a CUDA graph. Where no GPU is, measurements of one decide, which has Triton."""
+    """Yield the names of attentions with many queries at the usual sizes of a profile, or with one query that a kernel
+    for CUDA graphs supports (with Triton, or without a GPU, where measurements of another machine decide), and of
+    masks."""
     nodes = [node for node in program.graph.nodes if node.op == "call_function" and does(node.target) is Does.ATTENDS]
     sizes = usual_sizes(program, profile)[0] if nodes else {}
     settings = program.settings
@@ -69,7 +70,7 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
 
 
 def _source(node: Node) -> Node:
-    """Return the node whose elements another only moves."""
+    """Return the node whose elements a chain of moving operators returns."""
     while moves(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

@@ -1,8 +1,8 @@
-"""improve: ``Program`` → ``Program``. Rewrite the graph where TensorRT would not improve it by itself.
+"""improve: ``Program`` → ``Program``. Rewrite the graph where TensorRT would not optimize it by itself.
 
-Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention as one
-operator, batch norms folded into the convolutions before them, linear layers that read one tensor merged. New constants
-are folded with their recipes, so that engines can be refitted as before.
+Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention fused into
+one operator, batch norms folded into the convolutions before them, linear layers that read one tensor merged. New
+constants are folded with their recipes, so that engines can still be refitted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.program import Program
 
 
 def _passes(value: object) -> tuple[Improvement, ...]:
-    """Convert passes or their names to passes; raise a `ValueError` that lists the names, or a `TypeError`."""
+    """Convert passes or names of passes to passes. Raise a `ValueError` that lists the names, or a `TypeError`."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"passes are a collection of passes or their names, not {value!r}")
     return tuple(map(_pass, value))
@@ -40,7 +40,7 @@ def _pass(value: object) -> Improvement:
 
 @frozen
 class Improve:
-    """The stage. ``passes`` run in order, given as passes or by name; without any, nothing is done."""
+    """The improve stage. ``passes``, given as passes or by name, run in order; without any, nothing changes."""
 
     registry: ConverterRegistry = field(default=DYNAMO_CONVERTERS, repr=False)
     passes: tuple[Improvement, ...] = field(default=PASSES, converter=_passes)
@@ -56,7 +56,7 @@ class Improve:
         return rewriting.finished()
 
     def without(self, *names: str) -> Self:
-        """Return the stage without these passes; `ValueError` for one that it does not have."""
+        """Return the stage without these passes; raise a `ValueError` for a pass that it does not have."""
         left_out = {_pass(name).name for name in names}
         if missing := sorted(left_out - {each.name for each in self.passes}):
             raise ValueError(f"the stage {self.name} has no pass {', '.join(missing)}")

@@ -1,8 +1,8 @@
-"""load: ``Compiled`` → ``Compiled``. Load each engine on this GPU; compile operators that do not load in another form.
+"""load: ``Compiled`` → ``Compiled``. Load each engine on this GPU; compile operators that do not load differently.
 
-Before: any compiled program. After: the same, and all its engines load here; or one in which the operators for which
-TensorRT has no kernel have another form, with their rows in ``coverage.healed``. Without a GPU that the program is
-compiled for, nothing is done.
+Before: any compiled program. After: a program whose engines all load on this GPU. Operators for which TensorRT has no
+kernel are computed differently, and ``coverage.healed`` lists them. Nothing is done without a GPU that the program is
+compiled for.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pipeline.verification.recompile import Again
 
 @frozen
 class Load:
-    """The stage. It is skipped with ``load_built_engines=False``.
+    """The load stage. It is skipped with ``load_built_engines=False``.
 
-    loader: loads a program's engines, and returns those that do not load.
+    loader: loads a program's engines, and returns the engines that do not load.
     build: builds engines on trial, in this process and without a cache.
-    before: the stages before it in its pipeline.
+    before: the earlier stages of the pipeline.
     """
 
     loader: Loader = field(default=load_engines, repr=False)
@@ -41,11 +41,11 @@ class Load:
     name: str = field(default="load", kw_only=True)
 
     def following(self, before: tuple[AnyStage, ...]) -> Load:
-        """Return this stage with those before it, with which it compiles again."""
+        """Return this stage with the earlier stages, which it uses to compile again."""
         return evolve(self, before=before)
 
     def check_ready(self, settings: CompilationSettings) -> None:
-        """Raise an `ExecutionError`, before anything is captured, if no engine of this TensorRT loads on this GPU."""
+        """Raise an `ExecutionError` before capture if no engine of this TensorRT version can load on this GPU."""
         for library in ("torch", "tensorrt-rtx"):
             warn_untested(library)
         if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):
@@ -55,9 +55,9 @@ class Load:
         """Return a program whose engines load.
 
         Raises:
-            ExecutionError: no engine loads on this GPU; or one does not, and its pipeline lacks the stages to compile
-                it again.
-            UnsupportedOperatorException: an operator can run in PyTorch only, and that is not allowed.
+            ExecutionError: no engine loads on this GPU, or an engine does not load and the pipeline lacks the stages to
+                compile it again.
+            UnsupportedOperatorException: an operator can run only in PyTorch, and the settings do not allow that.
         """
         warn_of_little(compiled)
         if not compiled.settings.load_built_engines or not compiled.engines:

@@ -1,5 +1,5 @@
-"""Run a program's matmuls by weights in PyTorch, and attention of many queries or of one, and what is between them in
-engines; mix such forms by profile."""
+"""Run a program's matmuls by weights, and attention of many queries or of one query, in PyTorch, and everything between
+them in engines; combine such variants by profile."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TRIAL: Final = Rejection("it is measured in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequence[str]) -> Compiled:
-    """Return the program, compiled again with these operators in PyTorch. They cut layers already, so
-    `BehindUpdates` takes the place of the default partitioner, and of one that cuts between submodules.
+    """Compile a program again, with these operators in PyTorch. They already cut layers, so `BehindUpdates` replaces
+    the default partitioner, or a partitioner that cuts between submodules.
 
     Raises:
-        ValueError: there are none, or an engine is for all profiles.
+        ValueError: there are no such operators, or an engine is for all profiles.
     """
     if not names:
         raise ValueError("the program has no matmuls of halves by large weights")
@@ -51,7 +51,7 @@ def _check_profiles(compiled: Compiled) -> None:
 
 
 def because(matmuls: Compiled, reason: Rejection) -> Compiled:
-    """Return what `matmuls_in_torch` returned with the reason for it."""
+    """Return a result of `matmuls_in_torch` with the reason why its operators run in PyTorch."""
     partitioned = matmuls.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each
@@ -65,8 +65,8 @@ def because(matmuls: Compiled, reason: Rejection) -> Compiled:
 
 
 def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
-    """Return a program that runs the calls of each profile as one of these programs of one graph does, whose engines
-    are of one profile each."""
+    """Return a program that runs the calls of each profile like the variant in ``forms`` for that profile. All variants
+    have the same graph, and each of their engines is for one profile."""
     first = next(iter(forms.values()))
     segments = tuple(segment for profile, form in forms.items() for segment in _in_profile(form, profile))
     inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
@@ -105,7 +105,7 @@ def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
 
 
 def _in_profile(form: Compiled, profile: int) -> Iterator[Segment]:
-    """Yield the segments of a program's calls in a profile, as segments of that profile."""
+    """Yield the segments that run in calls of a profile, as segments of only that profile."""
     for segment in form.partitioned.segments:
         if segment.profile == profile:
             yield segment

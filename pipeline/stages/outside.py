@@ -1,7 +1,7 @@
-"""Two stages after ``partition`` that leave weights out of engines, and give each profile an engine of its own.
+"""Two stages after ``partition`` that keep weights outside of engines, and build a separate engine for each profile.
 
-If engines hold their weights, an engine per shape means a copy of the weights per shape. Engines that read weights in
-place are small and quick to build, and share one copy: each can be built for its own shapes.
+If engines hold their weights, an engine per profile means a copy of the weights per profile. Engines that read weights
+in place are small and quick to build, and share one copy, so that each can be built for the sizes of one profile.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Port, Program, Segment, port
 
 LEAST = 64
-"""The least bytes of a weight that is worth an input of its own."""
+"""The minimum bytes of a weight that becomes a separate input."""
 MOST = 16 << 20
-"""The most bytes of weights that may be in several engines."""
+"""The maximum bytes of weights that several engines may each hold."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 READERS = (Does.MULTIPLIES, Does.PROJECTS, Does.POINTWISE, Does.NORMALIZES)
-"""The operators whose converters take weights that are inputs as well as constants; and `TABLES`."""
+"""The operators, besides `TABLES`, whose converters accept weights as constants or as inputs."""
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
@@ -36,13 +36,13 @@ def _bytes(_: object, field: Attribute[int], value: object) -> None:
 
 @frozen
 class SharedWeights:
-    """The stage of `shared_weights`."""
+    """The stage that `shared_weights` returns."""
 
     least: int = field(default=LEAST, validator=_bytes)
     name: str = field(default="shared_weights", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        """Return the same segments; weights that are shared are inputs of engines, and of segments of PyTorch."""
+        """Return the same segments with shared weights as inputs: of engines, and of PyTorch segments."""
         nodes = {node.name: node for node in partitioned.program.graph.nodes}
 
         def changed(segment: Segment) -> Segment:
@@ -64,13 +64,13 @@ class SharedWeights:
 
 @frozen
 class EnginePerProfile:
-    """The stage of `engine_per_profile`."""
+    """The stage that `engine_per_profile` returns."""
 
     most: int = field(default=MOST, validator=_bytes)
     name: str = field(default="engine_per_profile", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        """Return the segments, with one engine per profile of the program where profiles differ for the engine."""
+        """Return the segments, with a separate engine for each profile if the profiles differ in the engine's sizes."""
         program = partitioned.program
         if program.settings.max_engines is not None:
             return partitioned
@@ -78,7 +78,7 @@ class EnginePerProfile:
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
     def _per_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
-        """Yield a segment, or its copies for each profile."""
+        """Yield a segment, or a copy of the segment for each profile."""
         nodes = {node.name: node for node in program.graph.nodes}
         alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
         if (
@@ -93,37 +93,37 @@ class EnginePerProfile:
 
 
 def shared_weights(least: int = LEAST) -> SharedWeights:
-    """Return a stage that leaves large weights out of engines: ``compile.insert(pipeline.shared_weights(),
-    after="partition")``.
+    """Return a stage that keeps large weights outside of engines:
+    ``compile.insert(pipeline.shared_weights(), after="partition")``.
 
-    A module has one copy of them on its device, which all its engines and states read. Plans are small, a change of
-    weights needs no new engine, and layers that differ only in weights share one engine, which is built and loaded once
-    (``pipeline.in_pieces(between="layers.*")``). TensorRT cannot rearrange such weights ahead of time. A module has the
-    weights that the model was compiled with: after they changed, or if the file was saved without them, call
-    `pipeline.refit_module_weights`.
+    A module has one copy of these weights on its device, which all its engines and states read. Plans are small, a
+    change of weights needs no new engine, and layers that differ only in weights share one engine, which is built and
+    loaded once (``pipeline.in_pieces(between="layers.*")``). TensorRT cannot rearrange such weights ahead of time. A
+    module has the weights that the model was compiled with. After a change of weights, or if the file was saved without
+    weights, call `pipeline.refit_module_weights`.
 
     Args:
-        least: the least bytes of a weight that is shared. It must be of float32, float16 or bfloat16, and only matmuls,
-            norms, embeddings and elementwise operators may read it. 64 by default.
+        least: the minimum size of a shared weight in bytes, 64 by default. A shared weight must be in float32, float16
+            or bfloat16, and only matmuls, norms, embeddings and elementwise operators may read it.
     """
     return SharedWeights(least)
 
 
 def engine_per_profile(most: int = MOST) -> EnginePerProfile:
-    """Return a stage that builds separate engines for each of a program's profiles, tuned for its sizes:
+    """Return a stage that builds a separate engine for each profile of a program, tuned for the sizes of that profile:
     ``compile.insert(pipeline.engine_per_profile(), after="partition")``.
 
-    Without it, and with ``max_engines``, an engine has all profiles, with the same layers in each.
+    Without this stage, and with ``max_engines``, an engine contains all profiles, with the same layers for each.
 
     Args:
-        most: an engine with more bytes of weights stays one for all profiles, since each would hold them. 16 MiB by
-            default: enough for what `shared_weights` leaves.
+        most: an engine with more bytes of weights stays one engine for all profiles, since each would hold the weights.
+            16 MiB by default: enough for the weights that `shared_weights` leaves in engines.
     """
     return EnginePerProfile(most)
 
 
 def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
-    """Return whether a node's converter also takes weights that are tensors of the network."""
+    """Return whether a node's converter is ours and also accepts network tensors as weights."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
     return ours and (does(node.target) in READERS or node.target in TABLES)

@@ -1,11 +1,11 @@
 """partition: ``Validated`` → ``Partitioned``. Cut the graph into segments for engines and for PyTorch.
 
-A partitioner is any stage from the one record to the other. Three are here: the default, `Partition`, whose engines are
-as large and as few as possible; `InPieces`, which cuts these; and `BySubmodule`, which keeps whole submodules together.
-`pipeline.partitioning.assemble` does the rest for all: ports, copies of constants and sizes, cuts.
+A partitioner is any stage from ``Validated`` to ``Partitioned``. Here are the default `Partition`, whose engines are as
+large and as few as possible; `InPieces`, which cuts these engines; and `BySubmodule`, which keeps whole submodules
+together. For all of them `pipeline.partitioning.assemble` adds ports, copies of constants and sizes, and cuts.
 
-Arithmetic on sizes belongs to no segment: engines derive it from the shapes of their inputs, PyTorch segments get its
-values.
+Arithmetic on sizes belongs to no segment: engines derive sizes from the shapes of their inputs, and PyTorch segments
+receive their values.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from pipeline.program import Partitioned, Validated, is_operator
 
 
 class Partitioner(Protocol):
-    """A stage in place of ``partition``, which decides which operators share a segment."""
+    """A stage that replaces ``partition`` and decides which operators share a segment."""
 
     @property
     def name(self) -> str:
         """Return the stage's name."""
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """Return the segments in the order in which they run: `pipeline.partitioning.assemble` makes them of groups.
+        """Return the segments in the order in which they run; `pipeline.partitioning.assemble` builds them from groups.
 
         Raises:
-            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
+            UnsupportedOperatorException: ``require_full_compilation`` is set, and an operator would run in PyTorch.
         """
 
 
 @frozen
 class Partition:
-    """The default partitioner: builds as few and as large engines as possible.
+    """The default partitioner, which builds as few and as large engines as possible.
 
     Patterns that TensorRT fuses (a convolution or matmul with the norm and elementwise operators after it, attention)
-    are never cut. If something runs in PyTorch, so do neighbouring cheap operators if fewer bytes cross then, engines
-    with fewer than ``min_block_size`` operators, and the smallest ones beyond ``max_engines``.
+    are never cut. If any operator runs in PyTorch, further operators move to PyTorch: cheap neighbours if fewer bytes
+    then cross, engines with fewer than ``min_block_size`` operators, and the smallest engines beyond ``max_engines``.
     """
 
     name: str = "partition"
@@ -60,12 +60,12 @@ class Partition:
 
 @frozen
 class InPieces:
-    """A partitioner that cuts each engine of the default into several, which run one after the other.
+    """A partitioner that cuts each engine of the default partitioner into several engines that run one after the other.
 
-    TensorRT builds an engine in one thread, and a deep network takes longer than its parts together, which processes
-    can build in parallel (threads wait for each other, on RTX 1.4). Cuts are where few bytes cross, as between the
-    layers of a transformer, and never through fused patterns; nothing else is fused across a cut. `in_pieces` documents
-    its fields.
+    TensorRT builds an engine in one thread, and a deep network takes longer than all its parts, which processes can
+    build in parallel (threads block each other on RTX 1.4). Cuts are at positions where few bytes cross, such as
+    between the layers of a transformer. Patterns that TensorRT fuses are never cut, but nothing is fused across a cut.
+    `in_pieces` documents the fields.
     """
 
     count: int | None = field(default=None)
@@ -93,8 +93,8 @@ class InPieces:
 
 @frozen
 class BehindUpdates:
-    """A partitioner that cuts each engine of the default after its last cache update: TensorRT copies a cache that a
-    matmul reads in the engine that updates it."""
+    """A partitioner that cuts each engine of the default partitioner after its last cache update: TensorRT copies a
+    cache if the engine that updates it also has a matmul that reads it."""
 
     name: str = field(default="behind_updates", kw_only=True)
 
@@ -105,7 +105,7 @@ class BehindUpdates:
 def _cut_behind_updates(
     program: Flow, chosen: Units, inside: Sequence[int], keys: Sequence[str | None] = ()
 ) -> list[tuple[int, ...]]:
-    """Return the pieces of an engine, cut where the key changes and behind the operators that update a cache."""
+    """Return the pieces of an engine, cut where the submodule changes and after the operators that update a cache."""
     updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
     return cut_between(program, chosen, inside, keys or [None] * len(program.nodes), updates)
 
@@ -114,9 +114,9 @@ def _cut_behind_updates(
 class BySubmodule:
     """A partitioner that keeps submodules whole: each runs in one engine, or in PyTorch if any part of it must.
 
-    Patterns that TensorRT fuses are not cut here either. If a border between submodules runs through one (the
-    activation after a convolution belongs to another, the softmax of attention is a module), all of it goes with the
-    submodule in which it begins. `by_submodule` documents its fields.
+    Patterns that TensorRT fuses are not cut here either. If a border between submodules is inside a pattern (the
+    activation after a convolution is in another submodule, the softmax of attention is a module), the whole pattern
+    belongs to the submodule in which it begins. `by_submodule` documents the fields.
     """
 
     depth: int = field(default=1)
@@ -147,14 +147,14 @@ def in_pieces(count: int | None = None, *, between: str = "") -> InPieces:
     """Return a partitioner that cuts engines: ``compile.replace("partition", pipeline.in_pieces(4))``.
 
     Args:
-        count: the largest number of engines that each engine of the default partitioner is cut into, at least 1.
-        between: instead of a number the submodules between which engines are cut, by their paths, as in `fnmatch`:
-            ``"encoder.layer.*"``. One that updates a cache begins behind its updates, which belong to the engine
-            before. With `pipeline.shared_weights` layers of one structure are one engine, which is built and loaded
-            once.
+        count: the maximum number of engines into which each engine of the default partitioner is cut, at least 1.
+        between: instead of ``count``, a path pattern as in `fnmatch`: ``"encoder.layer.*"``. Engines are cut between
+            the submodules that match. A submodule that updates a cache begins after its updates, which belong to the
+            engine before it. With `pipeline.shared_weights`, layers of equal structure share one engine, which is built
+            and loaded once.
 
     Raises:
-        TypeError: both are given, or none.
+        TypeError: both arguments are given, or neither.
     """
     return InPieces(count, between=between)
 
@@ -163,9 +163,9 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     """Return a partitioner that keeps submodules whole: ``compile.replace("partition", pipeline.by_submodule(3))``.
 
     Args:
-        depth: the depth of submodules, by the number of names in their paths: ``encoder.layer.0`` is 3. Shallower ones
-            without such a submodule count as well. Operators of the model itself are cut as by default.
-        pattern: instead of a depth the paths of submodules, as in `fnmatch`: ``"encoder.layer.*"``.
+        depth: the number of names in the paths of the submodules: ``encoder.layer.0`` has 3. Shallower submodules
+            without submodules of that depth count as well. Operators of the model itself are cut as by default.
+        pattern: instead of ``depth``, a path pattern as in `fnmatch`: ``"encoder.layer.*"``.
     """
     return BySubmodule(depth, pattern=pattern)
 
@@ -204,8 +204,8 @@ def _partitioned(
 
 
 def _refused(validated: Validated) -> Mapping[Node, str]:
-    """Return the operators that no engine takes, with the reasons. An operator is refused if an item of it is, and one
-    that waits for a collective if the collective is."""
+    """Return the operators that no engine supports, with the reasons. If an item of an operator's result is refused, so
+    is the operator; if a collective is refused, so is the operator that waits for it."""
     reasons: dict[Node, str] = {}
     for node in filter(is_operator, validated.program.graph.nodes):
         parts = [node, *_items(node), *(node.all_input_nodes if is_wait(node) else ())]

@@ -1,11 +1,11 @@
 """quantize: ``Program`` → ``Program``. Quantize the weights and activations of linear layers and convolutions.
 
-Before: a model in floats. After: the same model with the same inputs and outputs, whose matmuls and convolutions read
-weights that are rounded to nearest, and activations that are rounded with ranges from calibration. Weights are rounded
-by recipe, from the model's own parameters, so that a refit rounds the new ones. Insert the stage before ``decompose``.
+Before: a model in floating point. After: a model with the same inputs and outputs, whose matmuls and convolutions read
+weights rounded to nearest, and activations rounded within ranges from calibration. Recipes round the weights from the
+model's original parameters, so that a refit rounds new weights. Insert the stage before ``decompose``.
 
-This is rounding to nearest only. For models that lose too much accuracy, quantize with NVIDIA ModelOpt or torchao,
-which have better methods (smoothing, AWQ, GPTQ, training with quantization), and compile the result
+The only method is rounding to nearest. If a model loses too much accuracy, quantize it with NVIDIA ModelOpt or torchao,
+which have better methods (smoothing, AWQ, GPTQ, quantization-aware training), and compile the result
 (docs/quantization.md).
 """
 
@@ -46,7 +46,7 @@ BETTER: Final = (
 
 @frozen
 class Decision:
-    """The decision about one operator: the types of its weight and its activation, or why it stays in floats."""
+    """The decision about one operator: the types of its weight and activation, or why it is not quantized."""
 
     node: str
     target: str
@@ -65,7 +65,7 @@ def _entries(value: object) -> tuple[object, ...]:
 
 @frozen
 class Quantize:
-    """The stage; `quantize` documents its fields."""
+    """The quantize stage; `quantize` documents its fields."""
 
     weights: Weights = field(default="int8", validator=one_of("int8", "int4", "fp8"))
     activations: Activations | None = field(default=None, validator=one_of(None, "int8", "fp8"))
@@ -84,17 +84,17 @@ class Quantize:
             raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
 
     def __call__(self, program: Program) -> Program:
-        """Return the program with its matmuls and convolutions in fewer bits; the argument is not changed."""
+        """Return the program with quantized matmuls and convolutions; the argument is not changed."""
         return _Quantizer(program, self).run()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
-        """Return the decision about each operator that has a weight, in the program's order."""
+        """Return the decision about each operator that has a weight, in the order of the program."""
         quantizer = _Quantizer(program, self)
         quantizer.run()
         return tuple(quantizer.decisions)
 
     def explain(self, program: Program) -> str:
-        """Return the decisions as text, a line each, and the number of quantized operators."""
+        """Return the decisions as text, one per line, and the number of quantized operators."""
         made = self.decisions(program)
         count = sum("stays" not in decision.said for decision in made)
         return "\n".join([*map(str, made), f"{count} of {len(made)} operators with weights are quantized ({BETTER})"])
@@ -111,18 +111,18 @@ def quantize(
     """Return a stage that quantizes a model: ``default().insert(quantize("int8"), before="decompose")``.
 
     Args:
-        weights: the type of linear layers' and convolutions' weights: ``"int8"`` and ``"fp8"`` (E4M3) with a scale for
-            each output, ``"int4"`` in blocks of 128, 64 or 32 along each row of linear layers.
-        activations: the type of the activations that they multiply, with one scale for each tensor; None: floats.
-        calibration: typical inputs, from which the ranges of activations come, each in the form of a call: a tensor, a
+        weights: the type for weights of linear layers and convolutions: ``"int8"`` or ``"fp8"`` (E4M3) with a scale for
+            each output channel, or ``"int4"`` for linear layers, in blocks of 128, 64 or 32 along each row.
+        activations: the type of the activations that multiply these weights, with one scale per tensor; None: floats.
+        calibration: typical inputs, which determine the ranges of activations. Each is one call: a tensor, a
             tuple of arguments, or a dict of keyword arguments. They run in eager PyTorch, on the CPU.
-        exclude: nodes that stay in floats, as in `pipeline.autocast`: operators, patterns for names of operators and
+        exclude: nodes that stay in floating point, as in `pipeline.autocast`: operators, patterns for operator names or
             for paths of modules (``"*.head"``), and predicates on the module path.
-        percentile: the range is this percentile of an activation's magnitudes, the greatest over the inputs; None: the
-            greatest magnitude of all.
+        percentile: the range of an activation is this percentile of its magnitudes, the greatest over all inputs; None:
+            the greatest magnitude.
 
     Raises:
-        ValueError: a type that is none of these, or two that no GPU multiplies.
+        ValueError: a type is not supported, or no GPU multiplies the two types.
         CalibrationError: activations are to be quantized without calibration, or with inputs that do not fit the model.
         TypeError: an entry of ``exclude`` is none of these.
     """
@@ -162,7 +162,7 @@ class _Quantizer:
         )
 
     def chosen(self, node: Node) -> bool:
-        """Return whether an operator is quantized; if not, record the decision with its reason."""
+        """Return whether to quantize an operator; if not, record the decision with its reason."""
         weight = weight_of(node)
         if weight is None or not self.constant[weight]:
             why = "the weight is computed"
@@ -191,7 +191,7 @@ class _Quantizer:
             raise CalibrationError(f"the model does not run on an input of calibration: {error}") from error
 
     def batches(self) -> Iterator[Sequence[object]]:
-        """Yield the inputs of calibration, converted for the program's graph."""
+        """Yield the calibration inputs, converted for the program's graph."""
         for index, given in enumerate(self.options.calibration):
             args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
             leaves = tree_leaves((args, dict(given) if isinstance(given, Mapping) else {}))
@@ -215,7 +215,7 @@ class _Quantizer:
         self.decide(node, said)
 
     def rounded(self, weight: Node, block: Sequence[int] | None, before: Node) -> Node:
-        """Insert the nodes that round a weight; return the last."""
+        """Insert the nodes that round a weight, and return the last of them."""
         options = self.options
 
         def rounding(given: torch.Tensor) -> torch.Tensor:
@@ -238,12 +238,12 @@ class _Quantizer:
         return made  # type: ignore[no-any-return]
 
     def inserting_after(self, node: Node) -> AbstractContextManager[None]:
-        """Return a context in which new nodes follow this one, and all placeholders."""
+        """Return a context in which new nodes are inserted after this node and after all placeholders."""
         last: Node = [each for each in self.graph.nodes if each.op == "placeholder"][-1]
         return self.graph.inserting_after(last if node.op == "placeholder" else node)
 
     def paired(self, source: Node, range: float, reader: Node) -> Node:
-        """Return the quantize/dequantize pair that rounds an activation, shared by all its readers."""
+        """Return the quantize/dequantize pair that rounds an activation. All readers share the pair."""
         type = self.options.activations
         if source.name not in self.pairs:
             assert type is not None

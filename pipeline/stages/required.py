@@ -1,4 +1,4 @@
-"""Check what settings require of a partitioned program, and warn where little of it runs in engines."""
+"""Check the requirements of the settings on a partitioned program, and warn if engines run little of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ONE = {"the result": "a result", "its input": "an input", "its argument": "an a
 
 
 def check_required(partitioned: Partitioned) -> None:
-    """Raise an error where a setting requires what this program does not have.
+    """Raise an error if the program does not meet a requirement of the settings.
 
     Raises:
-        UnsupportedOperatorException: ``require_full_compilation``, and no operator runs in an engine.
-        QuantizationError: ``require_fused_quantization``, and something quantized runs in PyTorch, or nothing is
-            quantized.
+        UnsupportedOperatorException: ``require_full_compilation`` is set, and no operator runs in an engine.
+        QuantizationError: ``require_fused_quantization`` is set, and a quantized operator runs in PyTorch, or no
+            operator is quantized.
     """
     settings, segments = partitioned.program.settings, partitioned.engine_segments
     if settings.require_full_compilation and not any(segment.nodes for segment in segments):
@@ -41,7 +41,7 @@ def check_required(partitioned: Partitioned) -> None:
 
 
 def warn_of_little(compiled: Compiled) -> None:
-    """Warn if nothing, or less than half of the operators, runs in engines, with the commonest reasons."""
+    """Warn if engines run no operator or less than half of the operators, with the most frequent reasons."""
     coverage = compiled.coverage
     converted, total = len(coverage.converted), coverage.total
     sizes = tuple(port.value for port in compiled.program.inputs)
@@ -59,7 +59,7 @@ def warn_of_little(compiled: Compiled) -> None:
 
 
 def _reason(fallback: Fallback) -> str:
-    """Return the first reason of a fallback without the names of tensors, and what to do."""
+    """Return the first reason of a fallback, without names of tensors, and the hint."""
     why = _NAMES.sub(lambda match: _ONE[match[0].rpartition(" ")[0]], fallback.reason.split("; ")[0])
     return f"{why} ({fallback.hint.split('; ')[0]})" if fallback.hint else why
 

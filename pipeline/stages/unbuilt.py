@@ -1,4 +1,4 @@
-"""unbuilt: ``Converted`` → ``Built``. Skip the build, for programs that only the reference executor runs."""
+"""unbuilt: ``Converted`` → ``Built``. Skip the build, for programs that run only on the reference executor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pipeline.program import Built, Converted
 
 @stage
 def unbuilt(converted: Converted) -> Built:
-    """Return a record without engines, in place of ``build``: the program runs on the reference executor only."""
+    """Return a record without engines. It replaces ``build`` for a program that runs only on the reference executor."""
     c = converted
     return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)

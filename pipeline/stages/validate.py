@@ -1,4 +1,4 @@
-"""validate: ``Program`` → ``Validated``. Find the converter of each node, or every reason why none takes it."""
+"""validate: ``Program`` → ``Validated``. Find the converter of each node, or all reasons why none accepts it."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ TAKES_FLOATS = frozenset(
         aten.scalar_tensor.default,
     }
 )
-"""Operators whose converters take a number as a tensor, too: a float that the host computes from sizes."""
+"""Operators whose converters also accept a number as a tensor: a float that the host computes from sizes."""
 
 
 @frozen
 class Validate:
-    """The stage: asks the registry about each node, and checks what all operators share (dtypes, rank) itself.
+    """The validate stage. It asks the registry about each node, and itself checks dtypes and ranks for all operators.
 
-    The user's validators are called here for the first time, since they see a complete graph. Calls that none of the
-    user's converters takes are decomposed as if those converters did not exist. Converters that nothing used although
-    the model has their operator are noted (``Program.unreached``) and named in a warning.
+    The user's validators are called here for the first time, since they get a complete graph. Calls that none of the
+    user's converters accepts are decomposed as if those converters did not exist. Converters that were not used
+    although the model calls their operator are recorded (``Program.unreached``), and a warning names them.
     """
 
     registry: ConverterRegistry = field(repr=False)
@@ -98,14 +98,14 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
 
 
 def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: Claims) -> list[torch.fx.Node]:
-    """Return the calls that were not decomposed for the sake of the user's converters, none of which takes them."""
+    """Return the calls that were not decomposed because of the user's converters, none of which accepts them."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
 
 
 def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: Claims, ways: Ways) -> Program:
-    """Return the program with these calls decomposed as without the user's converters; itself if nothing changes."""
+    """Decompose these calls as if there were no user's converters; return the same program if nothing changes."""
     rewriter = Rewriter(program, claims, ways)
     names = {node.name for node in refused}
     made = fold(program.with_graph(rewriter.take_apart(names)))
@@ -126,7 +126,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
-    """Yield the limits of networks for every operator; ``allocated``: the converter requires an output allocator."""
+    """Yield reasons that apply to all operators. ``allocated``: the converter requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
     yield from map(Rejection, filter(None, [obstacle(node)]))
     makes_sizes = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
@@ -180,7 +180,7 @@ def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings
 
 
 def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
-    """Yield a rejection for a size that data decides without a bound, as in ``torch.arange(int(x.item()))``."""
+    """Yield a rejection for a data-dependent size without a bound, as in ``torch.arange(int(x.item()))``."""
     for size in shape_of(value):
         names = [] if isinstance(size, int) else [s.name for s in size.free_symbols]
         any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in names)
@@ -191,7 +191,7 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
 
 
 def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
-    """Yield a rejection for sizes that only data makes equal: TensorRT builds no engine if optimal sizes differ."""
+    """Yield a rejection for sizes that only data makes equal: TensorRT fails to build if optimal sizes differ."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
     for sizes in zip_longest(*shapes, fillvalue=1):
@@ -207,7 +207,7 @@ def _of_data(size: Expr) -> bool:
 
 
 def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
-    """Yield the node's result and inputs, each with a name for messages."""
+    """Yield the node's result and inputs, each with a description for messages."""
     yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
     held = node.args[:2] if does(node.target) is Does.DEQUANTIZES else ()  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

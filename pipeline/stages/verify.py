@@ -1,7 +1,7 @@
-"""verify: ``Compiled`` → ``Compiled``. Run the program beside eager PyTorch and record its errors.
+"""verify: ``Compiled`` → ``Compiled``. Run the program and eager PyTorch on the same inputs, and record the errors.
 
-Before: any compiled program. After: the same with its ``agreement``; or, if it does not agree and healing was
-requested, one in which the nodes at fault run in another form, with their rows in ``coverage.healed``.
+Before: any compiled program. After: the same program with its ``agreement``. If the program does not agree and healing
+was requested, the nodes that cause the errors are computed differently, and ``coverage.healed`` lists them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _multiple(_: object, __: object, value: object) -> None:
 
 @frozen
 class Verify:
-    """The stage; `pipeline.verify` documents its options. ``before``: the stages before it in its pipeline."""
+    """The verify stage; `pipeline.verify` documents its options. ``before``: the earlier stages of the pipeline."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
     inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
@@ -65,15 +65,15 @@ class Verify:
     name: str = field(default="verify", kw_only=True)
 
     def following(self, before: tuple[AnyStage, ...]) -> Verify:
-        """Return this stage with those before it, with which it compiles again to heal."""
+        """Return this stage with the earlier stages, which it uses to compile again when it heals."""
         return evolve(self, before=before)
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the program with its agreement, healed if that was requested.
 
         Raises:
-            AgreementError: it does not agree with eager, or its graph does not agree with the module, and neither
-                warning nor healing was requested; or no form makes it agree.
+            AgreementError: the program does not agree with eager, or its graph does not agree with the module, and
+                neither warning nor healing was requested; or no variant agrees.
         """
         comparison = Comparison.of(compiled.program, self.executor, self.inputs, self.multiple)
         agreement = comparison.agreement(compiled)
@@ -103,28 +103,28 @@ def verify(
 ) -> Verify:
     """Return a stage that compares the program with eager PyTorch: ``pipeline.default() | pipeline.verify()``.
 
-    Both run on the same inputs, at the smallest, optimal and largest sizes that the program takes, and are measured
-    against float64; at the smallest and largest sizes only if they differ by more than the floor. The error of an
-    output may be ``multiple`` times eager's own error in the model's dtypes, plus a floor, relative to the output's
-    largest magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 if its matmuls are TF32 (then eager uses TF32, too), and
-    4 units in the last place of halves. Integers and bools must be equal. Elements that change when matmuls are
-    rounded differently are left out, and counted.
+    Both run on the same inputs, at the smallest, optimal and largest sizes that the program accepts. Errors are
+    measured against float64; at the smallest and largest sizes only if the two differ by more than the floor. The error
+    of an output may be ``multiple`` times eager's error in the model's dtypes, plus a floor. The floor is relative to
+    the output's largest magnitude: 4e-6 in float32; on a GPU 3e-5, or 5e-3 if its matmuls use TF32 (then eager uses
+    TF32, too); and 4 units in the last place in half precision. Integers and bools must be equal. Elements that change
+    when matmuls are rounded differently are not compared, but counted.
 
-    Eager runs the graph that torch.export made of the model. If the module still exists, a copy of it is called with
-    the same inputs and must agree with that graph within the same bounds. If it does not, no engine is at fault and
-    nothing is healed: the error reports that the captured graph differs from the module.
+    Eager runs the graph that torch.export captured from the model. If the module still exists, a copy of it is called
+    with the same inputs, and must agree with that graph within the same bounds. If it does not agree, engines are not
+    the cause, and nothing is healed: the error reports that the captured graph differs from the module.
 
     Args:
         on_failure: ``"raise"`` (`AgreementError`), ``"warn"`` (a Python warning, `AgreementWarning`), or ``"heal"``:
-            the nodes at fault are found as `pipeline.bisect` does, and compiled in another form, the first that agrees:
-            in float32, by another converter, by torch's decomposition, in PyTorch. ``coverage.healed`` names them; a
-            program that no form heals raises.
-        inputs: calls to compare, instead of those made from the example inputs: a list, or a function that takes the
-            sizes (``{"x.shape[0]": 8}``) and returns one. A call is a tuple of positional inputs, a dict of keyword
-            inputs, or both as ``(tuple, dict)``.
+            the nodes that cause the errors are found as by `pipeline.bisect`, and compiled in the first variant that
+            agrees: in float32, by another converter, by torch's decomposition, or in PyTorch. ``coverage.healed``
+            names them. If no variant agrees, an `AgreementError` is raised.
+        inputs: calls to compare, instead of calls made from the example inputs: a list, or a function that gets the
+            sizes (``{"x.shape[0]": 8}``) and returns one call. A call is a tuple of positional inputs, a dict of
+            keyword inputs, or both as ``(tuple, dict)``.
         executor: ``"tensorrt"``, ``"reference"``, or None: TensorRT if there is a GPU.
-        multiple: the factor of eager's own error.
-        module: compare the captured graph with the module, too.
+        multiple: the factor for eager's error.
+        module: whether to compare the captured graph with the module, too.
 
     The record's ``agreement`` has the errors of every output at every size.
     """
