@@ -1,4 +1,4 @@
-"""Word errors about arguments: name a value, suggest a similar name, refuse unknown fields and assignments."""
+"""Helpers for errors about arguments: name a type, suggest a similar name, refuse unknown fields and assignments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def article(noun: str) -> str:
 
 
 def path_of(value: object, what: str) -> Path:
-    """Return a path that the user passes; raise a `TypeError` for anything else."""
+    """Return a path argument as a `Path`; raise a `TypeError` for another type."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{what} takes the path of a file, not {kind_of(value)}")
     return Path(value)
@@ -55,7 +55,7 @@ def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
 
 
 def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object], None]:
-    """Return a validator of attrs that accepts these words; its error suggests the most similar one."""
+    """Return an attrs validator that accepts only these words; its error suggests the most similar word."""
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if value not in words:
@@ -91,7 +91,7 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
 
 
 def immutable(how: str) -> Callable[[C], C]:
-    """Decorate a frozen attrs class: setting an attribute raises an error with ``how`` to get a changed copy."""
+    """Decorate a frozen attrs class: setting an attribute raises an error; ``how`` says how to get a changed copy."""
 
     def decorate(cls: C) -> C:
         def refuse(self: object, name: str, value: object) -> None:
