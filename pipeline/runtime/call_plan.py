@@ -293,8 +293,7 @@ class LayoutBuilder:
         )
 
     def _memory(self, name: str) -> str:
-        """Return the name of the value whose memory this value may share: the first in a chain of views, copies and
-        casts."""
+        """Return the value whose memory this value may share: the first in a chain of views, copies and casts."""
         node = self.nodes[name]
         while node.op == "call_function" and moves(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]
