@@ -41,8 +41,7 @@ SAME: Final = "every rank runs the same calls in the same order, with inputs of 
 class Ranks:
     """A module's connection to the other ranks that run the same sharded model.
 
-    number: the module's number, equal on all ranks. calls: the number of calls with new shapes so far. watchdog:
-        watches calls on a GPU.
+    number: the module's, equal on all ranks. calls: the number of calls with new shapes. watchdog: for calls on a GPU.
     """
 
     program: Program
@@ -244,8 +243,7 @@ def _mesh(layout: Layout) -> Argument:
 
 def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
     """Return the values of all ranks in this rank's groups, in the same order on each rank; ``value`` is this rank's,
-    of a type in JSON. Return an empty list on all ranks if a value does not arrive in time, since ranks may compile one
-    after the other."""
+    of a type in JSON. Return [] on all ranks if a value does not arrive in time: ranks may compile in turn."""
     sharding = program.sharding
     if sharding is None or not sharding.groups:
         return [value]
