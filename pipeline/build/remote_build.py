@@ -160,7 +160,7 @@ class SentJob:
 
     @classmethod
     def of(cls, job: Job) -> SentJob:
-        """Create the job from a `Job` that was already sent, so that the file of its weights exists."""
+        """Return a `Job` as one with its weights as bytes, read from the file that pickling writes."""
         build = job.remote_build
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())
