@@ -32,8 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 
 def encoded(data: JsonData) -> bytes:
-    """Return JSON text, equal for equal data; raise an `ArtifactError` if it has characters that files must not
-    have."""
+    """Return JSON text, equal for equal data; raise an `ArtifactError` if it has forbidden characters."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     _check_text(text)
     return text.encode()

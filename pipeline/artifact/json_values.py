@@ -50,7 +50,7 @@ def read_float(data: JsonData) -> float:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32``"""
+    """Return the name of a dtype: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 

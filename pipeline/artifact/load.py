@@ -52,9 +52,9 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     (``save_pretrained``), import transformers and return the object with ``generate``.
 
     Every byte is checked against a digest; engines and weights are memory-mapped. No other module is imported, and no
-    text of the file becomes code: a program can call only operators of torch without side effects, and operators of the
-    libraries in ``operators``. If an output's class is not imported, a read-only record with the same positions, keys
-    and attributes is returned instead.
+    text of the file becomes code: a program can call only operators of torch that only compute, and operators of the
+    libraries in ``operators``. Instead of an output whose class is not imported, it returns a read-only record with the
+    same positions, keys and attributes.
 
     operators: the namespaces of other libraries whose operators the program may call in PyTorch (``{"torchvision"}``),
         with any arguments: allow them only for files that you trust. Import the library first.

@@ -55,8 +55,8 @@ class SavedEngine:
 
 @frozen
 class SavedWeights:
-    """The location of the tensors: in this file (``entry``), in another file (``file``, with its size and SHA-256), or
-    not saved. ``others``: the entry has only constants of the model's code; the model's weights are not in this
+    """The location of the tensors: in this file (``entry``), in another file (``file``, its size and SHA-256), or not
+    saved. ``others``: the entry has only constants of the model's code, and the model's weights are not in this
     file."""
 
     entry: str = ""
@@ -94,7 +94,7 @@ class Manifest(SavedFields):
 
     ``libraries``: the libraries of operators that run in PyTorch. ``modules``: the class of each module that has nodes,
     by path. ``source``: the entry of the program before `decompose`. ``computed``: the bytes of the largest computed
-    constant. ``generation``: the JSON that describes a language model's generation.
+    constant. ``generation``: the JSON from which `load` makes a language model of the program.
     ``call``: the memory limit of a call in bytes; 0 if sizes are unbounded. ``kernels``: the machine of the compiled
     kernels; empty if there are none.
     """
