@@ -1,8 +1,7 @@
 """Limit the memory of a loaded program's constants: results of recipes, and tensors that its graphs fill.
 
 A few bytes of a malicious file can request a tensor of any size. So a file states the size of its largest such tensor,
-`inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show the sizes of recipes'
-results.
+`inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show recipes' sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The container of a saved program: a zip file whose entries start at multiples of 4096. Text is compressed; other
-entries are not, so that they can be memory-mapped. The uncompressed size of text is stated in advance, and limited per
-file.
+entries are not, so that they can be memory-mapped. The uncompressed size of text is stated, and limited per file.
 
 Entries have exactly one encoding, and the reader accepts no other: it compares every byte outside the entries' data
 with the writer's output. The archive's comment is the SHA-256 of the manifest, the last entry, which contains the

@@ -191,8 +191,7 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
     ``pipeline.default().replace("build", pipeline.cached(store))``.
 
     The key of an engine covers everything that the engine depends on: the network's layers and their arguments, shapes
-    and ranges, weights, the builder's settings, the library, its version and its targets; but not names of nodes and
-    sizes.
+    and ranges, weights, the builder's settings, the library, its version and its targets; but no names.
 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods

@@ -56,8 +56,7 @@ class SavedEngine:
 @frozen
 class SavedWeights:
     """The location of the tensors: in this file (``entry``), in another file (``file``, its size and SHA-256), or not
-    saved. ``others``: the entry has only constants of the model's code, and the model's weights are not in this
-    file."""
+    saved. ``others``: the entry has only constants of the model's code, not the model's weights."""
 
     entry: str = ""
     file: str = ""

@@ -128,8 +128,7 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that was compiled differently, since its engine did not load or computed wrong results: the action and the
-    reason."""
+    """A node that was compiled differently, since its engine did not load or was wrong: the action and the reason."""
 
     node: str
     target: str

@@ -2,7 +2,7 @@
 
 A program's values are stored in *slots*, a list that each call copies and fills. ``Layout`` numbers the slots once for
 each module. The first call with new shapes, dtypes and devices runs every check and creates a ``CallPlan``, which later
-calls look up by them.
+calls find.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ class CallPlan:
 
     ``template``: the slots, filled with the values that are equal in every such call. ``moves``: the tensors among the
     inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
-    first profile that fits the sizes. ``home``: the device of outputs. ``guard`` receives the results of the program's
-    checks.
+    first profile that fits the sizes. ``home``: the outputs' device. ``guard`` receives the results of checks.
     """
 
     template: Slots = field(repr=False)

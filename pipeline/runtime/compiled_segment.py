@@ -1,7 +1,6 @@
 """Compile PyTorch segments with torch.compile (`torch_compile`).
 
-torch.compile turns a graph into source code and runs it. A graph from a file is untrusted data, so it runs operator by
-operator instead.
+torch.compile turns a graph into source code and runs it. A graph from a file is untrusted, so it runs eagerly instead.
 """
 
 from __future__ import annotations
@@ -88,8 +87,7 @@ class _Copied:
     """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
     text: the graph without the program's names, and the types of its placeholders. updated: for each output, the index
-        of the input that it is after an in-place update, or None if the graph returns the output; empty without
-        updates.
+        of the input that it is after an in-place update, or None if the graph returns it; empty without updates.
     """
 
     def __init__(self, program: Program, segment: Segment, argument: Change) -> None:

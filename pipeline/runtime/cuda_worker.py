@@ -50,7 +50,7 @@ class Lane:
         return self._last
 
     def handle(self) -> int:
-        """Return the current stream's handle as torch's generated code does, ten times faster than
+        """Return the current stream's handle, by torch's internal function: ten times faster than
         ``current_stream``."""
         handle: int = torch._C._cuda_getCurrentRawStream(self._index)
         if handle != self._handle:
@@ -204,8 +204,7 @@ class CudaWorker:
         return self._run(plan, leaves)
 
     def replayed(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
-        """Return a graph's outputs for inputs that fit; None if another worker has the graph or another GPU is
-        current."""
+        """Return a graph's outputs for inputs that fit; None if another worker has it, or another GPU is current."""
         if self.lane.elsewhere() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
             return None
         return graph(leaves, self.lane.handle())

@@ -114,7 +114,7 @@ class Slab:
         self._memory: torch.Tensor | None = None
 
     def view(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor of this shape in the memory, or in new memory if this is too small; older tensors stay
+        """Return a tensor of this shape in the memory, or in new memory if it is too small; older tensors stay
         valid."""
         size = math.prod(shape) * self.dtype.itemsize
         if self._memory is None or self._memory.numel() < size:

@@ -34,8 +34,7 @@ class InPlace:
     runner: CompiledModule
 
     def state_dict(self, *_: object, **__: object) -> NoReturn:
-        """Raise an error: the object has no weights. ``runner.state_dict()`` has the buffers that the program
-        updates."""
+        """Raise an error: there are no weights. ``runner.state_dict()`` has the buffers that the program updates."""
         raise ExecutionError(f"{type(self).__name__} has no weights that could be saved: {WEIGHTS}", HINT)
 
     def load_state_dict(self, *_: object, **__: object) -> NoReturn:

@@ -167,8 +167,7 @@ def loaded_engine(
 
 
 def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
-    """Limit the GPU memory of an engine's weights, before contexts are created; the rest is streamed from the host at
-    each call.
+    """Limit the GPU memory of an engine's weights, before contexts are created; calls stream the rest from the host.
 
     Raises:
         ExecutionError: TensorRT refuses the budget.

@@ -35,8 +35,8 @@ GRACE: Final = 3.0
 class Watchdog:
     """A thread that ends the process, with an error in the log, if a call on the GPU is not finished after ``seconds``.
     It watches a call until it has finished, and then the latest call. It queries the GPU only after a quarter of
-    ``seconds``: CUDA forbids queries while another thread captures a graph in the mode "global". The thread ends with
-    this object.
+    ``seconds``: CUDA forbids queries while another thread captures a graph in the mode "global". It ends with this
+    object.
 
     waiting: returns the error's text. end: ends the process, as torch's watchdog does. latest, watched: the last call
         and the watched call, each with its launch time.

@@ -15,8 +15,7 @@ from pipeline.runtime.opened_file import FileWeights
 
 
 class Unchanged(Mapping[str, torch.Tensor]):
-    """The model's parameters, not copied; reading a parameter that was changed in place raises an
-    ``ExecutionError``."""
+    """The model's parameters, without copies; reading a parameter changed in place raises an ``ExecutionError``."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

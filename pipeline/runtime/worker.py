@@ -136,8 +136,7 @@ W = TypeVar("W")
 
 
 class Pool(Generic[W]):
-    """At most ``limit`` workers, created on demand; the last used is taken first, and callers wait while all are
-    busy."""
+    """At most ``limit`` workers, created on demand. The last used is taken first; callers wait while all are busy."""
 
     def __init__(self, make: Callable[[], W], limit: int) -> None:
         self._make, self._left = make, limit
