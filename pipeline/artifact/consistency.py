@@ -82,7 +82,7 @@ def _missing_values(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[s
 
 
 def _mismatches(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tensors whose type in the graph differs from that of a segment's port, or of a buffer."""
+    """Yield the tensors whose type in the graph differs from the type of a segment's port or of a buffer."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
             value = values.get(port.name)

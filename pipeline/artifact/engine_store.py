@@ -41,7 +41,7 @@ class EngineStore(Protocol):
         """Return the entry of a key; None if no entry has the key."""
 
     def save(self, key: str, data: bytes, /) -> None:
-        """Save an entry. An existing entry of this key may be replaced or kept."""
+        """Save an entry. An existing entry with this key may be replaced or stay."""
 
 
 @runtime_checkable
@@ -217,7 +217,7 @@ class DiskStore:
                     part.unlink(missing_ok=True)
 
     def _found(self, pattern: str) -> list[tuple[Path, os.stat_result]]:
-        """Return the folder's files of a pattern, except those that another process deletes meanwhile."""
+        """Return the folder's files that match a pattern, except files that another process deletes meanwhile."""
         found = []
         for path in self.folder.glob(pattern):
             with suppress(FileNotFoundError):

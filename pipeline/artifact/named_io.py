@@ -23,7 +23,7 @@ def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
 
 
 def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
-    """Return the results of a call by the outputs' names, without those that are None."""
+    """Return the results of a call by output name, without results that are None."""
     rows = zip(named_outputs(program), tree_leaves(result), strict=True)
     return {name: value for (name, _), value in rows if value is not None}
 

@@ -238,7 +238,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
             beside.join()
 
     def mapped(self) -> mmap.mmap:
-        """Return the whole plan, mapped read only; it outlives this object."""
+        """Return the plan, memory-mapped read-only; the mapping outlives this object."""
         return mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __del__(self) -> None:
@@ -247,7 +247,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Map a whole file, read only; its data stays available even if the file is deleted."""
+    """Memory-map a file, read-only; the data stays available even if the file is deleted."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

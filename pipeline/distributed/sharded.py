@@ -41,7 +41,7 @@ class Place:
     whole: Argument
 
     def put(self, value: object) -> None:
-        """Register another tensor in its place."""
+        """Register another tensor under the same name."""
         self.registered[self.name] = value
 
 

@@ -16,7 +16,7 @@ C = TypeVar("C", bound=type)
 
 
 class _NeverChangesError(attrs.exceptions.FrozenInstanceError):
-    """An attribute of a frozen record was assigned; unlike attrs' own error, this one has a message."""
+    """An attribute of a frozen record was assigned; unlike attrs' error, this error has a message."""
 
     def __init__(self, message: str) -> None:
         AttributeError.__init__(self, message)
@@ -49,7 +49,7 @@ def in_bytes(number: int) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
-    """Return ``did you mean 'NAME'?`` with the known name most similar to this one; empty if none is similar."""
+    """Return ``did you mean 'NAME'?`` with the known name most similar to ``name``; empty if no name is similar."""
     close = difflib.get_close_matches(str(name), [*known], 1)
     return f"{before}did you mean {close[0]!r}?" if close else ""
 

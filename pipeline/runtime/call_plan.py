@@ -300,7 +300,7 @@ class LayoutBuilder:
 
 
 def _deduplicated(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark outputs that are the same as an earlier output (``again``), or only share its value (``copied``)."""
+    """Mark outputs that are the same object as an earlier output (``again``), or only have its value (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []

@@ -129,8 +129,8 @@ class Replays:
         self._again = again if self.complete else None
 
     def __call__(self, leaves: Sequence[Leaf], stream: int) -> tuple[torch.Tensor | None, ...]:
-        """Launch on the current stream, given its handle. Return each output that the graph copies out; None for those
-        that stay in its own memory."""
+        """Launch on the current stream, whose handle is ``stream``. Return each output that the graph copies out; None
+        for an output that stays in graph memory."""
         if self._own is None:
             for feed in self.feeds:
                 feed(leaves[feed.input_index], None)

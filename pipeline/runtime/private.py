@@ -19,8 +19,8 @@ def opened_private(path: Path) -> BinaryIO:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        OSError: the file or its folder belongs to another user, can be written by others, or is a link or not a
-            regular file; the message says what to do.
+        OSError: the file or its folder belongs to another user, is writable by others, or is a link or not a regular
+            file; the message says what to do.
     """
     check_private(path.parent)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -75,8 +75,8 @@ def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int])
 
 
 class Flags:
-    """A pool of bytes in pinned host memory, to which GPUs write. A returned byte is reused only after ``PAGE`` others,
-    since a graph launched earlier may still write to it."""
+    """A pool of bytes in pinned host memory, to which GPUs write. A returned byte is reused only after ``PAGE`` other
+    bytes, since a graph launched earlier may still write to it."""
 
     PAGE = 4096
 

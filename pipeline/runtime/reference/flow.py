@@ -38,7 +38,7 @@ class Flow:
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_of(self, layer: Layer) -> frozenset[str]:
-        """Return the regions around a layer: those of its outputs, or, without outputs, of its inputs."""
+        """Return the regions around a layer's outputs, or, if it has no outputs, around its inputs."""
         names = [tensor.name for tensor in layer.outputs] or list(used(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
 

@@ -90,7 +90,8 @@ def convolution(
 def deconvolution(
     layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
 ) -> torch.Tensor:
-    """Transposed convolution: padding is cut from the result; SAME makes the result `stride` times the input."""
+    """Transposed convolution: padding is cut from the result; with SAME the result has `stride` times the input's
+    size."""
     values = wide(_images(layer, x))
     kernel, bias = _kernel(layer, values, kernel, bias, weights)
     dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
