@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) as recipes: a weight W becomes W + scale * B @ A, and W again when they are removed.
+"""Low-rank adapters (LoRA) as recipes: a weight W becomes W + scale * B @ A, and W again after their removal.
 
 The parameter keeps its value. Two parameters ``NAME.lora_A`` and ``NAME.lora_B`` are added, and every constant computed
 from the parameter is computed from the sum instead. So removing adapters restores the program exactly.
@@ -28,8 +28,8 @@ _KEY = re.compile(
 
 @frozen
 class Adapter:
-    """The factors for a parameter: ``a`` [rank, in, …], ``b`` [out, rank, …]. ``transposed``: the parameter is [in,
-    out], as in embeddings and GPT-2's ``Conv1D``."""
+    """The LoRA factors of a parameter: ``a`` [rank, in, …], ``b`` [out, rank, …]. ``transposed``: the parameter's shape
+    is [in, out], as in embeddings and GPT-2's ``Conv1D``."""
 
     parameter: str
     a: torch.Tensor = field(repr=False)
@@ -38,15 +38,15 @@ class Adapter:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter is a factor of an adapter rather than one of the model."""
+    """Return whether a parameter is a factor of an adapter, not a parameter of the model."""
     return name.endswith((A, B))
 
 
 def adapters_of(
     given: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
-    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B). The `RefitError` names each
-    key that is no adapter of a parameter, with the reason."""
+    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B). A `RefitError` names each
+    key that does not fit a parameter, with the reason."""
     pairs, wrong = _pairs(given, parameters)
     found = {name: _fitted(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
@@ -81,7 +81,7 @@ def _pairs(
 
 
 def _named(name: str, parameters: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the parameters of this name, or with this suffix, as when a model wraps the adapted one."""
+    """Return the parameters with this name or suffix; a model that wraps the adapted model has longer names."""
     return [name] if name in parameters else [known for known in parameters if known.endswith(f".{name}")]
 
 
@@ -103,12 +103,12 @@ def _fitted(
 
 
 def factors(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
-    """Return copies of the parameters that adapters add."""
+    """Return the factors of adapters as parameters, copied."""
     return {f"{each.parameter}{side}": v.clone() for each in adapters for side, v in ((A, each.a), (B, each.b))}
 
 
 def adapted(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes: Mapping[str, torch.dtype]) -> Recipe:
-    """Return a recipe that reads the sum in place of each parameter with an adapter."""
+    """Return a recipe that reads W + scale * B @ A in place of each parameter W with an adapter."""
     read = [name for name in recipe.parameters if name in adapters]
     if not read:
         return recipe
@@ -118,7 +118,7 @@ def adapted(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtype
 
 
 def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
-    """Return the steps of W + scale * B @ A as PEFT merges: in the wider of the two dtypes, rounded once."""
+    """Return the steps of W + scale * B @ A, computed as PEFT does: in the wider of the two dtypes, rounded once."""
     name, steps = adapter.parameter, list[Step]()
 
     def step(what: str, target: str, *args: object) -> Ref:
@@ -136,7 +136,7 @@ def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
 
 
 def bare(recipe: Recipe) -> Recipe:
-    """Return a recipe without adapters."""
+    """Return a recipe with its adapters removed."""
     steps = tuple(step for step in recipe.steps if not step.name.startswith(SUM))
     names = {name: name.removeprefix(SUM) for name in (s.name for s in recipe.steps) if name.startswith(SUM)}
     return recipe if len(steps) == len(recipe.steps) else _renamed(evolve(recipe, steps=steps), names)

@@ -1,7 +1,7 @@
 """Limit the memory of a loaded program's constants: results of recipes, and tensors that its graphs fill.
 
-A few bytes of a malicious file can request any size. So a file states the size of its largest such tensor, `inspect`
-prints it, and a program that requests more is not loaded. Sizes of recipes' results are computed on fake tensors.
+A few bytes of a malicious file can request a tensor of any size. So a file states the size of its largest such tensor,
+`inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show recipes' sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.T
 
 
 def allowed_bytes(parameters: Iterable[int], declared: int) -> int:
-    """Return the most bytes of a computed constant, by the sizes of the parameters and the file's declaration."""
+    """Return the largest allowed bytes of a computed constant, from the parameters' sizes and the file's statement."""
     return max(ALWAYS_ALLOWED, FACTOR * sum(parameters), declared)
 
 
@@ -70,7 +70,7 @@ def _renamed(places: Mapping[Ref, Ref], value: object) -> object:
 
 
 def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
-    """Yield the bytes of each tensor that a recipe computes. For a data-dependent one its literal sizes are counted."""
+    """Yield the bytes of each tensor that a recipe computes; if its shape is data-dependent, from its literal sizes."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values: dict[str, Argument] = {
             name: torch.empty(shape, dtype=dtype)
@@ -96,7 +96,7 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
 def _fake_result(
     target: Callable[..., Argument], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
 ) -> Argument:
-    """Return the fake result of a call; None if it depends on data."""
+    """Return the result of a call on fake tensors; None if its shape is data-dependent."""
     try:
         return callee(target)(*args, **kwargs)
     except Exception:  # an invalid call raises its error when the recipe is evaluated

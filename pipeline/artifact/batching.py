@@ -1,4 +1,4 @@
-"""Determine whether requests can be batched: whether each row of a batch depends on that row alone."""
+"""Determine whether requests can be batched: whether each output row depends only on the same input row."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROWS = 3
 
 
 def batch_of(program: Program, ports: list[Port]) -> Range | None:
-    """Return the range of the first dim if all inputs and outputs share it, its minimum is 1, and calls keep no state;
-    else None."""
+    """Return the range of the first dim if it is the same for all inputs and outputs, its minimum is 1, and the program
+    has no state; else None."""
     symbol = _symbol(ports)
     written = any(output.kind != "user" for output in program.outputs)
     if written or symbol is None or any(len(port.shape) < 2 for port in ports):
@@ -38,8 +38,8 @@ def _symbol(ports: list[Port]) -> sympy.Symbol | None:
 
 
 def obstacle(compiled: Compiled, ports: list[Port]) -> str:
-    """Return why requests cannot be batched, by comparing a call of a few random rows with calls of each; empty if they
-    can. ``ports``: the program's inputs and outputs, which share their first dim."""
+    """Return why requests cannot be batched, or an empty string. The check compares a call with a few random rows to a
+    call for each row. ``ports``: the program's inputs and outputs, which share their first dim."""
     symbol, rows = _symbol(ports), min(ROWS, ports[0].ranges[0].max)
     if symbol is None or rows == 1:
         return ""
@@ -54,7 +54,7 @@ def obstacle(compiled: Compiled, ports: list[Port]) -> str:
 
 
 def _outputs_of_rows(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str, Leaf]]:
-    """Yield the outputs, by name, of a call of random rows, and of a call of each row."""
+    """Yield the outputs, by name, of a call with all random rows, and then of a call for each row."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
     drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: rows})
     module = compiled.module()

@@ -1,7 +1,7 @@
-"""Write records as JSON and read them back by the types of their fields, with one rule for each kind of type.
+"""Write records as JSON, and read them back by the type annotations of their fields; each kind of type has a rule.
 
-Fields with their default value are left out, so that files stay readable as records grow. Reading checks every type:
-the result matches the record's annotations, or an error names the field that does not.
+Fields that have their default value are omitted, so that old files stay readable when records get new fields. Reading
+checks every type: the result matches the annotations of the record, or an error names the wrong field.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Json = typing.NewType("Json", object)
 
 @attrs.frozen
 class Rule:
-    """Functions that write and read values of a type."""
+    """The functions that write and read values of a type."""
 
     write: Convert
     read: Convert
@@ -47,7 +47,7 @@ def read(data: JsonData, kind: object) -> Any:
 
 @cache
 def rule(kind: Any) -> Rule:
-    """Return the rule of a type."""
+    """Return the rule for a type."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -105,7 +105,7 @@ def _is_default(default: object, value: object) -> bool:
 
 
 def at(place: object, read: Convert, data: JsonData) -> Any:
-    """Read a part; an error names the place of the part, except for a missing operator, whose place does not matter."""
+    """Read a part of a record. An error names the part (``place``), but not for a missing operator."""
     try:
         return read(data)
     except MissingOperatorError:
@@ -137,7 +137,7 @@ def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
 
 
 def _union(kinds: tuple[Any, ...]) -> Rule:
-    """Return the rule of an optional type, of plain types (distinguished by JSON's types), or of network attributes."""
+    """Return the rule for an optional type, plain types (told apart by their JSON types), or network attributes."""
     rest = [kind for kind in kinds if kind is not type(None)]
     if len(rest) == 1:
         inner = rule(rest[0])
@@ -177,7 +177,7 @@ def _tuple(kinds: tuple[object, ...]) -> Rule:
 
 
 def _mapping(key: Any, value: Any) -> Rule:
-    """Return the rule of a mapping: a list of pairs, which keeps the order."""
+    """Return the rule for a mapping, which is a list of pairs in JSON, to keep the order."""
     pairs = rule(tuple[tuple[key, value], ...])
 
     def read(data: JsonData) -> Any:

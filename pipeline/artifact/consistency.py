@@ -1,4 +1,4 @@
-"""Check that the parts of a manifest are consistent, and that its names are printable, before they are used."""
+"""Check that the parts of a manifest are consistent and its names printable, before the manifest is used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.shapes.environment import Range
 
 
 def check_names(manifest: Manifest) -> None:
-    """Raise an error if a name does not print on one line, as reports, pages and configurations need."""
+    """Raise an error if a name is not printable on a single line, as reports, pages and configurations require."""
     parts: tuple[Any, ...] = (*manifest.inputs, *manifest.outputs, *manifest.segments, *manifest.engines)
     names = (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules)
     for name in (*(part.name for part in parts), *names, manifest.weights.file, manifest.kernels):
@@ -45,7 +45,7 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 
 
 def check_program(compiled: Compiled) -> None:
-    """Raise an error if networks do not match their segments, or segments and buffers their graph."""
+    """Raise an error if networks do not match their segments, or if segments and buffers do not match the graph."""
     values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
     checks = _segment_faults(compiled), _missing_values(compiled, values), _mismatches(compiled, values)
     if fault := next(chain(*checks), ""):
@@ -82,7 +82,7 @@ def _missing_values(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[s
 
 
 def _mismatches(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tensors whose type in the graph differs from that of a segment's port, or of a buffer."""
+    """Yield the tensors whose type in the graph differs from the type of a segment's port or of a buffer."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
             value = values.get(port.name)

@@ -1,9 +1,9 @@
-"""The container of a saved program: a zip file whose entries begin at multiples of 4096. Text is deflated; all other
-entries are stored, so that they can be mapped. The inflated size of text is declared in advance, and limited per file.
+"""The container of a saved program: a zip file whose entries start at multiples of 4096. Text is compressed; other
+entries are not, so that they can be memory-mapped. The uncompressed size of text is stated, and limited per file.
 
-Given entries have exactly one encoding, and the reader accepts no other: it compares every byte outside the entries'
-data with the writer's output. The archive's comment is the SHA-256 of the manifest, the last entry; the manifest has
-the digests of all others. So every altered byte is detected before the data is used.
+Entries have exactly one encoding, and the reader accepts no other: it compares every byte outside the entries' data
+with the writer's output. The archive's comment is the SHA-256 of the manifest, the last entry, which contains the
+digests of all other entries. So every altered byte is detected before the data is used.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _COMMENT = 64
 
 @frozen
 class Entry:
-    """An entry of the file: where its header begins, the bytes of its data in the file, and of its inflated data, their
-    CRC-32 and their number; ``inflated`` is None if it is stored."""
+    """An entry of the file: the offset of its header, the size of its data in the file, and the CRC-32 and size
+    (``inflated``) of the uncompressed data. ``inflated`` is None if the entry is stored uncompressed."""
 
     name: str
     offset: int
@@ -74,7 +74,7 @@ class Entry:
         return 0, method, 0, _DATE, self.crc, size, inflated
 
     def row(self) -> bytes:
-        """Return its row in the directory at the end."""
+        """Return the entry's row in the zip directory."""
         name, big, far = self.name.encode(), self.size >= _SMALL, self.offset >= _SMALL
         wide = struct.pack("<QQ", self.size, self.size) * big + struct.pack("<Q", self.offset) * far
         extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
@@ -84,7 +84,7 @@ class Entry:
 
 
 def tail(entries: Sequence[Entry], manifest: str) -> bytes:
-    """Return the bytes after the entries: the directory, and the end of the archive with the manifest's digest."""
+    """Return the bytes after the entries: the zip directory, and the end record with the manifest's digest."""
     start = entries[-1].end if entries else 0
     rows = b"".join(entry.row() for entry in entries)
     count, wide = len(entries), b""
@@ -106,7 +106,7 @@ class Writer(SummedWriter):
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
         """Write an entry whose parts have ``size`` bytes in all; return the SHA-256 of its bytes in the file.
-        ``digest``: that SHA-256 if it is known and the entry is not text."""
+        ``digest``: this SHA-256, if it is known and the entry is not text."""
         entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
             self.text += size
@@ -130,8 +130,8 @@ class Writer(SummedWriter):
 
 
 class Reader:
-    """The entries of an open file by name. The constructor checks every byte outside their data: `ArtifactError` if the
-    file is not a saved program, is truncated, or was altered."""
+    """The entries of an open file by name. The constructor checks every byte outside the entries' data; it raises an
+    `ArtifactError` if the file is not a saved program, is truncated, or was altered."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = SharedFile(file), name
@@ -200,7 +200,7 @@ class Reader:
         return self.entries[name]
 
     def read(self, name: str, digest: str) -> bytes:
-        """Return an entry's data, verified and inflated."""
+        """Return an entry's data, verified and uncompressed."""
         entry = self._entry(name)
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
@@ -208,7 +208,7 @@ class Reader:
         return self._inflated(entry, data)
 
     def _inflated(self, entry: Entry, data: bytes) -> bytes:
-        """Inflate the data of an entry to the size that it declares."""
+        """Uncompress the data of an entry to the size that the entry states."""
         if entry.inflated is None:
             return data
         inflate, found = zlib.decompressobj(-zlib.MAX_WBITS), b""
@@ -221,7 +221,7 @@ class Reader:
 
 
 def _entries(rows: bytes) -> Iterator[Entry]:
-    """Yield the entries in the rows of a directory; the caller compares the rows' other fields."""
+    """Yield the entries in the rows of a zip directory; the caller checks the rows' other fields."""
     at = 0
     while at < len(rows):
         fields = _CENTRAL.unpack_from(rows, at)

@@ -1,4 +1,4 @@
-"""cached: a stage in place of ``build`` that reads engines from a store, and builds and saves the missing ones."""
+"""``cached``: a stage in place of ``build`` that reads engines from a store; it builds and saves missing engines."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Wanted:
-    """An engine that a program needs: the order to build it, and its key. ``values``: the SHA-256 of each refittable
-    weight by name; an engine of this key may hold other values."""
+    """An engine that a program needs: the order to build it, and its cache key. ``values``: the SHA-256 of each
+    refittable weight by name; a cached engine with this key may have other values."""
 
     order: Order
     handle: NetworkHandle = field(eq=False, repr=False)
@@ -46,14 +46,14 @@ class Wanted:
         return (self.key, *self.values.values())
 
     def entry(self, engine: Engine) -> EngineEntry:
-        """Return the cache entry for an engine built for this."""
+        """Return the cache entry for an engine that was built by this order."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
         bindings = tuple(engine.bindings.get(name, name) for name in self.form.bindings)  # the plan's names
         weights = tuple(engine.weights.get(name, name) for name in self.form.weights)
         return EngineEntry(self.key, engine.library, engine.digest, bindings, weights, values)
 
     def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
-        """Return the engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""
+        """Return the engine of an entry, refitted if it has other weights; None if it cannot be refitted."""
         found = evolve(
             engine(self.order, Plan(entry.digest, entry.library), plan),
             bindings=_entry_names(self.form.bindings, entry.bindings),
@@ -102,7 +102,7 @@ class Cached:
     def _build_missing(
         self, files: FileStore, converted: Converted, wanted: Sequence[Wanted], missing: Sequence[int]
     ) -> dict[int, Engine]:
-        """Return the missing engines: those that another process has saved meanwhile, the others built and saved."""
+        """Return the missing engines: load those that another process has saved meanwhile; build and save the rest."""
         found = {i: self._load_entry(files, wanted[i], i, len(wanted)) for i in missing}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         if due := [i for i in missing if i not in engines]:
@@ -112,7 +112,7 @@ class Cached:
         return engines
 
     def _load_entry(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
-        """Return the engine in the store, or None. Errors of the store become warnings."""
+        """Return the engine from the store, or None. Errors of the store become warnings."""
         if not self.reuse:
             return None
         try:
@@ -157,8 +157,8 @@ def wanted_engines(converted: Converted) -> Iterator[Wanted]:
 
 
 def _roles(program: Program, segment: Segment) -> dict[str, str]:
-    """Return what each binding is in the program: an input, size or output, or else its rank among other inputs. The
-    network alone orders inputs by their use, so it does not distinguish ``x - y`` from ``y - x``."""
+    """Return the role of each binding in the program: an input, size or output, or else its rank among other inputs. A
+    network orders its inputs by their use, so the network alone does not distinguish ``x - y`` from ``y - x``."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
@@ -190,8 +190,8 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
     """Return a stage that looks engines up in a store, and lets another stage build the missing ones:
     ``pipeline.default().replace("build", pipeline.cached(store))``.
 
-    The key of an engine covers everything it depends on: the network's layers and their arguments, shapes and ranges,
-    weights, the builder's settings, the library, its version and its targets; but not the names of nodes and sizes.
+    The key of an engine covers everything that the engine depends on: the network's layers and their arguments, shapes
+    and ranges, weights, the builder's settings, the library, its version and its targets; but no names.
 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
@@ -208,7 +208,7 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
 
 
 def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:
-    """Return the stage, behind the engine cache if the settings enable it."""
+    """Return the stage, wrapped by the engine cache if the settings enable the cache."""
     reuse, keep = settings.reuse_cached_engines, settings.cache_built_engines
     if not (reuse or keep):
         return stage

@@ -1,5 +1,5 @@
-"""Cache entries: an engine's plan and its description, verified before use; and their key: a digest of everything
-that an engine depends on, independent of names."""
+"""Entries of the engine cache: an engine's plan and its description, verified before use. Their key is a digest of
+everything that an engine depends on, but not of names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMAT = "engine 1"
 
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return the SHA-256 of each tensor's bytes, computed on threads, since a warm compilation spends its time here."""
+    """Return the SHA-256 of each tensor's bytes; on threads, since this dominates compilations with a warm cache."""
 
     def digest(tensor: torch.Tensor) -> str:
         return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
@@ -43,8 +43,8 @@ def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
-    It depends on the layers, their arguments and wiring; shapes, ranges and dtypes; the builder's settings; the
-    library, its version and its targets; the platform and NVIDIA_TF32_OVERRIDE; but not on names. ``values``: the
+    It depends on the layers, their arguments and connections; shapes, ranges and dtypes; the builder's settings; the
+    library, its version and the target GPUs; the platform and NVIDIA_TF32_OVERRIDE; but not on names. ``values``: the
     SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
@@ -55,7 +55,7 @@ def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
 
 
 def environment() -> Iterator[str]:
-    """Yield everything that an engine depends on besides the program."""
+    """Yield everything except the program that an engine depends on."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"
     yield f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"
@@ -77,8 +77,8 @@ class CorruptEntryError(PipelineError):
 
 @frozen
 class EngineEntry:
-    """The description of a plan. ``bindings``, ``weights``: the plan's names, in the network's order, and in the order
-    of their first use; ``values``: the SHA-256 of each refittable weight in the plan, in the same order."""
+    """The description of a plan. ``bindings``: the plan's names, in the network's order. ``weights``: the plan's names,
+    in order of first use. ``values``: the SHA-256 of each refittable weight, in the same order."""
 
     key: str
     library: str
@@ -89,7 +89,7 @@ class EngineEntry:
 
 
 def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
-    """Yield the parts of an entry: the plan first, so that it can be mapped; the description; lengths and digests."""
+    """Yield the parts of an entry: the plan (first, for memory-mapping), the description, lengths and digests."""
     text = json.dumps(codec.written(entry, EngineEntry), separators=(",", ":")).encode()
     yield memoryview(plan)
     yield text
@@ -97,8 +97,8 @@ def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
 
 
 def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
-    """Read the entry at the start of an open file, and its plan: memory-mapped if the file is on disk.
-    `CorruptEntryError` if it was truncated, altered, or saved under another key."""
+    """Read the entry at the start of an open file, and its plan, memory-mapped if the file is on disk. Raise a
+    `CorruptEntryError` if the entry was truncated, altered, or saved under another key."""
     end, read = size - _FOOT.size, SharedFile(file).at
     if end < 0:
         raise CorruptEntryError("the entry is too short")

@@ -34,22 +34,22 @@ _DIGEST = 32
 
 @runtime_checkable
 class EngineStore(Protocol):
-    """The methods of an engine store, which `pipeline.cached` calls. Keys are 64 hexadecimal digits. Entries contain a
-    digest: an altered one is dropped with a warning, and its engine is built."""
+    """The methods of an engine store, called by `pipeline.cached`. Keys are 64 hexadecimal digits. Entries contain a
+    digest: an altered entry is dropped with a warning, and its engine is built."""
 
     def load(self, key: str) -> bytes | None:
-        """Return the entry of a key; None if there is none."""
+        """Return the entry of a key; None if no entry has the key."""
 
     def save(self, key: str, data: bytes, /) -> None:
-        """Save an entry. An existing entry of this key may be replaced or kept."""
+        """Save an entry. An existing entry with this key may be replaced or stay."""
 
 
 @runtime_checkable
 class FileStore(Protocol):
-    """A store whose entries are files: plans are memory-mapped, and processes share it."""
+    """A store whose entries are files, so that plans are memory-mapped and processes can share the store."""
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        """Return the entry as an open file, and its size in bytes; None if there is none."""
+        """Return the entry as an open file, and its size in bytes; None if no entry has the key."""
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
         """Save an entry that comes in parts."""
@@ -63,7 +63,7 @@ class FileStore(Protocol):
 
 @frozen
 class InMemory:
-    """Adapt a store of two methods to `FileStore`."""
+    """Adapter from an `EngineStore` to a `FileStore`; entries are in memory."""
 
     store: EngineStore
 
@@ -104,15 +104,15 @@ class DiskStore:
     deleted with a warning. If another user owns the folder or can write to it, nothing is read, and a warning says so.
     While one process builds an engine, others that need it wait.
 
-    folder: its path; None for ``engines`` in the user's cache folder (`PIPELINE_CACHE` names another).
-    size: the most bytes of all entries together.
+    folder: the path; None for ``engines`` in the user's cache folder, or in the folder `PIPELINE_CACHE`.
+    size: the limit for the bytes of all entries together.
     """
 
     folder: Path = field(default=None, converter=_folder)
     size: int = field(default=5 << 30, validator=_bytes)
 
     def load(self, key: str) -> bytes | None:
-        """Return the bytes saved under a key; None if there are none. An altered entry is deleted with a warning."""
+        """Return the bytes saved under a key; None without an entry. An altered entry is deleted with a warning."""
         found = self.opened(key)
         if found is None:
             return None
@@ -131,7 +131,7 @@ class DiskStore:
         self.write(key, [data])
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        """Return an entry's file and size, and mark it as used; in the file its SHA-256 follows it."""
+        """Return an entry's file and size, and mark it as used. In the file the SHA-256 follows the entry."""
         path = self._path(key)
         try:
             file = opened_private(path)
@@ -143,7 +143,7 @@ class DiskStore:
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Save bytes in parts, without joining them. Failure is a warning."""
+        """Save bytes in parts, without joining them. A failure is logged as a warning."""
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
@@ -165,7 +165,7 @@ class DiskStore:
             warn(f"an engine cannot be saved to {self.folder}: {error}", ArtifactWarning)
 
     def drop(self, key: str) -> None:
-        """Delete an entry if possible; else it is replaced by the next save."""
+        """Delete an entry if possible; else the next save replaces it."""
         with suppress(OSError):
             self._path(key).unlink()
 
@@ -184,7 +184,7 @@ class DiskStore:
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """Hold a lock across processes; without file locks, warn and hold none."""
+        """Hold a lock across processes; warn if the system has no file locks."""
         folder = self.folder / "locks"
         lock = filelock.FileLock(folder / name)
         try:
@@ -217,7 +217,7 @@ class DiskStore:
                     part.unlink(missing_ok=True)
 
     def _found(self, pattern: str) -> list[tuple[Path, os.stat_result]]:
-        """Return the folder's files of a pattern, except those that another process deletes meanwhile."""
+        """Return the folder's files that match a pattern, except files that another process deletes meanwhile."""
         found = []
         for path in self.folder.glob(pattern):
             with suppress(FileNotFoundError):
@@ -229,8 +229,8 @@ class DiskStore:
 class FsspecStore:
     """An engine cache at a URL that fsspec opens: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``.
 
-    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is unlimited: use
-    the bucket's lifecycle rules. There are no locks: two machines may build the same engine at the same time.
+    It needs the extra ``fsspec``, and the library for the protocol (``s3fs``, ``gcsfs``). Its size is unlimited: use
+    the bucket's lifecycle rules. It has no locks: two machines may build the same engine at the same time.
 
     url: the folder, created when the first entry is saved; `ValueError` if fsspec does not know the protocol.
     options: arguments of fsspec's file system, such as ``{"profile": "ci"}``.
@@ -263,7 +263,7 @@ class FsspecStore:
             return None
 
     def save(self, key: str, data: bytes) -> None:
-        """Save an entry atomically: directly on object stores, else under another name that is then renamed."""
+        """Save an entry atomically: directly on object stores, else under a temporary name, followed by a rename."""
         path = self._path(key)
         if self._system.async_impl:
             self._system.pipe_file(path, data)

@@ -43,9 +43,9 @@ def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> N
 
 
 def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) -> None:
-    """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs. The plan is for
-    the TensorRT that built it. It is ``"inside"`` the file, which has at most 2 GiB, or in a file of its own, in the
-    same folder or below."""
+    """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs. Only the
+    TensorRT version that built the plan can load it. ``plan``: ``"inside"`` the ONNX file (at most 2 GiB), or the path
+    of a separate file in the same folder or below."""
     if reason := next(filter(None, _obstacles(compiled)), ""):
         hint = "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take"
         raise ArtifactError(f"the program cannot be an EPContext node: {reason}", hint)
@@ -64,7 +64,7 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
 
 
 def _obstacles(compiled: Compiled) -> Iterator[str]:
-    """Yield the reasons why a program is not one plan from tensors to tensors."""
+    """Yield the reasons why a program is not a single plan from tensors to tensors."""
     program, partitioned = compiled.program, compiled.partitioned
     if program.buffers:
         yield f"it mutates the buffer {next(iter(program.buffers.values()))}, and a session has no state"
@@ -83,7 +83,7 @@ def _obstacles(compiled: Compiled) -> Iterator[str]:
 
 
 def _port_obstacle(port: Port) -> str:
-    """Return why a session cannot take or return a value; empty if it can."""
+    """Return why a session of ONNX Runtime cannot accept or return a value; empty if it can."""
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns tensors"
     if (dtype := _dtype(port)) not in ELEMENTS:
@@ -106,7 +106,7 @@ def _output_obstacles(compiled: Compiled) -> Iterator[str]:
 
 
 def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
-    """Yield what in the engine is not in the ONNX file: weights, names, inputs and profiles."""
+    """Yield the properties of the engine that an ONNX file cannot express: weights, names, inputs and profiles."""
     engine, network = compiled.engines[0], compiled.networks[0]
     if engine.stripped:
         yield "its plan has no weights (strip_engine_weights), and the provider has none to add"
@@ -128,15 +128,15 @@ def _results(compiled: Compiled) -> Iterator[tuple[str, Output]]:
 
 
 def _ports(compiled: Compiled) -> list[Port]:
-    """Return the outputs by their names in the model."""
+    """Return the ports of the outputs, with their names in the model."""
     computed = {port.name: port for port in compiled.partitioned.segments[0].outputs}
     rows = ((name, computed.get(output.value)) for name, output in _results(compiled))
     return [evolve(port, name=name) for name, port in rows if port is not None]
 
 
 def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> bytes:
-    """Return an ONNX model with a plan, or with the plan's relative path. Its node has no attribute ``source``, which
-    would have to equal the name under which the application registers the provider."""
+    """Return an ONNX model with a plan, or with the plan's relative path. The node has no attribute ``source``, which
+    would have to equal the name under which an application registers the provider."""
     require("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 

@@ -1,8 +1,8 @@
-"""Sizes as JSON: a sympy expression is a list of its function's name and its arguments. Reading accepts a fixed set of
-functions and evaluates no text.
+"""Sizes as JSON: a sympy expression is a list of the function's name and the arguments. The reader accepts a fixed set
+of functions and evaluates no text.
 
-``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` marks an
-unevaluated function, which sympy would otherwise simplify.
+``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` marks a function
+that stays unevaluated; sympy would otherwise simplify it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FUNCTIONS: Mapping[str, Any] = {
 
 
 def written(expr: Any) -> JsonData:
-    """Return an int, float, bool or sympy expression as JSON; `ArtifactError` if a function cannot be read back."""
+    """Return an int, float, bool or sympy expression as JSON; raise an `ArtifactError` if `read` lacks a function."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)
@@ -80,8 +80,8 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def read(data: JsonData) -> Any:
-    """Read an expression from JSON, with numbers as sympy's, without evaluating or reordering anything.
-    `ArtifactError` if this module does not write such JSON, or a value of the expression could be too large."""
+    """Read an expression from JSON, with sympy numbers, without evaluation or reordering. Raise an `ArtifactError` if
+    `written` does not return such JSON, or a value of the expression could be too large."""
     _Bits().most(data, MOST_DEPTH)
     return _expression(data)
 
@@ -107,8 +107,8 @@ def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
 
 
 class _Bits:
-    """Compute an upper bound, in bits, for the values inside an expression before it is built; a symbol is an int64.
-    Only powers can turn few bytes into many."""
+    """Compute an upper bound, in bits, of the values in an expression before it is built; a symbol is an int64. Only
+    powers can turn a small file into huge values."""
 
     def __init__(self) -> None:
         self.nodes = 0
@@ -134,7 +134,7 @@ class _Bits:
         return found
 
     def combined(self, head: str, args: list[JsonData], bits: list[float]) -> float:
-        """Return the most bits of a function's value, given those of its arguments."""
+        """Return an upper bound for the bits of a function's value, given the bits of its arguments."""
         if head == "Rational" and len(args) == 2 and all(type(arg) is int for arg in args) and args[1] != 0:
             return max(bits)
         is_small = bool(args) and type(args[-1]) is int and abs(args[-1]) <= 64

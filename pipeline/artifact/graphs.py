@@ -1,5 +1,5 @@
-"""Write torch.fx graphs as JSON, one row per node: name, target, arguments, dtype and sizes of the result. Operators
-that run in PyTorch are looked up when the graph is loaded; of those that run in engines only the names are saved."""
+"""Write torch.fx graphs as JSON, a row per node: name, target, arguments, dtype and sizes of the result. Operators that
+run in PyTorch are looked up when the graph is loaded; for nodes in engines only the operator names are saved."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 @frozen
 class SavedNode:
-    """A node. ``calls``: whether its target is looked up; ``value``: its type as JSON; ``module``: the path of the
-    module whose forward contains it; ``where``: the user's line."""
+    """A node. ``calls``: whether its target is looked up; ``value``: the type of its result as JSON; ``module``: the
+    path of the module whose forward contains the node; ``where``: the user's source line."""
 
     name: str
     op: str
@@ -49,7 +49,7 @@ class SavedNode:
 
 @frozen
 class SavedGraph:
-    """Nodes of a graph, and the graphs and tensors that they read, by attribute."""
+    """Nodes of a graph, and the graphs and tensors that they read, by attribute name."""
 
     nodes: tuple[SavedNode, ...]
     graphs: tuple[tuple[str, SavedGraph], ...] = ()
@@ -59,8 +59,8 @@ class SavedGraph:
 def kept_graph(
     module: torch.nn.Module, nodes: Sequence[torch.fx.Node], name: str, tensors: Tensors, engines: Collection[str] = ()
 ) -> SavedGraph:
-    """Return nodes of a module, of those in ``engines`` only the names, with the graphs and tensors that they read.
-    Modules and lines of inner graphs are saved with the node that runs them."""
+    """Return the rows of a module's nodes, with the graphs and tensors that they read; for nodes in ``engines``, only
+    names. Modules and source lines of inner graphs are saved with the node that runs the graph."""
     rows = tuple(_kept_node(node, calls=node.name not in engines) for node in nodes)
     graphs: dict[str, SavedGraph] = {}
     held: dict[str, SavedTensor] = {}
@@ -78,7 +78,7 @@ def kept_graph(
 
 
 def _kept_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
-    """Return the row of a node; without ``calls`` its arguments may be of any type."""
+    """Return the row of a node. If ``calls`` is False, its arguments may have any type."""
     write = json_values.written if calls else _written_or_text
     target = str(node.target)
     if node.op == "call_function":
@@ -128,8 +128,8 @@ def read_value(data: JsonData) -> Any:
 
 
 class GraphOfFile(torch.fx.GraphModule):
-    """A graph from a file, with the graphs and tensors that its nodes read. Since torch.fx runs a graph by generating
-    Python source, it does not run; `pipeline.aten.interpreter` runs its nodes."""
+    """A graph from a file, with the graphs and tensors that its nodes read. torch.fx would run it by generating Python
+    source, so it refuses to run; `pipeline.aten.interpreter` runs its nodes."""
 
     def recompile(self) -> Argument:
         """Generate no code."""
@@ -142,14 +142,14 @@ class GraphOfFile(torch.fx.GraphModule):
 @frozen
 class Reader:
     """Build graphs from their rows. ``tensor`` returns a saved tensor; ``libraries``: the namespaces of allowed
-    libraries, or `op_names.ANY`; ``most``: the most bytes of a tensor that a node may fill."""
+    libraries, or `op_names.ANY`; ``most``: the size limit, in bytes, for a tensor that a node fills."""
 
     tensor: Callable[[SavedTensor], torch.Tensor]
     libraries: Collection[str] | None
     most: int
 
     def module(self, graph: SavedGraph) -> GraphOfFile:
-        """Build a graph; `MissingOperatorError` or `MalformedError` if a node cannot be added."""
+        """Build a graph; raise a `MissingOperatorError` or a `MalformedError` if a node cannot be added."""
         root = torch.nn.Module()
         inner = {path: self.module(each) for path, each in graph.graphs}
         held = {path: self.tensor(kept) for path, kept in graph.tensors}
@@ -180,7 +180,7 @@ def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
 
 
 def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argument]) -> str:
-    """Return why an operator does not take so many arguments and these keywords; empty if it does."""
+    """Return why an operator does not accept ``count`` positional arguments and these keywords; empty if it does."""
     positional = [argument for argument in schema if not argument.kwarg_only]
     if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
         return f"takes {len(positional)} arguments, and is given more"
@@ -190,7 +190,7 @@ def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argumen
 
 
 class Nodes:
-    """Add nodes to a new graph in order. ``graphs`` and ``tensors``: the paths that nodes may read."""
+    """Add nodes to a new graph in order. ``graphs``, ``tensors``: the attribute paths that nodes may read."""
 
     def __init__(self, reader: Reader, graphs: Collection[str], tensors: Collection[str]) -> None:
         self.reader, self.graphs, self.tensors = reader, graphs, tensors

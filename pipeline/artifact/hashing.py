@@ -25,7 +25,7 @@ SYNCED = 1 << 25
 
 
 def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
-    """Cut parts into pieces of at most `PIECE` bytes, and join small neighbours to save work per piece."""
+    """Split parts into pieces of at most `PIECE` bytes, and join small neighbours to reduce the overhead per piece."""
     small, size = list[memoryview](), 0
     views = (memoryview(part).cast("B") for part in parts if memoryview(part).nbytes)
     for piece in (view[start : start + PIECE] for view in views for start in range(0, view.nbytes, PIECE)):
@@ -41,8 +41,8 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
 
 
 class SummedWriter:
-    """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces. A context
-    manager: its threads end with it. The caller still has to call fsync."""
+    """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces. The threads
+    end with this context manager. The caller still has to call fsync."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -86,7 +86,7 @@ class SummedWriter:
         return digest or sha256.hexdigest(), crc
 
     def _sync(self, count: int) -> None:
-        """Start writing to disk every `SYNCED` bytes, so that the final fsync waits for the rest only."""
+        """Start a flush to disk every `SYNCED` bytes, so that the final fsync waits only for the rest."""
         self.unsynced += count
         if self.unsynced < SYNCED:
             return
@@ -112,7 +112,7 @@ class SharedFile:
             return self.file.read(max(0, min(size, self.size - offset)))
 
     def digest(self, offset: int, size: int) -> str:
-        """Return the SHA-256 of the existing bytes of a part. It is read, not mapped, to save memory."""
+        """Return the SHA-256 of a part of the file, up to its end. The part is read, not mapped, to save memory."""
         sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
         while size > 0:
             with self.lock:

@@ -1,4 +1,4 @@
-"""Describe a saved program without loading it, which needs no GPU, operators or weights."""
+"""Describe a saved program without loading it, so that no GPU, operators or weights are needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Description:
 
 
 def inspect(path: str | os.PathLike[str]) -> Description:
-    """Describe a saved program, after checking every byte against its digest; errors are those of `load`."""
+    """Describe a saved program, after checking every byte against its digest; raise the same errors as `load`."""
     with opened(Path(path)) as file:
         reader = Reader(file, os.fspath(path))
         manifest = manifest_of(reader)

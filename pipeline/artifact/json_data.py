@@ -1,5 +1,5 @@
-"""The JSON of saved programs: the type of its data, the allowed text, and errors of malformed files, before the loader
-adds the file's name."""
+"""The JSON of saved programs: the type of the data, the allowed text, and the errors for malformed files, to which the
+loader adds the file's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.errors import ArtifactError
 
 
 class MalformedError(ArtifactError):
-    """Malformed data and its place in the file; the loader turns it into the user's error."""
+    """Malformed data, and its location in the file; the loader turns this error into the user's error."""
 
     def __init__(self, why: str, place: str = "", hint: str = "") -> None:
         super().__init__(f"{place}: {why}" if place else why, hint)
@@ -32,15 +32,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 
 def encoded(data: JsonData) -> bytes:
-    """Return JSON text that is equal for equal data; `ArtifactError` if it has characters that a file may not have."""
+    """Return JSON text, equal for equal data; raise an `ArtifactError` if it has forbidden characters."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     _check_text(text)
     return text.encode()
 
 
 def decoded(data: bytes) -> JsonData:
-    """Parse JSON, without control characters or lone surrogates, which a terminal, a page or a configuration could
-    misread. `ArtifactError` if the bytes are not such JSON; the message begins with a verb."""
+    """Parse JSON that has no control characters or lone surrogates, which a terminal, a page or a configuration could
+    misread. Raise an `ArtifactError` if the bytes are no such JSON; the message begins with a verb."""
     try:
         text = data.decode("utf-8")
         _check_text(text)

@@ -1,6 +1,6 @@
 """Write plain values as JSON: arguments of operators, constants, attributes.
 
-Values that JSON has are written as they are; every other value is an object whose key is its kind: ``{"tuple": [1,
+Values of JSON types are written unchanged; any other value is an object whose key is the kind of value: ``{"tuple": [1,
 2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
 """
 
@@ -29,7 +29,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 @frozen
 class NodeName:
-    """A node as an argument, before the graph is built."""
+    """The name of a node that is an argument, before the graph is built."""
 
     name: str
 
@@ -50,12 +50,12 @@ def read_float(data: JsonData) -> float:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32``"""
+    """Return the name of a dtype: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def member(kind: type, name: object) -> Any:
-    """Return the object of torch of a name and type: ``torch.float32`` of ``float32``."""
+    """Return the attribute of torch with this name and type: ``torch.float32`` for ``float32``."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, kind):
         raise MalformedError(f"{str(name)[:40]!r} is not a {kind.__name__} of torch")
@@ -140,7 +140,7 @@ _READ: Mapping[str, Convert] = {
 
 
 def written(value: object) -> JsonData:
-    """Return a value as JSON; `ArtifactError` if its type cannot be saved."""
+    """Return a value as JSON; raise an `ArtifactError` if its type cannot be saved."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if isinstance(value, float):

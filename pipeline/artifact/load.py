@@ -1,4 +1,4 @@
-"""Load a compiled program from a file: engines and weights are memory-mapped, graphs are built from their rows."""
+"""Load a compiled program from a file: memory-map engines and weights, and build graphs from their rows."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ T = TypeVar("T")
 
 
 def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
-    """Load a compiled program from a file that `Compiled.save` wrote; of a language model's file or folder
-    (``save_pretrained``), the object with ``generate``, for which transformers is imported.
+    """Load a compiled program from a file that `Compiled.save` wrote. For a language model's file or folder
+    (``save_pretrained``), import transformers and return the object with ``generate``.
 
-    Every byte is checked against a digest; engines and weights are memory-mapped. Nothing is imported, and no text of
-    the file becomes code: a program calls operators of torch that only compute, and those of ``operators``. Outputs of
-    a class that is not imported are returned as read-only records with the same positions, keys and attributes.
+    Every byte is checked against a digest; engines and weights are memory-mapped. No other module is imported, and no
+    text of the file becomes code: a program can call only operators of torch that only compute, and operators of the
+    libraries in ``operators``. Instead of an output whose class is not imported, it returns a read-only record with the
+    same positions, keys and attributes.
 
     operators: the namespaces of other libraries whose operators the program may call in PyTorch (``{"torchvision"}``),
         with any arguments: allow them only for files that you trust. Import the library first.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ArtifactError: it is not a saved program, was truncated or altered, comes from a newer version, or calls an
-            operator that is missing or not allowed; the message names it.
+        ArtifactError: the file is not a saved program, was truncated or altered, comes from a newer version, or calls
+            an operator that is missing or not allowed; the message names the operator.
     """
     given = path_of(path, "pipeline.load")
     place = given / FOLDER if given.is_dir() else given
@@ -86,7 +87,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
 
 
 def program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
-    """Load the program of a file, as `load` does, also of a language model's decoder; warn if there is no GPU."""
+    """Load a program as `load` does, but also a language model's decoder as a program; warn if there is no GPU."""
     if isinstance(operators, str):
         raise TypeError(f'operators={operators!r} is not a set of namespaces: pass {{"{operators}"}}')
     compiled = loaded(path, frozenset(operators))
@@ -106,14 +107,14 @@ def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> C
 
 
 def described(path: Path) -> Compiled:
-    """Return a saved program that prints and does not run, after checking every byte; errors are those of `load`."""
+    """Return a saved program that can be printed but not run, after checking every byte; raise the errors of `load`."""
     with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
         return _Describer(file, path, threads, op_names.ANY).compiled()
 
 
 class Loader:
-    """Build the program of an open file step by step. Threads check engines and weights against their digests while
-    the text is read; their data is used only after the checks."""
+    """Build the program of an open file step by step. Threads check engines and weights against their digests while the
+    text is read; engines and weights are used only after these checks."""
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
         self.file, self.path, self.libraries = file, path, libraries
@@ -166,7 +167,7 @@ class Loader:
         return compiled
 
     def check_recipes(self) -> None:
-        """Raise an error if a recipe calls an operator that files may not call, or computes too large a tensor."""
+        """Raise an error if a recipe calls an operator that files must not call, or computes too large a tensor."""
         manifest = self.manifest
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
@@ -209,7 +210,7 @@ class Loader:
         return Kernels(self.manifest.kernels, self.reader.at(at.data, at.size))
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
-        """Return the function that returns saved tensors, from the file itself and the separate file of weights."""
+        """Return a function that reads saved tensors, from the file itself or from the separate weights file."""
         kept, inside = self.manifest.weights, Source()
         if kept.entry:
             entry = self.verified[kept.entry].result()
@@ -220,7 +221,7 @@ class Loader:
         return lambda each: (inside if each.key in inside.rows else beside)(each)
 
     def beside(self) -> Source:
-        """Return the tensors of the file of weights; without values if it is missing, or was not written."""
+        """Return the tensors of the weights file; without values if the file is missing or weights were not saved."""
         kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
             with opened(beside) as file:
@@ -261,7 +262,7 @@ class Loader:
         return evolve(program, source=self.decomposed(program))
 
     def decomposed(self, program: Program) -> Program | None:
-        """Build the program before `decompose`; None if it is not in the file, or calls missing operators."""
+        """Build the program before `decompose`; None if the file does not have it, or it calls missing operators."""
         kept = self.kept_source
         if kept is None:
             return None
@@ -290,8 +291,8 @@ class Loader:
 
 
 class _Describer(Loader):
-    """A loader that runs nothing of the file, neither operators nor recipes nor graphs, not even on fake tensors.
-    Tensors have no values, missing operators are names. Only ranges of sizes are computed, at a bounded cost."""
+    """A loader that runs no operators, recipes or graphs of the file, not even on fake tensors. Tensors have no values;
+    missing operators are represented by their names. Only ranges of sizes are computed, at a bounded cost."""
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
         for each in self.verified.values():
@@ -319,7 +320,7 @@ def _without_calls(graph: SavedGraph) -> SavedGraph:
 
 
 def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -> OpenedFile:
-    """Keep a file open beyond loading; ``same`` returns whether it still has the same bytes."""
+    """Keep a file open after loading; ``same`` returns whether it still has the same bytes."""
     again = os.fdopen(os.dup(file.fileno()), "rb")
     return OpenedFile(again, str(path), lambda: same(again))
 
@@ -348,7 +349,7 @@ def _check_parts(compiled: Compiled, reader: Reader) -> None:
 
 @contextmanager
 def fitting(name: str) -> Iterator[None]:
-    """Turn Python's errors inside the block into that of an altered file, whose parts are inconsistent."""
+    """Turn Python's errors inside the block into the error of an altered file with inconsistent parts."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:

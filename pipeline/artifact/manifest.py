@@ -1,5 +1,5 @@
-"""``Manifest``: the description of a saved program, which the codec writes and reads, beside the entries of engines,
-networks, the graph, and weights."""
+"""``Manifest``: the description of a saved program, written and read by the codec. Engines, networks, the graph and
+weights are separate entries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ new version."""
 
 @frozen
 class SavedVerdict:
-    """A verdict, with the converter's name instead of its code."""
+    """A verdict about a node, with the converter's name instead of its code."""
 
     node: str
     target: str
@@ -41,7 +41,7 @@ class SavedVerdict:
 
 @frozen
 class SavedEngine:
-    """An engine, and the entry of its plan."""
+    """An engine, and the name of the entry with its plan."""
 
     name: str
     entry: str
@@ -55,8 +55,8 @@ class SavedEngine:
 
 @frozen
 class SavedWeights:
-    """The location of the tensors: in this file (``entry``), in another one (``file``, its bytes and SHA-256), or not
-    saved. ``others``: the entry has only constants of the model's code; the model's weights are not in this file."""
+    """The location of the tensors: in this file (``entry``), in another file (``file``, its size and SHA-256), or not
+    saved. ``others``: the entry has only constants of the model's code, not the model's weights."""
 
     entry: str = ""
     file: str = ""
@@ -67,7 +67,7 @@ class SavedWeights:
 
 @frozen
 class SavedSource:
-    """The program before `decompose`: its graph, inputs and outputs."""
+    """The program before the stage `decompose`: its graph, inputs and outputs."""
 
     graph: SavedGraph
     inputs: tuple[Port, ...]
@@ -93,9 +93,9 @@ class Manifest(SavedFields):
 
     ``libraries``: the libraries of operators that run in PyTorch. ``modules``: the class of each module that has nodes,
     by path. ``source``: the entry of the program before `decompose`. ``computed``: the bytes of the largest computed
-    constant. ``generation``: the JSON that makes a language model of the program.
-    ``call``: the most bytes that a call takes; 0 if sizes are unbounded. ``kernels``: the machine that the entry of
-    compiled kernels is for; empty without one.
+    constant. ``generation``: the JSON from which `load` makes a language model of the program.
+    ``call``: the memory limit of a call in bytes; 0 if sizes are unbounded. ``kernels``: the machine of the compiled
+    kernels; empty if there are none.
     """
 
     format: str

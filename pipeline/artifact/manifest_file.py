@@ -1,4 +1,4 @@
-"""Read the manifest of a saved program's file. This module is light to import, for `pipeline inspect`."""
+"""Read the manifest of a saved program's file. This module imports quickly, for `pipeline inspect`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open the file. Errors of the system except a missing file become `ArtifactError`."""
+    """Open the file. Errors of the system, except for a missing file, become an `ArtifactError`."""
     try:
         return path.open("rb")
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def manifest_of(reader: Reader) -> Manifest:
-    """Read the manifest of an open file; `ArtifactError` if it comes from a newer version, or is malformed."""
+    """Read the manifest of an open file; raise an `ArtifactError` if it is malformed or from a newer version."""
     data = json_of(reader, reader.manifest, "manifest.json")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ArtifactError(f"{reader.name} is not a saved program", "compiled.save(path) writes one")

@@ -1,4 +1,4 @@
-"""Keep measurements of engines and PyTorch in a file of JSON, by GPU and versions."""
+"""Save measured times of engines and of PyTorch in a JSON file, by GPU and versions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _time(_: object, field: object, value: Any) -> None:
 
 @frozen
 class Row:
-    """The milliseconds of ``key`` in TensorRT and in PyTorch (None: it does not run there), on a GPU with versions."""
+    """The milliseconds of ``key`` in TensorRT and in PyTorch (None if it cannot run), with the GPU and versions."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
     gpu: str
@@ -50,13 +50,13 @@ class Row:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """Return where it was measured: the GPU, its compute capability, and the versions."""
+        """Return the conditions of the measurement: the GPU, its compute capability, and the versions."""
         return self.gpu, self.capability, self.tensorrt, self.torch
 
 
 @frozen
 class Table:
-    """The contents of the file."""
+    """The contents of a measurement file."""
 
     format: Literal["pipeline measurements"]
     schema: int
@@ -65,8 +65,8 @@ class Table:
 
 @frozen
 class MeasurementFile:
-    """A store in a file that processes may share: the given one, or one in the user's cache folder. A file that cannot
-    be read is reported in the log, and left unchanged."""
+    """A store of measurements in a file that processes can share: at the given path, or in the user's cache folder. An
+    unreadable file is reported in the log, and left unchanged."""
 
     given: Path | None = None
 
@@ -75,8 +75,8 @@ class MeasurementFile:
         return self.given or cache_folder("measurements") / "measurements.json"
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
-        """Return the measurements of the current GPU. If it is none of the ``targets``, or there is none: those of the
-        only kind of GPU in the file that has the target's compute capability; empty if there are several kinds."""
+        """Return the measurements of the current GPU. Without a GPU, or if it is none of the ``targets``, return those
+        of the only kind of GPU in the file with the target's compute capability; empty if there are several kinds."""
         here = has_gpu() and is_for_this_gpu(targets)
         name = torch.cuda.get_device_name() if here else ""
         rows = [row for row in self._rows() or () if row.place[2:] == (LIBRARY, release())]

@@ -1,4 +1,4 @@
-"""Call programs by the names of inputs and outputs, for files, servers and the command line."""
+"""Call programs with inputs and outputs by name, for files, servers and the command line."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
 
 
 def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
-    """Return the results of a call by the outputs' names, without those that are None."""
+    """Return the results of a call by output name, without results that are None."""
     rows = zip(named_outputs(program), tree_leaves(result), strict=True)
     return {name: value for (name, _), value in rows if value is not None}
 
 
 def call_by_name(program: Program, given: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
-    """Return the arguments of a call from tensors and numbers by the inputs' names."""
+    """Return the arguments of a call, given tensors and numbers by input name."""
     leaves = [leaf_of(port.value) if port.kind == "constant" else given[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     return args, kwargs
 
 
 def called_by_name(program: Program, call: Function, given: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """Call a program with tensors and numbers by its inputs' names; return its outputs by theirs."""
+    """Call a program with tensors and numbers by input name; return the results by output name."""
     args, kwargs = call_by_name(program, given)
     return outputs_by_name(program, call(*args, **kwargs))

@@ -1,7 +1,7 @@
 """Look operators up by name: ``aten.add.Tensor``, ``higher_order.cond``, ``operator.add``, ``torch.sym_max``.
 
-A loaded program may call operators that only compute (`pipeline.aten.effects`), those of libraries that the caller of
-`load` allows, four that run graphs of the file, and arithmetic on sizes. Looking a name up imports nothing.
+A loaded program may call operators that only compute (`pipeline.aten.effects`), operators of libraries that `load`'s
+caller allows, four that run graphs of the file (control flow), and arithmetic on sizes. A look-up imports nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GRAPHS: Final[Mapping[str, int]] = {"cond": 2, "while_loop": 2, "map_impl": 1, "
 
 @frozen
 class Named:
-    """The name of an operator that runs in an engine."""
+    """The name of an operator that an engine runs, so that it is not looked up."""
 
     name: str
 
@@ -43,7 +43,7 @@ class Named:
 
 
 def name_of(target: object) -> str:
-    """Return the name of an operator or function; `ArtifactError` if it cannot be looked up by name."""
+    """Return the name of an operator or function; raise an `ArtifactError` if it cannot be looked up by name."""
     name = name_of_any(target)
     if isinstance(target, (OpOverload, HigherOrderOperator, Named)) or name in FUNCTIONS:
         return name
@@ -61,7 +61,7 @@ def name_of_any(target: object) -> str:
 
 
 def known(name: str) -> Any:
-    """Return the operator or function of a name, allowed or not; None if this process lacks it."""
+    """Return the operator or function of this name, whether allowed or not; None if this process lacks it."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     space, _, short = name.partition(".")
@@ -69,14 +69,14 @@ def known(name: str) -> Any:
 
 
 def target_of(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
-    """Return an operator or function that a file may call.
+    """Return the operator or function of this name, if a file may call it.
 
     libraries: the namespaces of other libraries that are allowed; `ANY` for all. library: the module that defines the
     operator, for the error.
 
     Raises:
         MissingOperatorError: this process lacks the operator, or its library is not allowed; the hint says what to do.
-        MalformedError: no loaded program may call it.
+        MalformedError: a loaded program must not call the operator.
     """
     target, space = known(name), name.partition(".")[0]
     if target is None:

@@ -1,7 +1,7 @@
 """A compiled program as an operator of torch, ``pipeline::run``, which torch.compile and torch.export can trace.
 
-Its fake implementation computes result shapes from expressions that are passed as text. The real one finds the module
-by a key, or, in a process that loaded the graph, makes it from the bytes of a saved program.
+Its fake implementation computes result shapes from expressions that are passed as text. The real implementation finds
+the module by a key. In a process that loaded an exported graph, it makes the module from the bytes of a saved program.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] 
 
 
 class Entry:
-    """The traced call of a compiled module; everything that tracing needs is computed in advance."""
+    """The call of a compiled module in a trace; everything that tracing needs is computed in advance."""
 
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
@@ -58,7 +58,7 @@ class Entry:
         _MODULES[self.key] = module
 
     def __call__(self, module: ProgramModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
-        """Call the operator, and put its results into the model's structure."""
+        """Call the operator, and put its results into the model's pytree structure."""
         if self.refusal:
             raise ExecutionError(self.refusal, "call the module outside of the traced function")
         leaves = tree_leaves((args, kwargs))
@@ -70,12 +70,12 @@ class Entry:
 
 
 def _kind(port: Port) -> str:
-    """Return the kind of an input of the operator. Constant tensors are inputs as well: each call checks them."""
+    """Return the kind of an input of the operator. Constant tensors are also inputs, since each call checks them."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
 def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
-    """Return why a program cannot be called in a graph, which must know all mutations; empty if it can."""
+    """Return why a graph cannot call a program (graphs must know all mutations); empty if it can."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
         return f"the compiled program updates {name}, which a graph around it cannot express"
@@ -87,14 +87,14 @@ def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
 
 
 def _plain(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
-    """Return whether an output is a tensor, and its value if it is a constant."""
+    """Return whether an output is a tensor, and the output's value if it is a constant."""
     if output.constant:
         return False, output.value
     return isinstance(values[output.value], torch.Tensor | TensorType), None
 
 
 def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
-    """Return the facts for the fake implementation as JSON: key, sizes of inputs, dtypes and sizes of results."""
+    """Return JSON for the fake implementation: the key, the sizes of inputs, and the dtypes and sizes of results."""
     tensors = [
         [written(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs
@@ -107,7 +107,7 @@ def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
 
 
 def _bytes(entry: Entry) -> torch.Tensor:
-    """Return the saved program's bytes, for an exported graph, which outlives this process."""
+    """Return the program saved as bytes, for an exported graph that is loaded in another process."""
     compiled = entry.compiled()
     if compiled is None:
         hint = "hold the Compiled that pipeline.default() or pipeline.load returned until torch.export is done"
@@ -137,7 +137,7 @@ def _key(facts: str) -> str:
 
 
 def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
-    """Return the module of this process with the key, or one made from the bytes."""
+    """Return the module with this key in this process, or make a module from the bytes."""
     if (known := _MODULES.get(key)) is not None:
         return known
     if program is None:
@@ -150,7 +150,7 @@ def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
 
 
 def _loaded(program: torch.Tensor) -> Compiled:
-    """Load a program from its bytes; the mapping outlives the file. Any operator is allowed, as in the graph around."""
+    """Load a program from its bytes. Any operator is allowed, as in the exported graph that contains the bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         path.write_bytes(program.cpu().numpy().tobytes())
@@ -158,7 +158,7 @@ def _loaded(program: torch.Tensor) -> Compiled:
 
 
 def _unaliased(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Clone results that share memory with inputs or one another, which an operator must not return."""
+    """Clone results that share memory with inputs or other results, since operators must not return aliases."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     found = []
     for result in results:
@@ -169,7 +169,7 @@ def _unaliased(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) 
 
 
 def fake(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
-    """Return empty tensors of the shapes that a call's results have."""
+    """Return empty tensors with the shapes of a call's results."""
     tensors, numbers, results = _expressions(facts)
     given = [*zip(numbers, sizes, strict=True)]
     given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]
@@ -179,7 +179,7 @@ def fake(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> li
 
 
 def _size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
-    """Return a size given those of the inputs; a data-dependent one is a new symbol."""
+    """Return a size, given the sizes of the inputs; a data-dependent size becomes a new symbol."""
     if isinstance(expr, int):
         return expr
     for symbol in expr.free_symbols - known.keys():

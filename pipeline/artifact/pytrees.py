@@ -1,5 +1,5 @@
-"""Write pytree structures as JSON. Classes are saved by name and looked up among the imported ones; for a class that is
-not imported, a `Record` takes its place."""
+"""Write pytree structures as JSON. Classes are saved by name and looked up in imported modules; a `Record` replaces a
+class that is not imported."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 @frozen
 class Shape:
-    """The class that a `Record` replaces: its name, its kind (as outputs of transformers' models are mappings), the
-    names of its elements, and of its fields that are None."""
+    """The class that a `Record` replaces: its name, its kind (outputs of transformers' models are mappings), the names
+    of its elements, and the names of fields that are None."""
 
     cls: str
     kind: Literal["namedtuple", "mapping", "object"] = "object"
@@ -107,7 +107,7 @@ pytree.register_pytree_node(
 
 
 def written(spec: Spec) -> JsonData:
-    """Return a structure as JSON; a leaf is None. `ArtifactError` if data besides its elements cannot be saved."""
+    """Return a structure as JSON; a leaf is None. Raise an `ArtifactError` if other data in it cannot be saved."""
     if spec.type is None:
         return None
     parts = [written(child) for child in children(spec)]
@@ -194,7 +194,7 @@ def _default_context(data: JsonData, count: int) -> Any:
 
 
 def _class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
-    """Return the class and its context if it is imported and registered with torch, else a record."""
+    """Return the class and its pytree context if it is imported and registered with torch, else those of a record."""
     shape = _read_shape(data, count)
     found = _imported(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:
@@ -215,7 +215,7 @@ def _read_shape(data: Mapping[str, JsonData], count: int) -> Shape:
 
 
 def _imported(name: str) -> Any:
-    """Return the class of a name if its module is already imported."""
+    """Return the class of this name if its module is already imported; else None."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):

@@ -1,4 +1,4 @@
-"""Rebuild the engines of a loaded program from network descriptions, since files have no converters."""
+"""Rebuild the engines of a loaded program from network descriptions, since files contain no converters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.stages.build import engine
 
 
 class NotKept:
-    """Stand-in for the converter of a node of a loaded program, of which the file has only the name."""
+    """Stand-in for a converter in a loaded program; the file contains only the converter's name."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__name__ = name.rpartition(".")
@@ -64,7 +64,7 @@ def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
 
 
 class Values(Mapping[str, torch.Tensor]):
-    """The weights of a network, evaluated on access."""
+    """The weights of a network by name, each evaluated on access."""
 
     def __init__(self, network: Network, value: Callable[[str], torch.Tensor]) -> None:
         self.names, self.value = [weight.name for weight in network.weights], value

@@ -1,4 +1,4 @@
-"""Replace the weights of a compiled program, or add low-rank adapters, which returns a new ``Compiled``."""
+"""Replace the weights of a compiled program, or add low-rank adapters (LoRA): both return a new ``Compiled``."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ Weights: TypeAlias = torch.nn.Module | ExportedProgram | Mapping[str, torch.Tens
 def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     """Return the same program with other weights.
 
-    Refittable engines (``immutable_weights=False``, built on a GPU) are refitted; others are rebuilt from their
-    networks, with the same result, in TensorRT's build time. The new program has no ``agreement``, since it was not
-    verified with these weights.
+    Refittable engines (``immutable_weights=False``, built on a GPU) are refitted. Other engines are rebuilt from their
+    networks; the result is the same but takes TensorRT's build time. The new program has no ``agreement``, since it was
+    not verified with these weights.
 
     Args:
         compiled: the program; it is not changed.
         new_weights: a module of the same architecture, an ExportedProgram of it, or tensors by parameter and buffer
-            name. A module or export must have exactly the parameters and buffers of the compiled one; a mapping may
-            omit names, which keep their weights. Tied weights may be passed under either name.
+            name. A module or export must have exactly the compiled parameters and buffers. Weights that a mapping omits
+            stay unchanged. Tied weights may be passed under either name.
 
     Raises:
         RefitError: weights are missing, unknown, of another shape or dtype, tied but different, or computed by a
@@ -78,9 +78,9 @@ def remade(
 ) -> Compiled:
     """Return a compiled program with other parameters or constants; engines are refitted if possible, else rebuilt.
 
-    changed: the engine weights whose values differ. unknown: those whose values may differ: they are the model's own
-    tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if TensorRT has
-    folded one away.
+    changed: the engine weights whose values differ. unknown: the engine weights whose values may differ, since they are
+    the model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if
+    TensorRT has folded an unknown weight away.
     """
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
@@ -111,7 +111,7 @@ def with_lora(
     scale: float = 1.0,
     fan_in_fan_out: bool | None = None,
 ) -> Compiled:
-    """Return a compiled program with these adapters in place of its own: see `Compiled.with_lora`."""
+    """Return a compiled program with these adapters in place of its current adapters: see `Compiled.with_lora`."""
     if isinstance(adapters, str | os.PathLike):
         adapters = tensors_of(Path(adapters))
     if not isinstance(adapters, Mapping):
@@ -138,7 +138,7 @@ def with_lora(
 
 
 def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
-    """Return the adapted parameters whose tensor has several names, since the adapter may mean any of them."""
+    """Return the adapted parameters whose tensor has several names (tied weights), so that the adapter is ambiguous."""
     adapted = {adapter.parameter for adapter in adapters}
     return {
         name: f"it is one tensor with {', '.join(other for other in names if other != name)}"
@@ -149,7 +149,7 @@ def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str
 
 
 def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
-    """Return the new weights by name, including a module's plain tensor attributes and an export's literals."""
+    """Return the new weights by name, including a module's plain tensor attributes and an export's constants."""
     if isinstance(weights, torch.nn.Module):
         named = (weights.named_parameters(remove_duplicate=False), weights.named_buffers(remove_duplicate=False))
         plain = {name: value for name in program.written if (value := _attribute(weights, name)) is not None}
@@ -173,8 +173,8 @@ def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
 
 
 def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
-    """Return the names that a module or export lacks, with the reason. A mapping lacks only weights without a compiled
-    value to keep."""
+    """Return the names that a module or export lacks, with the reason. A mapping may lack weights, unless the program
+    has no compiled value to keep."""
     absent = [name for name in program.parameters if name not in given]
     if isinstance(weights, Mapping):
         tied = {other for names in tied_names(program.parameters) if given.keys() & names for other in names}
@@ -189,7 +189,7 @@ def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progra
 
 
 def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    """Return the names that the program lacks, and those whose tensors have another type, with the reason."""
+    """Return the names that the program lacks, and the names of tensors that do not fit, with the reason."""
     known = program.parameters.keys() | program.aliases
     unknown = [name for name in given if name not in known]
     found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
@@ -205,7 +205,7 @@ def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str
 
 
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return the names of each tensor with several names."""
+    """Return the names of each tensor that has several names (tied weights)."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
@@ -224,19 +224,19 @@ def _differing_tied_weights(given: Mapping[str, torch.Tensor], program: Program)
 
 
 def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype are one tensor, or one memory."""
+    """Return whether two tensors of equal shape and dtype are the same tensor or the same memory."""
     return a is b or (a.layout == torch.strided and a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
 
 
 def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names of parameters that share memory with the new weights, all names of tied ones."""
+    """Return the names of parameters that share memory with the new weights, including all names of tied parameters."""
     pairs = ((parameters[name], tensor) for name, tensor in given.items() if name in parameters)
     same = {id(old) for old, new in pairs if _is_the_same(old, new)}
     return {name for name, tensor in parameters.items() if id(tensor) in same}
 
 
 def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-    """Return copies of the new weights, one for all names of a tensor."""
+    """Return copies of the new weights; all names of a tied weight share a copy."""
     known = program.parameters
     copies = {id(known[name]): tensor.detach().clone() for name, tensor in given.items() if name in known}
     return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
@@ -280,6 +280,6 @@ def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> se
 
 
 def _is_trained(program: Program, name: str) -> bool:
-    """Return whether a weight, which is the model's own tensor, was written to since compiling."""
+    """Return whether a weight, which is the model's own tensor, was mutated after compilation."""
     tensor = program.parameters[name]
     return version(tensor) != program.versions.get(name, version(tensor))

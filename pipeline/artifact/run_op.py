@@ -1,5 +1,5 @@
-"""``pipeline::run``, the operator that calls a compiled program in a graph. ``import pipeline`` defines it; its
-implementation is imported at the first call."""
+"""``pipeline::run``, the operator that calls a compiled program in a graph. ``import pipeline`` defines the operator;
+the first call imports its implementation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """Run a compiled program; return its tensors in order. ``program``: the bytes of the saved program, in an exported
-    graph; ``facts``: the key of the module, and the shapes of inputs and results."""
+    """Run a compiled program; return its tensors in order. ``program``: the bytes of the saved program, only in an
+    exported graph; ``facts``: JSON with the key of the module and the shapes of inputs and results."""
     from pipeline.artifact import program_op
 
     return program_op.run(program, inputs, sizes, facts)

@@ -57,7 +57,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generation: str = "") -> None:
     """Write a compiled program to a file, as `Compiled.save` documents. Constants of the model's code and adapters are
-    always inside. ``generation``: the JSON that makes a language model of the program when it is loaded."""
+    always in this file. ``generation``: the JSON from which `load` makes a language model of the program."""
     check_files(compiled.program.parameters)
     file_path, tensors, plans, others = path_of(path, "save"), Tensors(), dict[str, Any](), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below
@@ -91,7 +91,7 @@ def _checked_place(weights: StrPath) -> str:
 
 
 def _weights_location(weights: str, place: Path, program: Program, tensors: Tensors, entries: Entries) -> SavedWeights:
-    """Return the location of the tensors, and add those inside the file as its last entry but one."""
+    """Return the location of the tensors; tensors in this file become its last entry before the manifest."""
     names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
     constants = {key: tensor for key, tensor in tensors.by_key.items() if key not in names}
@@ -108,7 +108,7 @@ def _weights_location(weights: str, place: Path, program: Program, tensors: Tens
 
 
 def _present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors, and raise an error if one has no value."""
+    """Return the tensors; raise an error if a tensor has no values."""
     if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ArtifactError(
             f"{empty[0]} has no value: it was loaded without its weights",
@@ -128,8 +128,8 @@ def _weights_beside(path: Path, program: Path, tensors: dict[str, torch.Tensor])
 
 
 def described(compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: Tensors, entries: Entries) -> Manifest:
-    """Return the manifest, without the digests of entries and the location of weights, and add the entries that it
-    names, and the tensors to save."""
+    """Return the manifest, except for the digests of entries and the location of weights. Add the entries that it names
+    to ``entries``, and the tensors to save to ``tensors``."""
     program, partitioned = compiled.program, compiled.partitioned
     networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
     for name, network in networks.items():
@@ -180,7 +180,7 @@ def described(compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: Ten
 
 
 def _saved_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, ...]:
-    """Return the manifest's records of the engines, and add their plans, which equal engines share, to the entries."""
+    """Return the manifest's records of the engines, and add the plans, shared by equal engines, to the entries."""
     plans = [engine.digest or str(id(engine.plan)) for engine in compiled.engines]
     found = []
     for plan, engine in zip(plans, compiled.engines, strict=True):
@@ -204,7 +204,7 @@ def _source(program: Program, tensors: Tensors) -> SavedSource | None:
 
 
 def _largest_computed_bytes(compiled: Compiled) -> int:
-    """Return the bytes of the largest computed constant; 0 if they are always allowed."""
+    """Return the bytes of the largest computed constant; 0 if any file may have constants of this size."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
@@ -241,8 +241,8 @@ def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
 
 
 def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedGraph]:
-    """Return the nodes of each PyTorch segment, and, in the last entry, all others: inputs, arithmetic on sizes, and
-    the nodes of engines, of which only the names are saved."""
+    """Return the nodes of each PyTorch segment, and in the last entry all other nodes: inputs, arithmetic on sizes, and
+    the nodes in engines, whose operators are saved only by name."""
     module, segments = compiled.program.graph_module, compiled.partitioned.segments
     home = {n: i for i, each in reversed([*enumerate(segments)]) if each.kind == "torch" for n in each.nodes}
     engines = {name for each in compiled.partitioned.engine_segments for name in each.nodes} - home.keys()

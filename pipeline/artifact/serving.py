@@ -38,7 +38,7 @@ TYPES = {
 
 @frozen
 class Row:
-    """An input or output for Triton: -1 for a dynamic size, [1] for a number or a tensor of rank 0."""
+    """An input or output for Triton. A dynamic size is -1; the shape of a number or a 0-dim tensor is [1]."""
 
     name: str
     dtype: torch.dtype
@@ -53,9 +53,9 @@ class Row:
 class ServeConfig:
     """The content of config.pbtxt.
 
-    ``batch``: the range of the batch if requests can be batched, else None. ``ranges``: those of dynamic sizes, by
-    input and dim (``x.0``). ``obstacle``: the reason why requests are not batched. ``operators``: the libraries whose
-    operators the program may call.
+    ``batch``: the range of the batch size if requests can be batched, else None. ``ranges``: the ranges of dynamic
+    sizes, by input and dim (``x.0``). ``obstacle``: the reason why requests are not batched. ``operators``: the
+    libraries whose operators the program may call.
     """
 
     name: str
@@ -82,10 +82,10 @@ def serve_config(
     Args:
         path: a file that `Compiled.save` wrote.
         folder: the repository, created if missing; other models in it stay.
-        name: the model's name; None for the file's.
-        batching: batch requests if all inputs and outputs share their first dim; None to decide by running the program
-            on random rows: requests are batched if a row's results do not depend on other rows.
-        operators: as in `load`; the server allows the same.
+        name: the model's name; None for the file's name.
+        batching: True to batch requests if all inputs and outputs share their first dim; False not to; None to run the
+            program on random rows, and batch requests only if a row's results do not depend on other rows.
+        operators: as for `load`; the server allows the same operators.
 
     Raises:
         ArtifactError: the file cannot be loaded, its weights are outside its folder, or Triton lacks a dtype.
@@ -124,7 +124,7 @@ def config_of(compiled: Compiled, name: str, batching: bool | None, operators: C
 
 
 def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
-    """Yield the outputs that are tensors or numbers, by name; constants are not sent."""
+    """Yield the outputs that are tensors or numbers, with their names; constants are not sent."""
     program, segments = compiled.program, compiled.partitioned.segments
     ports = {p.name: p for p in (*program.inputs, *(p for segment in segments for p in segment.outputs))}
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
@@ -149,7 +149,7 @@ def _row(name: str, port: Port, batch: Range | None) -> Row:
 
 
 def _weights(path: Path) -> list[tuple[Path, str]]:
-    """Return the file of weights beside a program, and its relative path; empty if there is none."""
+    """Return a program's separate weights file and its relative path; empty if the program has none."""
     with opened(path) as file:
         kept = manifest_of(Reader(file, str(path))).weights
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
@@ -184,7 +184,7 @@ def _text(value: str) -> str:
 
 
 def taken(port: Port, tensor: torch.Tensor) -> Leaf:
-    """Convert Triton's tensor to the program's input: numbers and tensors of rank 0 are [1] there, bools are bytes."""
+    """Convert Triton's tensor to the program's input. Triton has numbers and 0-dim tensors as [1], bools as bytes."""
     if port.kind != "tensor":
         return int(tensor)
     tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor
@@ -192,7 +192,7 @@ def taken(port: Port, tensor: torch.Tensor) -> Leaf:
 
 
 def sent(value: Leaf) -> torch.Tensor:
-    """Convert an output to Triton's form."""
+    """Convert an output to a tensor for Triton."""
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
     tensor = tensor.detach().contiguous()
     return (tensor.cpu() if tensor.dtype == torch.bool else tensor).reshape(tensor.shape or (1,))

@@ -1,4 +1,4 @@
-"""Write settings that differ from the default. Predicates, which are code, are saved by name."""
+"""Write the settings that differ from the default as JSON. Predicates, which are code, are saved by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = ("engine_cache_dir", "measurements", "runtime_cache")
 
 
 class Predicate:
-    """Stand-in for a predicate or a missing operator, which prints as its name."""
+    """Stand-in for a predicate or a missing operator; it is printed as the name."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__qualname__ = name.rpartition(".")

@@ -48,7 +48,7 @@ class SavedTensor:
 
 @define(eq=False)
 class Tensors:
-    """The tensors to save, each once: the same tensor has the same key wherever it is used."""
+    """The tensors to save. Each tensor is saved once, with the same key for all its uses."""
 
     by_key: dict[str, torch.Tensor] = field(factory=dict)
     _keys: dict[int, SavedTensor] = field(factory=dict)
@@ -64,8 +64,8 @@ class Tensors:
 
 
 def tensor_file(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryview | bytes], int]:
-    """Return the parts of a safetensors file, without copies where possible, and its size. Its tensors begin at a
-    page, and the widest elements come first, which aligns every tensor without gaps."""
+    """Return the parts of a safetensors file, without copies where possible, and its size. The tensor data starts at a
+    page boundary, with the widest dtypes first, so that every tensor is aligned without gaps."""
     ordered = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
     rows, at = {}, 0
     for key, tensor in ordered:
@@ -81,8 +81,8 @@ def tensor_file(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryvie
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of a safetensors file, such as PEFT's ``adapter_model.safetensors``, or of the one in a folder
-    that PEFT saved. `ArtifactError` if it is of another format."""
+    """Read the tensors of a safetensors file, such as PEFT's ``adapter_model.safetensors``, or of this file in a folder
+    that PEFT saved. Raise an `ArtifactError` for another format."""
     path = path / "adapter_model.safetensors" if path.is_dir() else path
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     with path.open("rb") as file:
@@ -96,8 +96,8 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 
 class Source:
-    """The tensors of a mapped file, or, without one (``size`` 0), meta tensors. They are views of a private mapping:
-    writes to them do not reach the file."""
+    """The tensors of a memory-mapped file, or meta tensors without a file (``size`` 0). They are views of a private
+    mapping, so writes to them do not reach the file."""
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
         self.found: dict[str, torch.Tensor] = {}
@@ -110,7 +110,7 @@ class Source:
             self.start = start + down
 
     def __call__(self, kept: SavedTensor) -> torch.Tensor:
-        """Return a tensor, the same one for the same key. `ArtifactError` if the file lacks it."""
+        """Return a tensor, the same object for the same key. Raise an `ArtifactError` if the file lacks the tensor."""
         if kept.key not in self.found:
             self.found[kept.key] = self._tensor(kept)
         found = self.found[kept.key]

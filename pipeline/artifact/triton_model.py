@@ -53,7 +53,7 @@ class TritonPythonModel:
         return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
 
     def _batch_key(self, row: tuple[Leaf, dict[str, Leaf]]) -> Leaf:
-        """Return a key that is equal for requests that can be batched."""
+        """Return a key that is equal for requests that can be batched together."""
         request, values = row
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 

@@ -1,1 +1,1 @@
-"""Build engines: TensorRT's builder, and the processes, memory and progress around it."""
+"""Build engines: TensorRT's builder, worker processes, memory and progress reports."""

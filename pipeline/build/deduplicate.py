@@ -1,4 +1,4 @@
-"""Find equal networks of one program, which differ only in names: one engine serves all of them."""
+"""Find networks of a program that differ only in names, so that the same engine can serve all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def built_once(
     weights: Sequence[Mapping[str, torch.Tensor]],
     build: Callable[[Sequence[int]], Iterable[Engine]],
 ) -> Iterable[Engine]:
-    """Return the engines of a program's networks; ``build`` builds the engines of the indices that it gets."""
+    """Return the engines of a program's networks; ``build`` builds the engines of the networks at some indices."""
     if len(orders) == 1:
         return build([0])
     forms = [canonical(order.network, order.sizes) for order in orders]
@@ -34,8 +34,8 @@ def built_once(
 def first_equal(
     orders: Sequence[Order], forms: Sequence[Canonical], weights: Sequence[Mapping[str, torch.Tensor]]
 ) -> list[int]:
-    """Return, for each network, the index of the first network that equals it, weights included: its own if no earlier
-    one does. Weights that are inputs of the engine are not compared."""
+    """Return, for each network, the index of the first network that equals it, weights included (its own index if no
+    earlier network does). Weights that are inputs of the engine are not compared."""
 
     def is_equal(i: int, j: int) -> bool:
         if forms[i].text != forms[j].text or orders[i].refit_flags != orders[j].refit_flags:
@@ -52,7 +52,7 @@ def first_equal(
 
 
 def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Engine:
-    """Return a network's engine for another network of the same structure, with the other's names."""
+    """Return a network's engine for another network of the same structure, with the other network's names."""
     return evolve(
         engine,
         name=name,

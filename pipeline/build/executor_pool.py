@@ -1,4 +1,4 @@
-"""Submit builds to an executor's workers, wait for them, and report errors by the engine's name."""
+"""Submit builds to an executor's workers, wait for them, and raise errors that name the engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipeline.records.wording import kind_of
 
 def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
     """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
-    building; `BuildError` is the first error of a worker, or says that a worker died.
+    building. The raised `BuildError` is the first error of a worker, or reports that a worker died.
 
-    A worker that does not see the files of this machine returns None and is sent the weights as bytes; its plan comes
-    back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, their
-    total, and the last one's name.
+    A worker that cannot access this machine's files returns None, and then receives the weights as bytes; its plan
+    comes back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, the
+    number of all builds, and the name of the last finished.
     """
     futures: dict[Future[object], Job] = {}
     plans: dict[str, Plan] = {}
@@ -47,7 +47,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
 
 
 def _checked_plan(job: Job, found: Plan | SentPlan) -> Plan:
-    """Write the plan's bytes to the job's path, unless they are there, and check their digest."""
+    """Write the plan's bytes to the job's path, unless the file has them already, and check their digest."""
     if isinstance(found, SentPlan):
         job.path.write_bytes(found.data)
         found = found.plan

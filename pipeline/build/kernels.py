@@ -1,8 +1,8 @@
-"""Read the kernels of an engine from its plan, with the network layers that each computes.
+"""Read the kernels of an engine from its plan, with the network layers that each kernel computes.
 
-A plan of TensorRT-RTX 1.4 holds, as text, the program that its engine runs: a line for each kernel. The format is
-undocumented, so no compilation depends on it, only reports, comparisons and tests. A plan for several compute
-capabilities holds a program for each; the first one is read.
+A plan of TensorRT-RTX 1.4 contains, as text, the program that its engine runs: a line for each kernel. The format is
+undocumented, so only reports, comparisons and tests depend on it, no compilation. A plan for several compute
+capabilities contains a program for each; the first program is read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
 class Kernel:
     """A step of an engine's program.
 
-    kind: TensorRT's name for it: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``… name: its name,
-    which lists the fused operations. layers: the network's layers that it computes, wholly or in part. place: its
-    number among all steps, from 0; TensorRT's profiler appends it to the name. -1 if unknown.
+    kind: TensorRT's name for the kind of step: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
+    name: the name, which lists the fused operations. layers: the network's layers that the step computes, wholly or
+    partly. place: the index among all steps, which TensorRT's profiler appends to the name; -1 if unknown.
     """
 
     kind: str
@@ -54,7 +54,7 @@ def kernels(plan: Any) -> tuple[Kernel, ...]:
 
 def steps(plan: Any) -> tuple[Kernel, ...]:
     """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`). The
-    plan, bytes or any buffer, is searched where it is; `ValueError` if it holds no program as text."""
+    plan, bytes or another buffer, is searched without a copy; `ValueError` if it contains no program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
         raise ValueError("the plan holds no program as text: expected a plan of TensorRT-RTX 1.4")

@@ -1,5 +1,5 @@
-"""Save memory in builds: store weights computed for TensorRT in an unnamed, memory-mapped file, of which only the part
-being read is in memory, and return memory that TensorRT frees to the operating system."""
+"""Save memory in builds. Weights computed for TensorRT are stored in an unnamed, memory-mapped file, of which only the
+part being read is in memory; memory that TensorRT frees is returned to the operating system."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 
 
 def return_free_memory() -> None:
-    """Make glibc return the free pages of its heaps, which it would keep for later allocations.
+    """Make glibc return the free pages of its heaps, which it would otherwise keep for later allocations.
 
-    TensorRT copies weights in blocks that glibc takes from its heaps, and frees them phase by phase. Returning them
-    between the phases lowers the peak by 0.5 times the weights for ResNet-50 and by 0.25 times for a Llama-like model
-    (RTX 1.4), and leaves nothing behind, where 0.8 times the weights stayed before. A call takes a millisecond or two
-    and changes no setting and no result. With another C library it does nothing.
+    TensorRT copies weights to blocks in glibc's heaps, and frees these blocks phase by phase. Returning them between
+    phases lowers the memory peak by 0.5 times the weights for ResNet-50 and 0.25 times for a Llama-like model
+    (TensorRT-RTX 1.4). Afterwards no such memory remains, compared to 0.8 times the weights without this call. A call
+    takes 1–2 ms and changes no setting and no result. With another C library it does nothing.
     """
     if _TRIM is not None:
         _TRIM(0)
@@ -37,7 +37,7 @@ _ALIGNMENT = 4096
 
 
 class MemoryMappedWeights:
-    """A memory-mapped file for tensors of known sizes in bytes. If the disk has no room, they stay in memory."""
+    """A memory-mapped file for tensors of known sizes. If the disk has no space, the tensors stay in memory."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.room = sum(_aligned(size) for size in sizes if size >= LEAST)
@@ -58,8 +58,8 @@ class MemoryMappedWeights:
         return data.view(tensor.dtype).view(tensor.shape)
 
     def _write(self, data: torch.Tensor) -> None:
-        """Write bytes at the next tensor's offset. Writing through the mapping would take over three times as long,
-        since each page is read before it is written."""
+        """Write bytes at the next tensor's offset. A write through the mapping would take over three times as long,
+        since each page would be read first."""
         assert self.file is not None
         for start in range(0, data.numel(), PIECE):
             piece: Any = data[start : start + PIECE].cpu().numpy()
@@ -76,7 +76,7 @@ class MemoryMappedWeights:
 
 
 def leave_memory(mapping: bytes | mmap.mmap | None) -> None:
-    """Drop the pages of a mapped file from this process's memory; reading them brings them back, unchanged."""
+    """Drop the pages of a mapped file from this process's memory; a later read loads them again."""
     if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -86,7 +86,7 @@ def _aligned(size: int) -> int:
 
 
 def _file(room: int) -> IO[bytes] | None:
-    """Return an unnamed file with allocated space: on a full disk, a write to the mapping would kill the process."""
+    """Return an unnamed file with preallocated space, since a write to a mapping on a full disk kills the process."""
     if not hasattr(os, "posix_fallocate"):
         return None
     file = tempfile.TemporaryFile(prefix="pipeline-weights-")  # noqa: SIM115  # open as long as it is mapped

@@ -1,4 +1,4 @@
-"""Optimization profiles: the ranges of a network's inputs, in each of the program's profiles."""
+"""Optimization profiles: the ranges of a network's input sizes in each profile of the program."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.shapes.environment import LARGEST, Range, Symbols, bounds
 
 
 def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
-    """Return the distinct profiles that a segment's engine is built for; none if no input varies. ``is_shape`` returns
-    whether a number among the inputs determines shapes, and so has a range too."""
+    """Return the distinct profiles that a segment's engine is built for; empty if no input is dynamic. ``is_shape``
+    returns whether a number among the inputs determines shapes, so that its value needs a range."""
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
     for port in varying:
         _check(program, segment, port)
@@ -41,7 +41,7 @@ def _check(program: Program, segment: Segment, port: Port) -> None:
 
 
 def symbols_of(program: Program, segment: Segment) -> Symbols:
-    """Return the ranges of a program's symbols in a segment: those of its profile, if it has one."""
+    """Return the ranges of a program's symbols in a segment: its profile's ranges if it has a profile."""
     return program.shapes if segment.profile is None else {**program.shapes, **program.profiles[segment.profile]}
 
 
@@ -53,5 +53,5 @@ def _profile(ports: list[Port], symbols: Symbols | None) -> Profile:
 
 
 def _narrowed(port: Port, symbols: Symbols) -> tuple[Range, ...]:
-    """Return the ranges of a port's sizes for these ranges of symbols."""
+    """Return the ranges of a port's sizes, given the ranges of symbols."""
     return tuple(bounds(size, symbols) for size in (port.shape if port.kind == "tensor" else (port.value,)))

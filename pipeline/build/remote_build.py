@@ -1,4 +1,4 @@
-"""Build networks in other processes: from descriptions that can be pickled, with the weights in a file."""
+"""Build networks in other processes, from picklable descriptions and a file with the weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALIGNMENT = 256
 
 @frozen
 class Stored:
-    """A weight in a file: its dtype, TensorRT's count of its elements, and the position of its bytes."""
+    """A weight in a file: its dtype, TensorRT's count of its elements, and the offset of its bytes."""
 
     dtype: str
     count: int
@@ -41,10 +41,10 @@ Index: TypeAlias = Mapping[str, Stored]
 
 @define(eq=False)
 class RemoteBuild:
-    """The build of one network, which can be pickled. In the process that created it, its handle is the network itself.
+    """A picklable build of a network. In the process that created it, its handle is the network itself.
 
-    When it is first pickled its weights are written to ``path``, once. In other processes, ``opened`` maps that file
-    and replays the description: all processes of a machine share the pages, so that the weights are in memory once.
+    The first pickling writes the weights to ``path``. In other processes, ``opened`` maps this file and replays the
+    description. All processes of a machine share the mapped pages, so that the weights are in memory only once.
     """
 
     network: Network
@@ -62,11 +62,11 @@ class RemoteBuild:
 
     @property
     def reachable(self) -> bool:
-        """Return whether this process has the network, or sees the file that its weights were written to."""
+        """Return whether this process has the network, or can access the file with its weights."""
         return self.handle is not None or is_there(self.path, self.index or {})
 
     def opened(self) -> NetworkHandle:
-        """Return the network, replayed if this is another process. `BuildError` if that fails."""
+        """Return the network; in another process it is replayed, with a `BuildError` if that fails."""
         try:
             self.handle = self.handle or _replay(self.network, self.path, self.index or {})
         except ReplayError as error:
@@ -76,15 +76,14 @@ class RemoteBuild:
 
 
 def is_there(path: Path, index: Index) -> bool:
-    """Return whether this machine has the file that holds the weights of an index. The name of its folder is random: no
-    other file can be mistaken for it."""
+    """Return whether this machine has the file with the weights of an index. The folder has a random name, so no other
+    file can be mistaken for it."""
     size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
     return path.is_file() and path.stat().st_size == size + 1
 
 
 def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
-    """Write the tensors one after the other, without copying them first; 4-bit values in the dtype that networks
-    use."""
+    """Write the tensors in order, without copies; 4-bit values in the dtype that networks use."""
     index: dict[str, Stored] = {}
     with room_for("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
         for name, tensor in weights.items():
@@ -108,7 +107,7 @@ class MappedFile:
 
 
 def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
-    """Return the network replayed over the mapped file, after its description was compared with the original's."""
+    """Return the network, replayed with the mapped weights; its description is compared with the original's."""
     file = MappedFile(path)
     data = np.frombuffer(file.mapping, np.uint8)
     known: dict[int, Weight] = {data.ctypes.data + index[w.name].offset: w for w in network.weights}
@@ -129,14 +128,14 @@ def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
 
 @frozen
 class Job:
-    """One engine to build: its plan goes to ``path``, a file that exists as soon as a worker has begun."""
+    """An engine to build. Its plan is written to ``path``; the file exists as soon as a worker has started."""
 
     order: Order
     remote_build: RemoteBuild
     path: Path
 
     def __call__(self) -> Plan | None:
-        """Build the engine in a worker: return the plan, or None if the worker does not see this machine's files."""
+        """Build the engine in a worker; return the plan, or None if the worker cannot access this machine's files."""
         if not self.remote_build.reachable:
             return None
         file = PlanFile(self.path)
@@ -153,7 +152,7 @@ class SentPlan:
 
 @frozen
 class SentJob:
-    """One engine to build on a machine that does not see this one's files: the weights are sent as bytes."""
+    """An engine to build on a machine that cannot access this machine's files: the weights are sent as bytes."""
 
     order: Order
     index: Index = field(repr=False)
@@ -161,13 +160,13 @@ class SentJob:
 
     @classmethod
     def of(cls, job: Job) -> SentJob:
-        """Create the job; the file of its weights was written when ``job`` was first sent."""
+        """Return a `Job` as one with its weights as bytes, read from the file that pickling writes."""
         build = job.remote_build
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())
 
     def __call__(self) -> SentPlan:
-        """Build the engine in a worker, from a file of the worker's own."""
+        """Build the engine in a worker, from a temporary file that the worker writes."""
         with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder, "weights")
             path.write_bytes(self.weights)

@@ -40,7 +40,7 @@ second plan without one, which is less below 128 MB."""
 
 @frozen
 class Order:
-    """An order to TensorRT: the network to build, the inputs of it that are sizes, and the settings."""
+    """A request for an engine: the network to build, its inputs that are sizes, and the settings."""
 
     network: Network
     sizes: frozenset[str]
@@ -60,17 +60,17 @@ class Order:
 
     @property
     def refittable(self) -> bool:
-        """Return whether any of the engine's weights can be refitted."""
+        """Return whether any weight of the engine can be refitted."""
         return any(self.replaceable(weight.name) for weight in self.network.weights)
 
     @property
     def stripped(self) -> bool:
-        """Return whether the plan has no weights: the engine gets them when it is loaded."""
+        """Return whether the plan contains no weights, so that they are supplied when the engine is loaded."""
         return self.settings.strip_engine_weights and bool(self.network.weights)
 
     @property
     def refit_flags(self) -> tuple[str, ...]:
-        """Return TensorRT's flags for engines that take weights after they are built."""
+        """Return TensorRT's builder flags for engines whose weights are set after the build."""
         settings, kind = self.settings, ""
         if self.refittable:
             kind = "REFIT_INDIVIDUAL" if settings.immutable_weights else "REFIT"
@@ -85,8 +85,8 @@ class Order:
 
 @frozen
 class Plan:
-    """A finished plan: the SHA-256 of its bytes, the version of TensorRT that built it, and its names of inputs and
-    outputs, by the network's, where they differ."""
+    """A finished plan: the SHA-256 of its bytes, the version of TensorRT that built it, and a mapping from the
+    network's to the plan's names of inputs and outputs, where these differ."""
 
     digest: str
     library: str
@@ -94,8 +94,8 @@ class Plan:
 
 
 def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
-    """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX. `BuildError` quotes TensorRT; Ctrl-C
-    is raised at the builder's next step."""
+    """Let TensorRT build the network and write the plan to a file; TensorRT-RTX needs no GPU. A `BuildError` quotes
+    TensorRT's message; Ctrl-C is raised at the builder's next step."""
     if order.refit_flags and not has_gpu():
         why = f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
         why += ", and so one that has no weights (strip_engine_weights)" * order.stripped
@@ -127,7 +127,7 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
 
 @contextmanager
 def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
-    """Return a context in which a write to a full disk raises a `BuildError` with the space needed and left.
+    """Return a context in which a write to a full disk raises a `BuildError` with the needed and the free space.
     ``written``: the plan's file, or the number of bytes to write."""
     try:
         yield
@@ -157,8 +157,8 @@ _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
 
 
 def _rename(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
-    """Rename an input or output whose name TensorRT reported as a duplicate, and return whether there was one. RTX 1.4
-    to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
+    """Rename an input or output if TensorRT reported its name as a duplicate, and return whether it did. TensorRT-RTX
+    1.4 to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
     tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(message)
     if found is None or found[1] not in tensors:
         return False
@@ -213,8 +213,8 @@ def _write_plan(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFil
 
 
 class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
-    """A file that TensorRT writes a plan to piece by piece, unnamed if no path is given. There is no second copy in
-    memory, and the operating system keeps only the pages that are read."""
+    """A file to which TensorRT writes a plan in pieces, unnamed without a path. Memory holds no second copy of the
+    plan, only the pages that are read."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
         self.full: OSError | None = None
 
     def write(self, data: object) -> int:
-        """Write a piece (TensorRT calls this); return the number of bytes written."""
+        """Write a piece of the plan, and return the number of bytes written. TensorRT calls this."""
         beside = threading.Thread(target=self.sha256.update, args=(data,))  # it takes as long as writing
         beside.start()
         try:
@@ -238,7 +238,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
             beside.join()
 
     def mapped(self) -> mmap.mmap:
-        """Return the whole plan, mapped read only; it outlives this object."""
+        """Return the plan, memory-mapped read-only; the mapping outlives this object."""
         return mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __del__(self) -> None:
@@ -247,7 +247,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Map a whole file, read only; its data stays available even if the file is deleted."""
+    """Memory-map a file, read-only; the data stays available even if the file is deleted."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

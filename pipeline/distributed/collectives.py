@@ -1,4 +1,4 @@
-"""What of torch.distributed is replaced while a sharded module is exported."""
+"""Replace functions of torch.distributed while a sharded module is exported."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ copy of its result."""
 
 
 def traced() -> AbstractContextManager[None]:
-    """Return a context for exports, in which collectives are operators and DTensors leave no trace of their own."""
+    """Return a context for exports in which collectives become operators and DTensors add nothing to the graph."""
     return _places("torch.distributed.tensor" in sys.modules).taken("sharded")
 
 
 @cache
 def _places(_: bool) -> Places:
-    """Return what is replaced, with and without DTensor's modules."""
+    """Return the replacements; those in DTensor's modules only if these modules are imported."""
     why = "calls a process group, and torch.export knows operators only"
     rows = [
         Replacement(torch.distributed, name, partial(_operator, own), why, "sharded") for name, own in IN_PLACE.items()
@@ -62,14 +62,14 @@ def _untraced(own: Function, *args: Argument) -> object:
 
 
 def _operator(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
-    """Call one of these in the place of a collective of torch.distributed."""
+    """Call a functional collective in place of a collective of torch.distributed."""
     names = functional.REDUCE_OP_TO_STR
     named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
     collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
 
 
 def _always(own: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
-    """Return whether a tensor can be sharded for all its sizes."""
+    """Return whether a tensor can be sharded at its smallest sizes, and so at all its sizes."""
     return own([_least(size) for size in shape], *args, **kwargs)
 
 

@@ -1,8 +1,8 @@
-"""Trace functions of DTensors as functions of local tensors.
+"""Trace functions on DTensors as functions on local tensors.
 
-torch.export traces before autograd, where DTensor does not choose its collectives yet. So each function that gets a
-DTensor is traced on its own below autograd, and the operators found, of local tensors and collectives, are called in
-its place: the export sees these alone.
+torch.export traces before autograd, where DTensor has not chosen its collectives yet. So each function that receives a
+DTensor is traced separately below autograd. The traced operators, which work on local tensors or are collectives, are
+called in place of the function, so the export sees only them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TENSORS: Final = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
 
 class LocalFunctions(TorchFunctionMode):
-    """A mode for an export, in which functions of DTensors become operators of local tensors."""
+    """A torch function mode for exports: it replaces functions on DTensors by operators on local tensors."""
 
     def __torch_function__(
         self,
@@ -43,7 +43,7 @@ class LocalFunctions(TorchFunctionMode):
 
 
 def _replayed(function: Function, given: Sequence[Argument], form: Argument) -> Argument:
-    """Call the operators of local tensors that a function of DTensors is."""
+    """Trace a function on DTensors, and call the traced operators on the local tensors in its place."""
     places = [i for i, each in enumerate(given) if isinstance(each, torch.Tensor | torch.SymInt)]
     masks = _masks(given)
     local = [*map(_local, (given[place] for place in places)), *(mask.data for mask in masks)]
@@ -72,7 +72,7 @@ def _replayed(function: Function, given: Sequence[Argument], form: Argument) -> 
 
 
 def sharded_like(tensor: Argument, value: Argument) -> Argument:
-    """Return a local tensor as a DTensor, if the other one is."""
+    """Return a local tensor as a DTensor with the layout of ``tensor``, or unchanged if ``tensor`` is no DTensor."""
     return DTensor(value, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else value
 
 
@@ -81,21 +81,21 @@ def _local(tensor: Argument) -> Argument:
 
 
 def _masks(tensors: Iterable[Argument]) -> list[Argument]:
-    """Return what holds the masks of sharded look-ups: the rows that a rank has not."""
+    """Return the mask buffers of sharded embedding look-ups; a mask marks the rows that another rank holds."""
     placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
     masks = (getattr(each, "mask_buffer", None) for each in placements)
     return list({id(mask): mask for mask in masks if mask is not None and mask.data is not None}.values())
 
 
 def _fake(value: Argument) -> Argument:
-    """Return the fake tensor in a tensor of an export."""
+    """Return the fake tensor inside a functional tensor of an export."""
     if isinstance(value, FunctionalTensor):
         value = torch._from_functional_tensor(value.elem)
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 class _Replay(torch.fx.Interpreter):
-    """Call the operators of a traced graph in an export, in which a number that became a tensor becomes one again."""
+    """Call the operators of a traced graph in an export; a tensor constant is created anew from its value."""
 
     def get_attr(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
         value = super().get_attr(target, args, kwargs)

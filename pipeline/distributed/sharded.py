@@ -1,4 +1,4 @@
-"""Export a sharded module as its rank's: over local tensors, with collectives between."""
+"""Export this rank's part of a sharded module: operators on local tensors, and collectives between them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ UNWRAPPED: Final = "compile the module as it was before: shard it by parallelize
 
 @frozen(eq=False)
 class Place:
-    """A parameter or buffer that is a DTensor, and the dict of its module that has it."""
+    """A parameter or buffer that is a DTensor (``whole``), and the dict of its module that contains it."""
 
     registered: MutableMapping[str, Argument]
     name: str
     whole: Argument
 
     def put(self, value: object) -> None:
-        """Register another tensor in its place."""
+        """Register another tensor under the same name."""
         self.registered[self.name] = value
 
 
@@ -55,7 +55,7 @@ class Local:
     outputs: list[tuple[int, Layout]] = field(factory=list)
 
     def described(self, program: Program) -> Program:
-        """Return the program with what it is a part of; unchanged if it has no collectives and no DTensors."""
+        """Return the program with its `Sharding`; unchanged if it has no collectives and no DTensors."""
         names = groups_of(program.graph.nodes)
         if not (names or self.inputs or self.outputs):
             return program
@@ -70,8 +70,8 @@ class Local:
 def as_local(
     model: object, args: Sequence[object], kwargs: Mapping[str, object] | None, device: str | None = None
 ) -> Iterator[Local]:
-    """Return a context for exporting a module: parameters and inputs that are DTensors are its rank's local tensors
-    outside of calls, and collectives are operators. Nothing changes where torch.distributed is not in use."""
+    """Return a context for exporting a module. In it, parameters and inputs that are DTensors are replaced by their
+    local tensors, and collectives are operators. Without an initialized torch.distributed nothing changes."""
     if not dist.is_available() or not dist.is_initialized():
         yield Local(args, kwargs)
         return
@@ -102,14 +102,14 @@ def as_local(
 
 
 def local_paths(leaves: Sequence[object], form: Argument) -> list[tuple[object, ...]]:
-    """Return the path of each input in ``(args, kwargs)``."""
+    """Return the pytree path of each input in ``(args, kwargs)``."""
     from torch.utils._pytree import tree_flatten_with_path
 
     return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, form))[0]]
 
 
 def _check_wrappers(model: nn.Module) -> None:
-    """Raise a CaptureError if hooks of a module gather its parameters, or gradients, which a program does not."""
+    """Raise a CaptureError if the module is in a wrapper for training, which a program does not run."""
     for each in model.modules():
         for kind in type(each).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
@@ -117,7 +117,7 @@ def _check_wrappers(model: nn.Module) -> None:
 
 
 def _check_device(places: Sequence[Place], device: str | None) -> None:
-    """Raise a CaptureError if a sharded module is to be captured for another device than its mesh's."""
+    """Raise a CaptureError if a sharded module would be captured for a device type other than its mesh's."""
     found = next((each.whole.device_mesh.device_type for each in places), None)
     if device is not None and found is not None and torch.device(device).type != found:
         why = f"the model is sharded over a mesh of {found}, and is captured as on {device}"
@@ -125,7 +125,7 @@ def _check_device(places: Sequence[Place], device: str | None) -> None:
 
 
 def check_callable(model: nn.Module) -> None:
-    """Raise a CaptureError if a call would end the process: gloo takes a GPU's memory for the host's (torch 2.11)."""
+    """Raise a CaptureError if a call would crash the process: gloo reads GPU memory as host memory (torch 2.11)."""
     places = _places(model) if "torch.distributed.tensor" in sys.modules else []
     meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
     if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
@@ -134,7 +134,7 @@ def check_callable(model: nn.Module) -> None:
 
 
 def layout_of(tensor: Argument) -> Layout:
-    """Return how a DTensor lies.
+    """Return the layout of a DTensor.
 
     Raises:
         CaptureError: ranks hold parts of a sum, or interleaved parts.
@@ -205,7 +205,7 @@ def _over_local_tensors(
 
 
 def _input_like(whole: Argument, value: Argument) -> Argument:
-    """Return an input as a DTensor, if it is one outside; of varying sizes, every rank has as many."""
+    """Return an input as a DTensor if the caller passes a DTensor. Dynamic sizes are assumed equal on all ranks."""
     from torch.distributed.tensor import DTensor
 
     if whole is None:

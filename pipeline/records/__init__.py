@@ -1,1 +1,1 @@
-"""Hold measurements of a compiled program: its agreement with eager, the cost of its stages, the time of a call."""
+"""Records about compiled programs: the agreement with eager PyTorch, costs of stages, profiles of calls."""

@@ -1,4 +1,4 @@
-"""``Agreement``: the errors of a compiled program next to eager PyTorch's, and the nodes that were healed."""
+"""``Agreement``: compares a compiled program's errors with eager PyTorch's. ``Healed``: a repaired node."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class OutputAgreement:
     """The agreement of one output with eager at one size.
 
     output: its name; ``after the call`` for a buffer or input that the program writes to.
-    sample: the inputs: smallest, optimal, largest, or the number of one of the user's.
+    sample: the inputs: of smallest, optimal or largest sizes, or the number of an example of the user's.
     error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute if
         that is 0). Infinite if only one of the two is NaN or infinite, and for unequal integers.
     eager_error, bound: the error of eager PyTorch in the model's own dtypes, and the largest allowed one.
-    norm_error, eager_norm_error, norm_bound: the norm of the errors relative to the exact output's norm, eager's, and
-        its bound. They show sums in too low a precision, where every element is slightly off. All are 0 for small
-        outputs and integers.
-    exact: the reference of both: ``float64``, ``float32``, or ``eager`` if the model runs in no other dtype, or the
-        program is so close to eager that no other reference is needed.
-    elements, undecided: the number of elements, and of those left out because they depend on rounding, as a near tie
-        of ``argmax`` does.
+    norm_error, eager_norm_error, norm_bound: the norm of the program's errors relative to the exact output's norm; the
+        same of eager PyTorch; the largest allowed value. They reveal sums in too low a precision, where every element
+        is slightly wrong. All are 0 for small outputs and integers.
+    exact: the reference for both errors: the model in ``float64`` or ``float32``; or ``eager`` if the model cannot run
+        in these dtypes, or the program is so close to eager that no other reference is needed.
+    elements, undecided: the number of all elements, and of elements left out since they depend on rounding, such as a
+        near tie of ``argmax``.
     raised, unjudged: the error that the program raises, or the reason why the output is not judged; else empty.
     source: ``graph`` compares the program with the captured graph in eager; ``module`` compares the captured module
         (``error``) with its graph (``eager_error``).
@@ -50,12 +50,12 @@ class OutputAgreement:
 
     @property
     def holds(self) -> bool:
-        """Whether both errors are within their bounds, or are not judged."""
+        """Whether the largest error and the norm error are within their bounds, or are not judged."""
         return not self.raised and (bool(self.unjudged) or self.share <= 1)
 
     @property
     def share(self) -> float:
-        """The larger of the two errors relative to its bound."""
+        """The larger ratio of an error (largest error, norm error) to its bound."""
         errors = (self.error, self.bound), (self.norm_error, self.norm_bound)
         return max(error / bound if bound else float("inf") if error else 0.0 for error, bound in errors)
 
@@ -77,12 +77,12 @@ class OutputAgreement:
 
 @frozen
 class Agreement:
-    """The errors of a compiled program next to eager PyTorch's: a row for each output and size.
+    """A comparison of a compiled program's errors with eager PyTorch's: a row for each output and size.
 
     executor: where the engines ran, ``tensorrt`` or ``reference``. gpu: the GPU's name, empty without one.
     sizes: the sizes of each sample, by input and dim (``x.shape[0]``).
-    versions: of pipeline, torch and TensorRT. tf32: whether eager's float32 matmuls ran in TF32, as engines' do.
-    skipped: samples that were not run, with the reason.
+    versions: of pipeline, torch and TensorRT. tf32: whether eager's float32 matmuls used TF32, as engines do. skipped:
+    samples that were not run, with the reason.
     module: the reason why the module was not compared with its captured graph; empty if it was.
     """
 
@@ -102,7 +102,7 @@ class Agreement:
 
     @property
     def differences(self) -> tuple[OutputAgreement, ...]:
-        """Return the failures that are torch.export's: there the captured graph differs from the module."""
+        """Return the failures caused by torch.export: rows in which the captured graph differs from the module."""
         return tuple(row for row in self.failures if row.source == "module")
 
     @property
@@ -112,7 +112,7 @@ class Agreement:
 
     @property
     def worst(self) -> OutputAgreement | None:
-        """Return the program's judged row that is nearest to its bound, or furthest beyond it."""
+        """Return the row of the program with the largest error relative to its bound; None without a judged row."""
         judged = [row for row in self.rows if not row.unjudged and row.source == "graph"]
         return max(judged, key=lambda row: row.share, default=None)
 
@@ -128,8 +128,7 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that was compiled in another form because its engine did not load or was wrong: the action and the
-    reason."""
+    """A node that was compiled differently, since its engine did not load or was wrong: the action and the reason."""
 
     node: str
     target: str

@@ -9,12 +9,12 @@ from pipeline.frozen import FrozenDict
 
 @frozen
 class Entry:
-    """The time of one stage, and the growth of this process and its children in bytes.
+    """The seconds of a stage, and the growth in bytes of the memory of this process and its children.
 
-    peak: the largest growth during the stage, sampled every 10 ms. anonymous: that without pages of mapped files
-    (libraries, plans), which the system may drop. held: bytes of weights after it, by holder: ``model`` (its own
-    tensors, shared), ``folded`` (computed from them for TensorRT, released by ``build``), ``literals`` (constants of
-    the networks), ``plans`` (memory-mapped files). failed: whether it ended with an error.
+    peak: the largest growth during the stage, sampled every 10 ms. anonymous: the same without pages of mapped files
+    (libraries, plans), which the system may drop. held: bytes of weights after the stage, by holder: ``model`` (the
+    model's own tensors, shared), ``folded`` (computed from these for TensorRT, released by ``build``), ``literals``
+    (constants of the networks), ``plans`` (memory-mapped files). failed: whether the stage raised an error.
     """
 
     stage: str

@@ -1,4 +1,4 @@
-"""``torch_executed_ops``: convert its entries (operators, names, predicates on module paths), and match nodes."""
+"""Convert the entries of ``torch_executed_ops`` (operators, names, predicates on module paths); match nodes."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
 
 def executed_entries(value: object) -> frozenset[TorchExecuted]:
-    """Convert entries to overloads, names and predicates; a packet stands for all its overloads."""
+    """Convert entries to operator overloads, names and predicates; an overload packet becomes all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"torch_executed_ops takes a collection of operators, names or predicates, not {value!r}")
     return frozenset(entry for item in value for entry in _executed_entries(item))
@@ -42,14 +42,14 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
 
 
 def traced_name(item: object) -> str:
-    """Return the name of a torch function that is traced to operators and so never appears in graphs; or ""."""
+    """Return the name of a torch function that tracing replaces by operators, so that no graph has it; else ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") else str(name)
 
 
 def _named(name: str) -> Iterable[TorchExecuted]:
-    """Check a name of an operator; `aten.topk` means every overload. An unknown name of aten is an error."""
+    """Return the entries of an operator name; `aten.topk` means every overload. An unknown name of aten is an error."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     if match is None:
         raise ValueError(
@@ -84,7 +84,7 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
 
 
 def _is_torchs(function: object) -> bool:
-    """Return whether a function is torch's own (`torch.sym_min`), and so an operator, not a predicate."""
+    """Return whether a function is part of torch (`torch.sym_min`), and so an operator, not a predicate."""
     return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
 
 
@@ -99,7 +99,7 @@ def qualified_names(target: object) -> frozenset[str]:
 
 
 def entry_name(entry: object) -> str:
-    """Return the text of an entry of `torch_executed_ops`, without an address, which would differ between processes."""
+    """Return the text of an entry of `torch_executed_ops`, without memory addresses, which differ between processes."""
     if isinstance(entry, OpOverload):
         return f"torch.ops.{entry}"
     if isinstance(entry, str):

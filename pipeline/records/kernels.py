@@ -1,4 +1,4 @@
-"""``Kernels``: what TensorRT-RTX compiled for a program's engines on one kind of machine."""
+"""``Kernels``: the GPU kernels that TensorRT-RTX compiled for a program's engines on one kind of machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The releases of other libraries that tests run with, and the GPUs on which TensorRT's engines load: one table that
-requirements, documentation, warnings and errors share."""
+"""The library releases that the tests cover, and the GPUs on which TensorRT's engines load: the common source of
+requirements, documentation, warnings and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Loads = Literal["runs", "listed", "not run", "no"]
 
 @frozen
 class Tested:
-    """The first and the last minor release of a library that tests run with, and the page that states them."""
+    """The first and the last minor release of a library that the tests cover, and the page that states them."""
 
     first: tuple[int, int]
     last: tuple[int, int]
@@ -33,11 +33,11 @@ class Tested:
         return first if first == last else f"{first} to {last}"
 
     def has(self, release: str) -> bool:
-        """Return whether a release is one of these; a patch release counts as its minor release."""
+        """Return whether a release is in the tested range; a patch release counts as its minor release."""
         return self.first <= tuple(map(int, re.findall(r"\d+", release)[:2])) <= self.last
 
     def requirement(self, library: str) -> str:
-        """Return the requirement on the library as pip reads it: ``torch>=2.11,<2.14``."""
+        """Return the requirement for pip: ``torch>=2.11,<2.14``."""
         major, minor = self.last
         return f"{library}>={_dotted(self.first)},<{major}.{minor + 1}"
 
@@ -58,7 +58,7 @@ TENSORRT_RTX: Final = "tensorrt-rtx==1.6.1.120"
 
 @frozen
 class GpuSupport:
-    """Whether engines of TensorRT-RTX load on a kind of GPU, by release, and which release to take there."""
+    """Whether engines of TensorRT-RTX load on a kind of GPU, by release, and the recommended release."""
 
     gpus: str
     capability: str
@@ -71,7 +71,7 @@ class GpuSupport:
 
 
 def _all(loads: Loads, **others: Loads) -> FrozenDict[str, Loads]:
-    """Return a row with the same entry for each release; ``others`` differ (``v1_7="no"``)."""
+    """Return a table row with the same entry for each release, except those in ``others`` (``v1_7="no"``)."""
     releases = ("1.4", "1.5", "1.6", "1.7")
     return FrozenDict({release: others.get(f"v{release.replace('.', '_')}", loads) for release in releases})
 
@@ -117,7 +117,7 @@ def warn_untested(library: str) -> None:
 
 
 def _installed(library: str) -> str | None:
-    """Return the release in use; None if the library is missing (a graph may have its operators without it)."""
+    """Return the installed release; None if the library is missing (a graph can contain its operators all the same)."""
     if library == "torch":
         return str(torch.__version__)
     if library == "tensorrt-rtx":

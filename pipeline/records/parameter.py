@@ -1,4 +1,4 @@
-"""``Parameter``: one parameter of a model's ``forward``, by which calls may name an input or leave it out."""
+"""``Parameter``: a parameter of a model's ``forward``, so that calls can pass inputs by keyword or omit them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from attrs import frozen
 
 @frozen
 class Parameter:
-    """A parameter of the model's ``forward``, in the order of its signature. ``has_default``: whether it has a default
-    that is a plain value (None, a bool, number or string); others cannot be compared with what a program was compiled
-    for."""
+    """A parameter of the model's ``forward``, in the order of its signature. ``has_default``: whether its default is a
+    plain value (None, a bool, number or string); other defaults cannot be compared with the values that a program was
+    compiled for."""
 
     name: str
     positional: bool = True

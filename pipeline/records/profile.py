@@ -16,9 +16,9 @@ class LayerTime:
 
     name: TensorRT's name. milliseconds: the median of the runs. kernels: its GPU kernels by CUPTI's names. nodes: the
     nodes that it computes, fully or partly; empty for a copy that TensorRT adds. by: the source of ``nodes``: ``plan``
-    (the plan's kernels), ``inspector`` (the layers' metadata), ``order`` (the layers between its neighbours'), ``name``
-    (the layers in its name), ``segment``; or what it does instead of computing: ``streams`` (synchronizes them),
-    ``sizes`` (of dynamic shapes), ``between`` (idle time between kernels); else empty.
+    (the plan's kernels), ``inspector`` (the layers' metadata), ``order`` (the layers between those of its neighbours),
+    ``name`` (the layers in its name), ``segment``. For a row that computes no node: ``streams`` (it synchronizes
+    streams), ``sizes`` (it computes dynamic sizes), ``between`` (idle time between kernels); else empty.
     """
 
     name: str
@@ -30,13 +30,13 @@ class LayerTime:
 
 @frozen
 class SegmentTime:
-    """The time of a segment and of its layers. ``milliseconds`` is measured without a profiler, with all work launched
-    before it begins.
+    """The time of a segment and of its layers. ``milliseconds`` is measured without a profiler; all work is launched
+    before the GPU begins it.
 
-    timed: the source of the layers' times. ``kernels``: CUPTI's times of kernels, and a row for the time between them,
-    limited to the rest of the segment's time, since CUPTI lengthens it; the sum is slightly above the segment's time,
-    unless kernels run concurrently. ``profiler``: TensorRT's profiler, which adds some microseconds to each row; used
-    if CUPTI is busy or its kernels do not match the rows. ``events``: PyTorch's.
+    timed: the source of the layers' times. ``kernels``: CUPTI's kernel times, and a row for the idle time between
+    kernels. Since CUPTI lengthens this idle time, it is limited to the rest of the segment's time; the sum is slightly
+    above the segment's time, unless kernels run concurrently. ``profiler``: TensorRT's profiler, which adds some
+    microseconds to each row; used if CUPTI is busy or its kernels do not match the rows. ``events``: PyTorch's.
     """
 
     segment: str
@@ -53,8 +53,8 @@ class SegmentTime:
 
 @frozen
 class NodeTime:
-    """A node's time: that of kernels that compute only it, and an even share of others (``shared``: the most other
-    nodes of one of its kernels)."""
+    """A node's time: the time of kernels that compute only this node, and an equal share of the kernels that compute
+    several (``shared``: the largest number of other nodes in a kernel)."""
 
     node: str
     milliseconds: float
@@ -69,8 +69,8 @@ class Profile:
     """The time of a call by segment, layer and node, as medians of ``runs`` calls in milliseconds on the GPU.
 
     segments: in execution order, with their layers. nodes: every node with its time. call: the call without CUDA
-    graphs. graph: the call with them; None if it cannot be captured, for the reason in ``no_graph``. gpu: the GPU's
-    name. library: TensorRT and its version. inputs: the inputs of the call.
+    graphs. graph: the call with CUDA graphs; None if the call cannot be captured, for the reason in ``no_graph``. gpu:
+    the GPU's name. library: TensorRT and its version. inputs: the inputs of the call.
     """
 
     segments: tuple[SegmentTime, ...]
@@ -140,7 +140,7 @@ OWN = {"between": "between kernels", "streams": "streams that wait for each othe
 
 
 def _own(layers: tuple[LayerTime, ...]) -> Iterator[str]:
-    """Yield TensorRT's own rows: sums of those that compute nothing, and the names of at most 8 others."""
+    """Yield lines about TensorRT's own rows: sums of rows that compute nothing, and the names of at most 8 others."""
     for by, what in OWN.items():
         if found := [layer.milliseconds for layer in layers if layer.by == by]:
             yield f"{sum(found):.3f} {what}"

@@ -1,4 +1,4 @@
-"""``Sharding``: the rank that a program is for, the groups of ranks that its collectives join, and its DTensors."""
+"""``Sharding``: the rank that a program runs on, the process groups of its collectives, and its DTensors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Layout:
 
 @frozen
 class Sharding:
-    """The part of a sharded model that a program is: the ranks of each group of its collectives, by the name that its
-    graph has, and the layouts of inputs and outputs that are DTensors, by position."""
+    """A program's place in a sharded model: its rank, the ranks of each process group by the name in its graph, and the
+    layouts of the inputs and outputs that are DTensors, by index."""
 
     rank: int
     ranks: int
@@ -40,4 +40,4 @@ class Sharding:
 
 @frozen
 class Alone(Sharding):
-    """The part of a rank that is measured without the others: its collectives return what it has itself."""
+    """The sharding of a program that is measured without the other ranks: its collectives use only this rank's data."""

@@ -1,4 +1,4 @@
-"""Word errors about arguments: name a value, suggest a similar name, refuse unknown fields and assignments."""
+"""Helpers for errors about arguments: name a type, suggest a similar name, refuse unknown fields and assignments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ C = TypeVar("C", bound=type)
 
 
 class _NeverChangesError(attrs.exceptions.FrozenInstanceError):
-    """An attribute of a frozen record was assigned; unlike attrs' own error, this one has a message."""
+    """An attribute of a frozen record was assigned; unlike attrs' error, this error has a message."""
 
     def __init__(self, message: str) -> None:
         AttributeError.__init__(self, message)
@@ -34,7 +34,7 @@ def article(noun: str) -> str:
 
 
 def path_of(value: object, what: str) -> Path:
-    """Return a path that the user passes; raise a `TypeError` for anything else."""
+    """Return a path argument as a `Path`; raise a `TypeError` for another type."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{what} takes the path of a file, not {kind_of(value)}")
     return Path(value)
@@ -49,13 +49,13 @@ def in_bytes(number: int) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
-    """Return ``did you mean 'NAME'?`` with the known name most similar to this one; empty if none is similar."""
+    """Return ``did you mean 'NAME'?`` with the known name most similar to ``name``; empty if no name is similar."""
     close = difflib.get_close_matches(str(name), [*known], 1)
     return f"{before}did you mean {close[0]!r}?" if close else ""
 
 
 def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object], None]:
-    """Return a validator of attrs that accepts these words; its error suggests the most similar one."""
+    """Return an attrs validator that accepts only these words; its error suggests the most similar word."""
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if value not in words:
@@ -91,7 +91,7 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
 
 
 def immutable(how: str) -> Callable[[C], C]:
-    """Decorate a frozen attrs class: setting an attribute raises an error with ``how`` to get a changed copy."""
+    """Decorate a frozen attrs class: setting an attribute raises an error; ``how`` says how to get a changed copy."""
 
     def decorate(cls: C) -> C:
         def refuse(self: object, name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Write files atomically: they appear whole or not at all."""
+"""Write files atomically: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL: Final = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` atomically when the block ends; if the block fails, it is deleted. A
-    process that is killed inside the block leaves the old file, and one named ``.NAME.….part``.
+    killed process leaves the old file, and the temporary file ``.NAME.….part``.
 
     mode: permissions, less the umask. size: returns the expected size in bytes, for the error of a full disk.
 
@@ -52,7 +52,7 @@ def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda
 
 
 def full(error: OSError, path: object, size: int) -> OSError:
-    """Return the error of a disk without room for a file of ``size`` bytes."""
+    """Return the error for a disk that has no space for a file of ``size`` bytes."""
     why = f"{error.strerror}: {size} bytes are to be written; free as much space, or choose another folder"
     return OSError(error.errno, why, str(path))
 

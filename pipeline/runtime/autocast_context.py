@@ -1,5 +1,5 @@
-"""Handle autocast around a capture or a call: a model captured under autocast is compiled with its casts; a compiled
-program ignores the autocast of its caller."""
+"""Handle autocast around captures and calls. A model captured under autocast is compiled with the casts; a compiled
+program ignores its caller's autocast."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def autocast_dtypes() -> dict[str, torch.dtype]:
 
 
 def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a shallow copy of the model whose ``forward`` enters the current autocast, so that a capture has it."""
+    """Return a shallow copy of the model whose ``forward`` enters the current autocast, for captures to record."""
     dtypes = autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)
@@ -42,7 +42,7 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
 def _within(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
-    """Call ``forward`` under autocast: an argument, not a closure, so that a copy of the module calls its own."""
+    """Call ``forward`` under autocast. It is an argument, not a closure, so that a module's copy calls its own."""
     with autocast_in(dtypes):
         return forward(*args, **kwargs)
 

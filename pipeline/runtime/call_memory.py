@@ -1,9 +1,9 @@
-"""Limit the memory that a call of a loaded program allocates to the size that its file states.
+"""Limit the memory that a call of a loaded program allocates to the size stated in its file.
 
 A malicious file can make a small graph allocate any size: the outer product of two vectors is a matrix. So `save`
-writes how many bytes the tensors of a call have at the largest sizes, `pipeline inspect` prints it, and an operator
-whose result would exceed it is not called: its size is first computed on fake tensors. On a GPU later calls with the
-same shapes run unchecked, unless sizes depend on data. The memory that a TensorRT plan asks for is not counted.
+writes the bytes of a call's tensors at the largest sizes, and `pipeline inspect` prints this limit. Result sizes are
+first computed on fake tensors, and an operator that would exceed the limit is not called. On a GPU later calls with the
+same shapes run unchecked, unless sizes are data-dependent. Memory of TensorRT plans is not counted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _sizes: Final[dict[object, int]] = {}
 
 
 def call_bytes(compiled: Compiled) -> int:
-    """Return the most bytes that a call takes; 0 if a dynamic size has no upper bound."""
+    """Return an upper bound for the bytes that a call allocates; 0 if a dynamic size has no upper bound."""
     nodes = _nodes(compiled.program)
     sizes = [_bytes(value, compiled.program.shapes) for node in nodes for value in tree_leaves(node.meta.get("val"))]
     layers = sum(
@@ -78,7 +78,7 @@ def _bytes(value: object, symbols: Symbols) -> int | None:
 
 
 class Bounded(TorchDispatchMode):
-    """A context in which the tensors that this thread makes take at most ``most`` bytes at a time.
+    """A context in which the live tensors that this thread allocates have at most ``most`` bytes in all.
 
     file: the name of the program's file, for the error.
     """
@@ -114,7 +114,7 @@ class Bounded(TorchDispatchMode):
         return result
 
     def _inside(self, value: Argument) -> Argument:
-        """Wrap a graph of control flow so that it runs in this mode; return any other argument as it is."""
+        """Wrap a control-flow graph so that it runs in this mode; return any other argument unchanged."""
         if isinstance(value, torch.Tensor) or not callable(value):
             return value
 
@@ -137,7 +137,7 @@ class Bounded(TorchDispatchMode):
         return size
 
     def _count(self, value: torch.Tensor, shared: bool) -> None:
-        """Count the storage of a result until nothing holds it."""
+        """Count the storage of a result until no reference to the storage remains."""
         memory = _storage(value)
         if memory in self.holders or not shared:
             size = value.untyped_storage().nbytes()
@@ -183,7 +183,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def _size_key(value: Argument) -> object:
-    """Return a key of the properties that determine the sizes of results."""
+    """Return a cache key: the properties of an argument that determine the sizes of results."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride() if value.layout == torch.strided else None, value.dtype
     if isinstance(value, (tuple, list)):
@@ -197,7 +197,7 @@ def _size_key(value: Argument) -> object:
 class Bound:
     """The memory limit of each call of a program from a file.
 
-    most: bytes. file: the file's name. once: whether one call shows what later calls with its plan take.
+    most: the limit in bytes. file: the file's name. once: whether to check only the first call with each plan.
     """
 
     most: int
@@ -207,10 +207,10 @@ class Bound:
 
     @classmethod
     def of(cls, parameters: object, program: Program, times: int = 1, *, once: bool = False) -> Bound | None:
-        """Return the limit that the file of a program's parameters states; None without a stated limit.
+        """Return the limit stated in the file of a program's parameters; None if there is no file or no limit in it.
 
-        times: allow so many times as much, for wider dtypes.
-        once: check a plan's first call only, if values change no size.
+        times: a factor for the limit, for wider dtypes.
+        once: check only the first call with each plan, if no size is data-dependent.
         """
         if not isinstance(parameters, FileWeights) or not parameters.call_bytes:
             return None
@@ -223,7 +223,7 @@ class Bound:
         """Return the result of ``call(plan, *args)`` within the limit.
 
         Raises:
-            ExecutionError: the call takes more memory.
+            ExecutionError: the call needs more memory.
         """
         if plan in self._seen:
             return call(plan, *args)

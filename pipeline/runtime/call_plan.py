@@ -1,7 +1,8 @@
-"""Plan calls: number a program's values, and compute every size once for given input shapes.
+"""Plan calls: assign each value of a program to a slot, and compute every size once for given input shapes.
 
-A program's values are stored in *slots*, a list that each call copies and fills. ``Layout`` numbers them once for each
-module. The first call with certain shapes, dtypes and devices makes a ``CallPlan`` after every check; they are its key.
+A program's values are stored in *slots*, a list that each call copies and fills. ``Layout`` numbers the slots once for
+each module. The first call with new shapes, dtypes and devices runs every check and creates a ``CallPlan``, which later
+calls find.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 
 @frozen
 class Step:
-    """A segment and the slots it reads and fills.
+    """A segment, the slots that it reads (``takes``) and the slots that it fills (``gives``).
 
     A weight that an engine reads in place has a slot that the plan fills. ``late``: sizes that depend on results of
-    earlier segments, computed before this one runs. ``learns``: the sizes that its outputs determine: (output index,
-    dim or None for an int, symbol).
+    earlier segments, computed before this segment runs. ``learns``: the symbols whose values its outputs determine:
+    (output index, dim or None for an int, symbol).
     """
 
     segment: Segment
@@ -49,7 +50,7 @@ class Return:
     """An output of the program: the value in a slot, the input with index ``input_index`` itself, the output with index
     ``again``, or the parameter or buffer in slot ``held`` itself.
 
-    A tensor that the program computed is returned in ``dtype``. ``copied``: the caller gets a clone of the slot.
+    A computed tensor is returned in ``dtype``. ``copied``: the caller gets a clone of the slot's tensor.
     """
 
     slot: int
@@ -68,9 +69,9 @@ class Return:
 
 @frozen
 class Write:
-    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``.
-    For a buffer that an engine updates in place, both slots hold the same tensor. ``old``: the value shares memory with
-    an input or buffer that is written to, and is cloned before the first write."""
+    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``. For
+    a buffer that an engine updates in place, both slots hold the same tensor. ``old``: the value shares memory with a
+    mutated input or buffer, so it is cloned before the first write."""
 
     slot: int
     input_index: int | None = None
@@ -80,7 +81,7 @@ class Write:
 
 @frozen
 class Layout:
-    """A program's slots: their numbers by name, and the steps on them in order."""
+    """The slot numbers of a program's values by name, and the steps that read and fill slots, in order."""
 
     program: Program = field(repr=False)
     slots: Mapping[str, int]
@@ -118,7 +119,7 @@ class Layout:
 
 
 def dropped(layout: Layout, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """Return for each step the slots of computed values that nothing reads after it."""
+    """Return, for each step, the slots of computed values that no later step reads."""
     computed = {slot for step in steps for slot in step.gives}
     read = {*layout.checks, *(slot for slot, _ in layout.decisions), *(end.slot for end in layout.writes)}
     read |= {slot for end in layout.returns for slot in (end.slot, end.held) if slot is not None}
@@ -133,12 +134,11 @@ def dropped(layout: Layout, steps: Sequence[Step]) -> list[tuple[int, ...]]:
 
 @frozen(eq=False)
 class CallPlan:
-    """The state that calls with the same shapes, dtypes, devices and numbers share.
+    """The state shared by calls with equal shapes, dtypes, devices and Python numbers.
 
-    ``template`` holds the slots that are equal in every such call. ``moves``: the tensors among the inputs (index,
-    slot, whether it must be converted to the program's device or dtype). ``profile``: the first of the program's
-    profiles that the sizes fit. ``home``: the device of outputs. ``guard`` receives the results of the program's
-    checks.
+    ``template``: the slots, filled with the values that are equal in every such call. ``moves``: the tensors among the
+    inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
+    first profile that fits the sizes. ``home``: the outputs' device. ``guard`` receives the results of checks.
     """
 
     template: Slots = field(repr=False)
@@ -161,13 +161,13 @@ class CallPlan:
 
 @frozen(eq=False)
 class Turn:
-    """The arguments of a run that each segment gets beside its inputs.
+    """The arguments of a run that each segment receives in addition to its inputs.
 
     Attributes:
         stream: the CUDA stream that engines run on; None on the CPU.
-        plan: a key for all shapes in the run; None if they do not depend on the inputs' shapes alone.
+        plan: a key for all shapes in the run; None if some shapes are data-dependent.
         captured: whether the run is captured in a CUDA graph.
-        into: memory that engines write outputs to, by slot.
+        into: memory for outputs of engines, by slot.
     """
 
     stream: Any = None
@@ -183,12 +183,12 @@ SegmentRunner: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
 
 
 def to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
-    """Return the value of each write; those that a write would change are cloned."""
+    """Return the value of each write; a value that another write would change is cloned."""
     return [slots[write.slot].clone() if write.old else slots[write.slot] for write in writes]
 
 
 class LayoutBuilder:
-    """A builder that numbers a program's values."""
+    """Assign slots to a program's values, and build its `Layout`."""
 
     def __init__(self, program: Program, segments: Iterable[Segment]) -> None:
         self.program = program
@@ -232,7 +232,7 @@ class LayoutBuilder:
         return Step(segment, takes, gives, late, learns)
 
     def _early(self, expr: Expr) -> bool:
-        """Return whether the inputs' shapes determine a size; the plan then fills its slot."""
+        """Return whether the inputs' shapes determine a size. If so, the plan fills the size's slot."""
         early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
         if early:
             self.sizes[self._slot(_size_name(expr))] = expr
@@ -292,7 +292,7 @@ class LayoutBuilder:
         )
 
     def _memory(self, name: str) -> str:
-        """Return the value whose memory one may share: the first of a chain of ops that only move elements."""
+        """Return the value whose memory this value may share: the first in a chain of views, copies and casts."""
         node = self.nodes[name]
         while node.op == "call_function" and moves(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]
@@ -300,7 +300,7 @@ class LayoutBuilder:
 
 
 def _deduplicated(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark outputs that are an earlier one (``again``), and those that only have its value (``copied``)."""
+    """Mark outputs that are the same object as an earlier output (``again``), or only have its value (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []

@@ -1,5 +1,5 @@
-"""Arrange the arguments of a call as the program was compiled: a program is called as the model is, with keywords in
-place of positions and defaults left out."""
+"""Arrange the arguments of a call as the program expects them: as for the model, callers may pass any argument by
+keyword and omit arguments with defaults."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from pipeline.records.parameter import Parameter
 def as_compiled(
     program: Program, positional: Spec, keywords: Spec, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-    """Return a call's arguments by the positions and keywords that the program has; None where they do not fit its
-    signature.
+    """Return a call's arguments with the program's positions and keywords; None if they do not fit its signature.
 
-    An argument that is left out has the default of the model's ``forward``. One that the program was compiled without
-    has to be that default.
+    An omitted argument has the default of the model's ``forward``. An argument that was omitted at compile time must
+    equal that default.
 
     Args:
         program: the program; without a signature, its inputs' names stand for parameters.
-        positional, keywords: the structures of its positional and of its other inputs.
+        positional, keywords: the pytree structures of its positional and keyword inputs.
 
     Raises:
-        TypeError: an argument is given twice, or has another value than the one that is part of the program.
+        TypeError: an argument is passed twice, or differs from the value that is compiled into the program.
     """
     parameters: Sequence[Parameter] = program.signature
     if not parameters and positional.num_leaves == positional.num_children:  # no input is a container
@@ -57,7 +56,7 @@ def as_compiled(
 
 
 def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:
-    """Raise an error if an argument that is left out has a default which is not what the program was compiled for."""
+    """Raise an error if the default of an omitted argument differs from the value that the program was compiled for."""
     specs = [spec for part in program.in_spec.children() for spec in part.children()]
     place, default, what = compiled.index(parameter.name), parameter.default, "a value of its own"
     if specs[place].num_leaves == 1 and not specs[place].num_children:
@@ -74,5 +73,5 @@ def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Prog
 
 
 def is_same(value: object, other: object) -> bool:
-    """Return whether two plain values are the same, in type too; NaN is NaN here."""
+    """Return whether two plain values have equal values and types; NaN equals NaN here."""
     return type(value) is type(other) and bool(value == other or (value != value and other != other))

@@ -1,4 +1,4 @@
-"""Capture calls in CUDA graphs whose memory is their own, and end captures that fail."""
+"""Capture calls in CUDA graphs that share no memory with other work, and end captures that fail."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ capturing = threading.RLock()
 
 @contextmanager
 def captured(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool) -> Iterator[None]:
-    """A context whose work on a stream is captured in a graph, with memory of a pool.
+    """Return a context that captures its work on a stream in a graph, with memory from a pool.
 
-    in_torch: it includes PyTorch operators. torch keeps a cuBLAS workspace for each stream, and ``torch.compile`` frees
-    all of them before it captures. A graph captured with such a workspace would then write to memory of others, so each
-    graph allocates its own from its pool.
+    in_torch: the work includes PyTorch operators. torch has a cuBLAS workspace for each stream, which ``torch.compile``
+    frees before it captures. A graph captured with such a workspace would then write to memory that others use, so each
+    graph allocates its own workspace from its pool.
 
     Raises:
         RuntimeError: CUDA cannot capture the work, for example because it waits for the GPU.
@@ -44,7 +44,7 @@ def captured(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Str
 
 
 def make_room() -> None:
-    """Return unused memory to the GPU before a first capture, which cannot."""
+    """Return unused memory to the GPU before the first capture, since a capture cannot do so."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
@@ -55,7 +55,7 @@ def _free_workspaces(in_torch: bool) -> None:
 
 
 def _check(stream: torch.cuda.Stream) -> None:
-    """Raise an error if CUDA has given up a capture."""
+    """Raise an error if CUDA has invalidated a capture."""
     cudart = graph_copies.cudart
     if cudart is not None:
         (status,) = graph_copies.checked(cudart.cudaStreamIsCapturing(stream.cuda_stream))
@@ -66,9 +66,9 @@ def _check(stream: torch.cuda.Stream) -> None:
 def _end_failed(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     """End a capture that failed.
 
-    CUDA refuses to end a capture in which something waited for the GPU. torch's ``capture_end`` then raises before it
-    tells the allocator, which would keep memory that several streams used, and the random number generators, which
-    would refuse to draw. So torch ends an empty capture in its place.
+    CUDA refuses to end a capture in which the host waited for the GPU. torch's ``capture_end`` then raises before it
+    notifies the allocator, which would not free memory that several streams used, and the random number generators,
+    which would raise. So this function lets torch end an empty capture instead.
     """
     cudart = graph_copies.cudart
     if cudart is not None:

@@ -1,4 +1,4 @@
-"""What a collective calls: torch's operator, the same through the host, or what one rank computes alone."""
+"""Choose the function that runs a collective: torch's operator, the operator on host copies, or a local stand-in."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ALONE: Final[Mapping[object, Callable[..., torch.Tensor]]] = {
 def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argument:
     """Return the function of a collective on a device.
 
-    gloo takes tensors of the host: torch 2.11 reads a GPU's memory there in `all_gather_into_tensor`, which ends the
-    process.
+    gloo needs host tensors, so GPU tensors are copied: `all_gather_into_tensor` of torch 2.11 would read GPU memory
+    from the host and crash the process.
     """
     if isinstance(sharding, Alone):
         return ALONE[node.target]
@@ -46,7 +46,7 @@ def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argum
 
 
 def without_ranks(compiled: Compiled) -> Compiled:
-    """Return a program that calls no other rank, to be measured."""
+    """Return a copy of a program that can be measured alone: its collectives do not communicate."""
     sharding = compiled.program.sharding
     if sharding is None:
         return compiled
@@ -62,7 +62,7 @@ def runs_alone(compiled: Compiled) -> bool:
 
 
 def collective_calls(compiled: Compiled) -> Mapping[int | None, Sequence[str]]:
-    """Return the collectives of a program's calls in their order, by profile."""
+    """Return the collectives that a call of the program runs, in order, by profile."""
     nodes = {node.name: node for node in compiled.program.graph.nodes if is_collective(node) and not is_wait(node)}
     calls: dict[int | None, list[str]] = {}
     for profile in range(len(compiled.program.profiles)) or (None,):

@@ -1,7 +1,6 @@
 """Compile PyTorch segments with torch.compile (`torch_compile`).
 
-torch.compile writes and runs source code that it makes of a graph, so the graph of a file, which is data, runs operator
-by operator instead.
+torch.compile turns a graph into source code and runs it. A graph from a file is untrusted, so it runs eagerly instead.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _lock = threading.Lock()
 
 
 def compiled_segment(program: Program, segment: Segment, mode: str, argument: Change) -> Run | None:
-    """Return a segment, compiled in a mode of torch.compile, as a function of its inputs and then its constants; None
-    if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names; that
-    of a profile for its first sizes, and at others once more for all.
+    """Return a segment, compiled in a mode of torch.compile, as a function of its inputs followed by its constants;
+    None if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names.
+    A profile's segment is first compiled for static sizes; at other sizes, once more with dynamic shapes.
 
     argument: returns the replacement for a constant argument, such as a device.
     """
@@ -58,7 +57,7 @@ def compiled_segment(program: Program, segment: Segment, mode: str, argument: Ch
 
 
 def _with_updated(run: Run, updated: Sequence[int | None], *inputs: Leaf) -> Sequence[Leaf]:
-    """Return a segment's results, some of which are inputs that it updated, at these places."""
+    """Return a segment's outputs: results of ``run``, and updated inputs where ``updated`` has an index."""
     results = iter(run(*inputs))
     return [next(results) if place is None else inputs[place] for place in updated]
 
@@ -85,10 +84,10 @@ def _is_plain(node: torch.fx.Node) -> bool:
 
 
 class _Copied:
-    """A graph of a segment's nodes, whose placeholders are its inputs and its constants.
+    """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
-    text: the graph without the program's names, and the types of its placeholders. updated: for each output of the
-        segment the place of the input that it is, None if the graph returns it; empty if no input is updated in place.
+    text: the graph without the program's names, and the types of its placeholders. updated: for each output, the index
+        of the input that it is after an in-place update, or None if the graph returns it; empty without updates.
     """
 
     def __init__(self, program: Program, segment: Segment, argument: Change) -> None:
@@ -109,7 +108,7 @@ class _Copied:
         self.text = "\n".join([self.graph.python_code("self").src, *types])
 
     def _add(self, node: torch.fx.Node) -> None:
-        """Add a node, and before it the numbers it reads that are not inputs of the segment."""
+        """Add a node, after the numbers that it reads and that are not inputs of the segment."""
         if node.name in self.made:
             return
         for source in node.all_input_nodes:
@@ -130,7 +129,7 @@ class _Copied:
 
 
 class OrInterpreted:
-    """A compiled segment, and the interpreter that takes its place if torch.compile fails."""
+    """A compiled segment, and an interpreter as a fallback if torch.compile fails."""
 
     def __init__(self, name: str, run: Run, constants: Sequence[torch.Tensor], interpreter: Run) -> None:
         self.name, self.run, self.constants, self.interpreter = name, run, tuple(constants), interpreter

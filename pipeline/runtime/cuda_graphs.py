@@ -1,8 +1,8 @@
-"""Capture CUDA graphs of a program, PyTorch segments included: one per shape, up to a limit.
+"""Capture whole calls of a program, PyTorch segments included, as CUDA graphs: one per shape, up to a limit.
 
-A shape's first call runs normally, its second is captured, later ones are replayed. The graph reads an input in place
-as long as its address stays the same, and a copy of it once it has moved. Outputs are copied out, so that no replay
-overwrites a tensor that a caller holds.
+The first call with a shape runs normally, the second call is captured, and later calls replay the graph. The graph
+reads an input in place while its address stays the same; after a change of address the graph reads a copy. Outputs are
+copied out, so that no replay overwrites a tensor that a caller holds.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ class CapturedCall:
 
     Args:
         worker: the `CudaWorker` whose call is captured.
-        plan: the plan of the calls to replay.
-        leaves: the inputs of one such call.
+        plan: the plan of the calls to replay. leaves: the inputs of such a call.
         pool: the memory pool of the worker's graphs, which are never replayed at the same time.
         reuse: return the graph's own outputs, which the next replay overwrites.
-        still: addresses of the inputs that are read in place, by input index.
+        still: the addresses of inputs that are read in place, by input index.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class CapturedCall:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
 
     def _written_at_once(self, values: Sequence[object]) -> dict[int, int]:
-        """Return the slots, by output index, of large outputs that engines fill and nothing else reads."""
+        """Return the slots, by output index, of large outputs that an engine writes and no other step reads."""
         if self._in_torch or self.layout.writes or not self._copies_out:
             return {}
         filled = {id(values[slot]): slot for step in self.layout.steps for slot in step.gives}
@@ -139,7 +138,7 @@ class CapturedCall:
         return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]
 
     def _is_itself(self, output: Return, value: torch.Tensor) -> bool:
-        """Return whether an output is an input, or a parameter or buffer on the device of outputs."""
+        """Return whether an output is itself an input, or a parameter or buffer on the device of outputs."""
         return output.input_index is not None or (output.held is not None and self.plan.is_home(value))
 
     def reads(self, leaves: Sequence[Leaf]) -> bool:
@@ -176,9 +175,9 @@ class CapturedCall:
 
 
 class CudaGraphs:
-    """The graphs of one worker by plan; the oldest are dropped first.
+    """The graphs of a worker by plan; beyond the limit the oldest graph is dropped.
 
-    ``refused`` has the reason for each plan that cannot be captured; such calls run without graphs.
+    ``refused``: for each plan that cannot be captured, the reason; calls with such a plan run without graphs.
     """
 
     def __init__(self, limit: int, reuse: bool) -> None:
@@ -189,11 +188,11 @@ class CudaGraphs:
         self._pool: object = None
 
     def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: Any) -> CapturedCall | None:
-        """Return the graph of a plan for these inputs; None at the plan's first call, and if it cannot be captured.
+        """Return the graph of a plan for these inputs; None at the plan's first call, or if capturing fails.
 
-        When an input that the graph reads in place has moved, the call is captured again, at most once for each input.
-        A sharded program reads none in place: before a capture its collectives run once more, so that all ranks have to
-        capture the same call.
+        If an input that the graph reads in place has another address, the call is captured again, at most once per
+        input. A sharded program reads no input in place: a capture runs the collectives once more, so all ranks must
+        capture at the same call.
         """
         kept = self.kept.get(plan)
         if kept is not None and kept.reads(leaves):

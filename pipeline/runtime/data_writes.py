@@ -1,10 +1,10 @@
-"""Count writes to tensors through ``.data``, which torch's version counter misses; PEFT merges adapters this way.
+"""Count writes to tensors through ``.data``, which torch's version counter misses. PEFT merges adapters by such writes.
 
-Before each call a graph of torch.compile checks in a few microseconds whether its weights have changed, so it cannot
+Before each call a torch.compile graph checks in a few microseconds whether its weights have changed, so it cannot
 compare values. torch's version counter and the address reveal every write except ``weight.data.add_(…)``: the alias
-that ``.data`` returns has a counter of its own, which is lost with it. So while a graph watches tensors,
-``torch.Tensor.data`` is our descriptor, which calls torch's and returns aliases with one shared counter for each
-watched tensor. It is removed with the last such graph.
+that ``.data`` returns has a separate counter, which is lost when the alias dies. So while a graph watches tensors,
+``torch.Tensor.data`` is replaced by a descriptor that calls torch's and returns aliases with one shared counter per
+watched tensor. torch's own is restored when the last watching graph is gone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _own: Final[Any] = torch.Tensor.data
 
 @define(eq=False)
 class DataWrites:
-    """Writes to a tensor through ``.data``: the number of assignments, and the alias whose version counts in-place
-    writes. The tensor is watched while this object lives."""
+    """A count of the writes to a tensor through ``.data``: the number of assignments, and an alias whose version counts
+    in-place writes. The tensor is watched while this object lives."""
 
     assigned: int = 0
     alias: torch.Tensor | None = None
@@ -54,7 +54,7 @@ def watch(tensor: torch.Tensor) -> DataWrites:
 
 
 def _ended() -> None:
-    """Restore torch's own attribute if no tensor is watched."""
+    """Restore torch's own ``data`` attribute if no tensor is watched any more."""
     with _lock:
         is_last = next(iter(_living), None) is None  # len() may count a dead one
         if is_last and isinstance(vars(torch.Tensor).get("data"), _Data):
@@ -68,7 +68,7 @@ def _writes_of(tensor: torch.Tensor) -> DataWrites | None:
 
 
 class _Data:
-    """The attribute ``data`` of tensors."""
+    """A descriptor that replaces ``torch.Tensor.data`` while tensors are watched."""
 
     def __get__(self, tensor: torch.Tensor | None, kind: type | None = None) -> Any:
         if tensor is None:

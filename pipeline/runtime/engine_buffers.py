@@ -1,4 +1,4 @@
-"""Bindings of an engine, and allocation of outputs whose size is known only after running."""
+"""The bindings of an engine, and memory for its outputs, including outputs whose size is known only after a run."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Binding:
 
 
 def memory_at(address: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor over ``count`` elements at an address that kernels of this device can access; it owns nothing."""
+    """Return a tensor of ``count`` elements at an address that the device can access. It does not own the memory."""
     of_bytes: Any = torch._C._construct_storage_from_data_pointer
     memory = torch.empty(0, dtype=dtype, device=device)
     return memory.set_(of_bytes(address, device, count * dtype.itemsize))
 
 
 def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """``float32[2, 3]``"""
+    """Return a dtype and shape as text: ``float32[2, 3]``."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
@@ -81,21 +81,21 @@ def plain(value: torch.Tensor) -> bool:
 def maker(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
 ) -> Maker:
-    """Return a function that allocates such tensors on the current GPU or the CPU; contiguous without ``strides``. It
-    calls the allocator of torch's generated code (0.8 us on a CPU; ``empty_like`` takes 1.4, ``empty`` 2.5)."""
+    """Return a function that allocates such tensors on the current GPU or the CPU, contiguous without ``strides``. It
+    uses the allocator of torch's generated code (0.8 us on a CPU; ``empty_like`` takes 1.4 us, ``empty`` 2.5)."""
     strides = torch.empty(shape, device="meta").stride() if strides is None else strides
     return partial(_ALLOCATORS[device.type], shape, strides, dtype)
 
 
 class Arena:
-    """Memory for the activations of engines that run one after another: as much as the largest needs."""
+    """Activation memory shared by engines that run one after another: as much as the largest engine needs."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.nbytes = device, 0
         self._memory: torch.Tensor | None = None
 
     def reserve(self, nbytes: int) -> None:
-        """Reserve a number of bytes, before any engine runs."""
+        """Make room for ``nbytes`` bytes; call this before any engine runs."""
         self.nbytes = max(self.nbytes, nbytes)
 
     @property
@@ -107,14 +107,15 @@ class Arena:
 
 
 class Slab:
-    """A session's memory for one input or output, at the same address for all shapes that fit."""
+    """A session's memory for an input or output: the address is the same for all shapes that fit."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
         self._memory: torch.Tensor | None = None
 
     def view(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor of the shape in this memory. Memory that is too small is replaced; older tensors keep it."""
+        """Return a tensor of this shape in the memory, or in new memory if it is too small; older tensors stay
+        valid."""
         size = math.prod(shape) * self.dtype.itemsize
         if self._memory is None or self._memory.numel() < size:
             self._memory = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8, device=self.device)
@@ -122,7 +123,7 @@ class Slab:
 
 
 class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
-    """Memory for an output whose shape depends on data: TensorRT requests it, and reports the shape, while it runs."""
+    """Memory for an output with a data-dependent shape: TensorRT requests it, and reports the shape, during the run."""
 
     def __init__(self, binding: Binding, device: torch.device) -> None:
         trt.IOutputAllocator.__init__(self)
@@ -147,14 +148,14 @@ class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
             return 0
 
     def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
-        """Allocate as above: torch's allocator knows the stream."""
+        """Allocate as `reallocate_output`; the buffer knows the run's stream already."""
         return self.reallocate_output(tensor_name, memory, size, alignment)
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:
         self._shape = tuple(shape)
 
     def take(self) -> torch.Tensor | None:
-        """Return the output of the finished run and forget it; None if TensorRT requested too little memory."""
+        """Return the output of the finished run, and release it; None if TensorRT requested too little memory."""
         memory, shape = self._memory, self._shape
         self.begin(None)
         if shape is None:

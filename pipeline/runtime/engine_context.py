@@ -1,7 +1,7 @@
-"""Execution contexts of a worker, which sessions of one engine use in turn.
+"""A worker's execution contexts, which sessions of the same engine share in turn.
 
-Each context of TensorRT-RTX costs GPU memory and time, whatever the engine. Decoder layers that share one engine differ
-only in addresses, so one context runs them all.
+Each context of TensorRT-RTX costs GPU memory and time, even for a small engine. Decoder layers that share an engine
+differ only in addresses, so the same context runs all of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class Context:
     """An execution context with its current state: the session that uses it, shapes, addresses and output allocators.
 
-    ``name`` is that of the session's network, for errors. ``turn`` identifies the session; it is not the session
-    itself, since a reference cycle would hold GPU memory until the garbage collector runs.
+    ``name``: the name of the session's network, for errors. ``turn``: an object that identifies the session. It is not
+    the session itself, since a reference cycle would hold GPU memory until the garbage collector runs.
 
     Args:
         loaded: the engine.
         stream: the stream on which the profile is selected.
         profile: the number of the engine's profile for all runs.
-        graph: let TensorRT-RTX launch runs as a CUDA graph.
+        graph: whether TensorRT-RTX launches runs as a CUDA graph.
     """
 
     def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int, *, graph: bool = False) -> None:
@@ -52,8 +52,8 @@ class Context:
             raise ExecutionError(f"{self.name}: TensorRT refused {what} ({messages()})")
 
     def shape(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, anew: bool = False) -> None:
-        """Set the inputs' shapes and infer the others, unless these are current; ``anew``: even then. ``ranges``
-        describes, for errors, what each input was built for."""
+        """Set the inputs' shapes and infer all others, unless these shapes are current; ``anew``: even if they are.
+        ``ranges``: for errors, the shapes that each input was built for."""
         if shapes == self._shapes and shapes and not anew:
             return
         self._shapes = Shapes()

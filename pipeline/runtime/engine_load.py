@@ -27,12 +27,12 @@ _listeners = 0
 
 
 class UnloadableError(ExecutionError):
-    """TensorRT does not load an engine of its own version on this GPU."""
+    """TensorRT does not load an engine on this GPU, although the same TensorRT version built it."""
 
 
 @contextmanager
 def listening() -> Iterator[Messages]:
-    """Yield a function that returns TensorRT's errors since the block's start; the last such block clears the log."""
+    """Yield a function that returns TensorRT's errors since the block's start; the last open block clears the log."""
     global _listeners
     with _hearing:
         _listeners += 1
@@ -49,7 +49,7 @@ def listening() -> Iterator[Messages]:
 def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     """Return the ``ICudaEngine`` of a serialized engine, on the current GPU.
 
-    targets: the compute capabilities that it was built for; empty for TensorRT's default.
+    targets: the compute capabilities that the engine was built for; empty for TensorRT's default.
 
     Raises:
         ExecutionError: there is no GPU, the plan comes from another library, or TensorRT cannot load it.
@@ -72,7 +72,7 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
 
 
 def require_gpu(what: str) -> None:
-    """Raise ``ExecutionError`` without a GPU."""
+    """Raise an ``ExecutionError`` if there is no GPU."""
     if not has_gpu():
         raise ExecutionError(f"{what} runs on a GPU, and torch sees none here")
 
@@ -92,7 +92,7 @@ class LoadedEngine:
     def of(
         cls, engine: Engine, network: Network, prepare: Callable[[Any], None] = lambda loaded: None, **options: Any
     ) -> LoadedEngine:
-        """Load a serialized engine on the current GPU, with its compiled kernels if a ``cache`` is among the options.
+        """Load a serialized engine on the current GPU, with its compiled kernels if the options include a ``cache``.
 
         ``prepare`` is called with the engine before any context is created.
 
@@ -111,14 +111,14 @@ class LoadedEngine:
 
     @property
     def device_memory(self) -> int:
-        """The bytes of activations at the largest shapes."""
+        """The bytes of activation memory at the largest shapes."""
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
 
     def context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
         """Return a new execution context, whose memory the caller sets, and its configuration, which must outlive it.
 
-        TensorRT-RTX reads the configuration when another profile than the first is selected, and crashes without it.
-        ``graph``: TensorRT-RTX launches the context as a CUDA graph.
+        TensorRT-RTX reads the configuration when a profile other than the first is selected, and crashes if it is
+        freed. ``graph``: TensorRT-RTX launches the context as a CUDA graph.
         """
         config = None
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -142,7 +142,7 @@ class LoadedEngine:
 
 
 def as_bound(network: Network, names: Mapping[str, str]) -> Network:
-    """Return the network with an engine's names for its inputs and outputs."""
+    """Return the network, its inputs and outputs renamed as in the engine (``names``)."""
     if not names:
         return network
 
@@ -173,7 +173,7 @@ def current_capability() -> str:
 
 
 def _elsewhere(targets: Sequence[str]) -> str:
-    """Return the hint for an engine that does not load on this GPU."""
+    """Return the hint for the error that an engine does not load on this GPU."""
     if is_for_this_gpu(targets):
         return (
             "compile the program on this GPU, with load_built_engines=True: operators for which TensorRT has no kernel "

@@ -1,4 +1,4 @@
-"""Refit a serialized engine with new weights, which returns a new serialized engine."""
+"""Refit a serialized engine: return a new serialized engine with other weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pipeline.trt import dtype_name, trt, weights_of
 
 
 def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collection[str] | None = None) -> Engine:
-    """Return the engine with these weights, refittable again.
+    """Return a copy of the engine with these weights; the copy is refittable again.
 
     Args:
         engine: a refittable engine.
         weights: all its weights by name.
-        changed: the names of weights that differ from the engine's; None for all. A changed weight that TensorRT has
-            folded away is an error; an unchanged one is not.
+        changed: the names of weights that differ from the engine's; None for all. If TensorRT has folded a weight away,
+            this is an error only for a changed weight.
 
     Raises:
         RefitError: some weights cannot be refitted; the message names each, with the reason.
@@ -52,10 +52,10 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
 
 
 def supply(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str, torch.Tensor]) -> None:
-    """Supply the weights of the network, by name, to an engine that was loaded from a plan without weights.
+    """Pass the network's weights, by name, to an engine that was loaded from a plan without weights.
 
     Raises:
-        RefitError: TensorRT refuses weights or lacks some; the message names them.
+        RefitError: TensorRT refuses some weights or needs more; the message names them.
     """
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
     with listening() as messages:
@@ -93,7 +93,7 @@ def _refusal(refitter: trt.Refitter, name: str, value: torch.Tensor, known: Coll
 
 
 def _serialized(loaded: Any) -> Leaf:
-    """Return the plan of a refitted engine: with its weights, and refittable."""
+    """Return the plan of a refitted engine, with its weights and still refittable."""
     config = loaded.create_serialization_config()
     flags = trt.SerializationFlag.__members__
     config.clear_flag(flags["EXCLUDE_WEIGHTS"])

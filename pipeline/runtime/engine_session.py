@@ -40,11 +40,11 @@ PLANS = 64
 
 @frozen(eq=False)
 class EnginePlan:
-    """The settings that runs with the same shapes share.
+    """The settings shared by runs with the same shapes.
 
-    ``copies``: (input index, session memory) of the inputs that are copied. ``loose``: the indices of the inputs that
-    are read in place. ``results``: session memory for each output, or None if each run allocates it with ``makers``
-    (None if the shape is known only after the run). ``fixed``: tensors that are bound once and kept alive.
+    ``copies``: (input index, session memory) of each copied input. ``loose``: the indices of inputs that are read in
+    place. ``results``: session memory for each output, or None if each run allocates the output by its function in
+    ``makers`` (None if the shape is known only after the run). ``fixed``: tensors that are bound once and kept alive.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -56,24 +56,24 @@ class EnginePlan:
 
 
 class Session:
-    """An engine in an execution context, for one run at a time.
+    """Run an engine in an execution context, one run at a time.
 
-    Shapes are set and inferred when they change; a run copies its inputs in, enqueues, and copies its outputs out.
-    Tensors of more than ``COPIED`` bytes are read and written in place, and so is an input that has the same address at
-    every call.
+    Shapes are set and inferred only when they change. A run copies its inputs to session memory, enqueues the engine,
+    and copies the outputs. Tensors of more than ``COPIED`` bytes are read and written in place, as are inputs that have
+    the same address at every call.
 
     Args:
         loaded: the engine.
         stream: the stream on which the profile is selected.
         arena: memory for activations.
-        graph: let TensorRT-RTX launch runs as a CUDA graph, while shapes and addresses stay the same. Such a run cannot
-            be captured in another graph.
-        held: the indices of inputs that the engine updates in place; other inputs that it writes to are copied.
+        graph: whether TensorRT-RTX launches runs as a CUDA graph while shapes and addresses stay the same. Such a run
+            cannot be captured in another graph.
+        held: the indices of inputs that the engine updates in place; other mutated inputs are copied first.
         fixed: the indices of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
-        contexts: contexts shared with other sessions of the engine, which take turns. Their shapes must be equal in a
+        contexts: contexts shared in turn with other sessions of the engine. The sessions must have equal shapes in a
             call, since shapes are not set within a capture. A session whose runs are launched as a graph, or that has
-            inputs in host memory, creates its own context.
+            inputs in host memory, creates a separate context.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class Session:
         Args:
             inputs: tensors and ints in the order of the network's inputs.
             stream: the stream on which the run is enqueued.
-            own: return the session's own memory, which the next run overwrites, instead of copies.
-            loose: copy nothing: read every input in place, write every output to new memory.
-            into: memory for outputs, by number, instead of new memory.
-            like: a key for the shapes, dtypes and devices of the inputs: calls with an equal key have equal ones.
+            own: return session memory, which the next run overwrites, instead of copies.
+            loose: copy no tensor: read every input in place, and write every output to new memory.
+            into: memory for outputs, by output index, instead of new memory.
+            like: a key for the shapes, dtypes and devices of the inputs; they must be equal in calls with equal keys.
 
         Raises:
-            ExecutionError: the engine does not take an input, TensorRT refuses to run, or the caller captures a run
-                that TensorRT-RTX launches as a graph of its own.
+            ExecutionError: the engine does not accept an input, TensorRT refuses to run, or the caller captures a run
+                that TensorRT-RTX launches as a separate graph.
         """
         if self._graph:
             self._refuse_capture()
@@ -177,7 +177,7 @@ class Session:
         return self._in.handle
 
     def _planned(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
-        """Return the plan for inputs of these shapes, and make it current."""
+        """Return the plan for inputs of these shapes, and set its shapes and addresses in the context."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
         key = (loose, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
@@ -185,7 +185,7 @@ class Session:
         return self._enter(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
 
     def _is_read_in_place(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
-        """Return whether an input is read in place, since its address has never changed; else copy it from now on."""
+        """Return True if an input can be read in place and its address has never changed; else copy it from now on."""
         name = self.inputs[position].name
         if self._is_readable(value, memory.dtype):
             if value.data_ptr() == self._addresses.get(name):
@@ -199,7 +199,7 @@ class Session:
         return False
 
     def _is_readable(self, value: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Return whether TensorRT can read a tensor in place, as one of this dtype."""
+        """Return whether TensorRT can read a tensor in place with this dtype."""
         aligned = value.data_ptr() % ALIGNMENT == 0
         return aligned and value.dtype == dtype and plain(value) and value.device == self.device
 
@@ -212,7 +212,7 @@ class Session:
         return torch.device("cpu") if binding.on_host else self.device
 
     def _refuse_capture(self) -> None:
-        """Raise an error if the caller captures a CUDA graph, since TensorRT-RTX launches this engine as its own."""
+        """Raise an error if the caller captures a CUDA graph: TensorRT-RTX launches this engine as a graph itself."""
         if torch.cuda.is_current_stream_capturing():
             raise ExecutionError(
                 f"{self.network.name} runs as a CUDA graph of TensorRT-RTX, which another graph cannot capture",
@@ -261,7 +261,7 @@ class Session:
         return current
 
     def _inputs_of(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
-        """Return a plan that says where each input is read."""
+        """Return a plan with the location of each input; outputs are added later."""
         shapes, fixed, copies, free = [], [], [], []
         for position, (binding, value) in enumerate(zip(self.inputs, inputs, strict=True)):
             tensor = self._checked(binding, value)
@@ -304,13 +304,13 @@ class Session:
 
     @cached_property
     def _ranges(self) -> Mapping[str, str]:
-        """Descriptions, for errors, of the shapes that each input was built for."""
+        """The shapes that each input was built for, as text for errors."""
         ranges = self.network.profiles[self._profile].ranges if self.network.profiles else ()
         spans = {name: f", built for {list(low)} to {list(high)}" for name, low, _, high in ranges}
         return {name: spans.get(name, f", built for {list(b.shape)}") for name, b in self.known.items()}
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
-        """Bind an input in place, or a copy that TensorRT can read; return the tensor to keep alive."""
+        """Bind an input in place, or bind a copy that TensorRT can read; return the bound tensor, to be kept alive."""
         readable = self._is_readable(value, binding.dtype)
         if binding.name in self.held and not readable:
             raise ExecutionError(
@@ -331,8 +331,8 @@ class Session:
     def _receive(
         self, place: int, make: Maker | None, into: torch.Tensor | None, inputs: Sequence[Any]
     ) -> torch.Tensor | OutputBuffer:
-        """Bind an output: to the input that it updates, to ``into``, to new memory, or, if its shape is not known yet,
-        to a buffer that TensorRT asks for memory."""
+        """Bind an output to the input that it updates, to ``into``, or to new memory. If the shape is not known yet,
+        bind it to a buffer from which TensorRT requests memory."""
         binding = self.outputs[place]
         if make is None:
             if binding.name not in self.buffers:
@@ -369,6 +369,6 @@ class Session:
 
 
 def _fixed(binding: Binding) -> bool:
-    """Return whether a binding has one shape and is small enough for the session's memory."""
+    """Return whether a binding has a static shape and is small enough for session memory."""
     size = torch.Size(binding.shape).numel() * binding.dtype.itemsize
     return -1 not in binding.shape and not binding.on_host and size <= COPIED

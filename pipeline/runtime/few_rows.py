@@ -1,7 +1,7 @@
-"""Run matmuls of a few rows, and attention of one query a head, by Triton kernels in CUDA graphs.
+"""Run matmuls of a few rows, and attention with a single query per head, by Triton kernels in CUDA graphs.
 
-They read weights and caches at the speed of memory, which cuBLAS and PyTorch's attention do not for a few rows
-(docs/notes/2026-11-30-few-rows.md). Outside of a CUDA graph the host launches them slower than PyTorch's.
+For a few rows these kernels read weights and KV caches at full memory bandwidth, unlike cuBLAS and PyTorch's attention
+(docs/notes/2026-11-30-few-rows.md). Outside of a CUDA graph they launch more slowly than PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEEP: Final = 128 << 10
 
 @cache
 def installed() -> bool:
-    """Return whether Triton is installed; torch brings it for CUDA on Linux."""
+    """Return whether Triton is installed; torch for CUDA on Linux includes it."""
     return find_spec("triton") is not None
 
 
@@ -67,7 +67,7 @@ def _stages(device: torch.device) -> int:
 
 
 def attends(query: Argument, key: Argument, value: Argument, mask: Argument = None) -> bool:
-    """Return whether `attention` takes tensors of these shapes and dtypes: halves, one query a head."""
+    """Return whether `attention` accepts tensors of these shapes and dtypes: half precision, one query per head."""
     tensors = (query, key, value)
     return (
         all(x.dim() == 4 and x.dtype in HALVES and x.dtype == query.dtype for x in tensors)
@@ -85,9 +85,9 @@ def attends(query: Argument, key: Argument, value: Argument, mask: Argument = No
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Return the attention of one query a head; heads of keys serve groups of heads, if they are fewer.
+    """Return the attention of one query per head; G < H is grouped-query attention (GQA).
 
-    query: [B, H, 1, D]. key, value: [B, G, L, D]. mask: [B or 1, 1, 1, L or 1], bool or added to the scores.
+    query: [B, H, 1, D]. key, value: [B, G, L, D]. mask: [B or 1, 1, 1, L or 1], boolean or additive.
     """
     from pipeline.runtime import triton_kernels as kernels
 

@@ -1,7 +1,7 @@
 """Change the nodes of CUDA graphs: set the addresses of copies at each call, and replace memsets by kernels.
 
-Copies outside of the graph cost a launch each: for ResNet-50 on an H200 two take the host 17 us, setting addresses in
-the graph 4 us. This needs ``cuda.bindings``, which PyTorch's CUDA packages include.
+A copy outside of the graph costs a launch: for ResNet-50 on an H200 two copies cost the host 17 us, but setting the
+addresses in the graph costs 4 us. This needs ``cuda.bindings``, which PyTorch's CUDA packages include.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def available() -> bool:
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream that only captures use, one at a time. PyTorch's streams come from a pool: another thread's work
-    on the same stream would be captured, or break the capture."""
+    """Return a stream reserved for captures, one at a time. PyTorch takes streams from a pool: if another thread used
+    the same stream, its work would be captured or break the capture."""
     if cudart is None:
         return torch.cuda.Stream(device, priority=-1)
     with torch.cuda.device(device):
@@ -65,7 +65,7 @@ def copies(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Copy]:
 
 
 def nodes(graph: object, kind: str) -> list[Leaf]:
-    """Return the nodes of a kind, such as ``Memset``, of a CUDA graph."""
+    """Return the nodes of a CUDA graph that have a kind, such as ``Memset``."""
     _, count = checked(cudart.cudaGraphGetNodes(graph))
     every, _ = checked(cudart.cudaGraphGetNodes(graph, count))
     wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{kind}")
@@ -81,12 +81,12 @@ class CopyNode:
         self._kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
 
     def read_from(self, address: int) -> None:
-        """Set the source address, from the next launch on."""
+        """Set the source address for all later launches."""
         if address != self._source:
             self._set(address, self._target)
 
     def write_to(self, address: int) -> None:
-        """Set the target address, from the next launch on."""
+        """Set the target address for all later launches."""
         if address != self._target:
             self._set(self._source, address)
 
@@ -100,14 +100,14 @@ class CopyNode:
 
 
 class Instance:
-    """An instance of a graph, ready to be launched, whose copies use the addresses set last.
+    """An executable instance of a graph, whose copy nodes use the addresses set last.
 
     Args:
         graph: the captured graph, instantiated once.
-        reads: its copies of inputs; None for inputs that it does not copy.
-        writes: its copies of outputs; None for outputs that it does not copy.
+        reads: the graph's copy of each input; None for an input without a copy.
+        writes: the graph's copy of each output; None for an output without a copy.
         another: create a new instance instead of the one that PyTorch replays.
-        kept: objects that must live as long as this.
+        kept: objects that must live as long as this instance.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Instance:
 
 
 def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the results of a CUDA call, or raise its error."""
+    """Return the results of a CUDA call without the status; raise an error if the status is one."""
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
         raise RuntimeError(f"a CUDA call for a graph failed: {error.name}")
@@ -159,7 +159,7 @@ class Fill:
     value: int
 
     def __call__(self, device: torch.device) -> None:
-        """Run it on the current stream as one PyTorch kernel."""
+        """Fill the memory on the current stream by a PyTorch kernel."""
         memory = memory_at(self.address, self.count, _DTYPES[self.size], device)
         memory.fill_(int.from_bytes(self.value.to_bytes(4, "little")[: self.size], "little", signed=True))
 

@@ -1,8 +1,8 @@
 """Replay a captured CUDA graph: choose the instance to launch, and the memory that it reads and writes.
 
-Setting an address in a graph between launches costs the host 4 us. Callers usually drop a result when the next one
-arrives, so that its memory is reused: with one instance for each of a few addresses, none needs to be set. For large
-outputs, whose copies take the GPU long, the call is captured again to write directly to the reused memory.
+Setting an address in a graph between launches costs the host 4 us. Callers usually drop a result when the next result
+arrives, so that its memory is reused. With an instance for each of a few addresses, no address has to be set. Copies of
+large outputs take the GPU long, so such a call is captured again to write directly to the reused memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ kept."""
 
 
 class Feed:
-    """An input, and the graph's copy of it (``held``), which the graph reads from ``example`` or from a set address."""
+    """An input, and the graph's copy of it (``held``), copied from ``example`` or from an address set later."""
 
     def __init__(self, input_index: int, value: torch.Tensor, inside: bool) -> None:
         self.input_index = input_index
@@ -63,7 +63,7 @@ class Take:
             self.example.copy_(value)
 
     def maker(self) -> Maker:
-        """Return a function that allocates memory like the example, and release the example."""
+        """Return a function that allocates tensors like ``example``, and release ``example``."""
         like, self.example = self.example, self.value
         return maker(tuple(like.shape), like.dtype, like.device, like.stride())
 
@@ -71,15 +71,15 @@ class Take:
 def copies_of(
     graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]
 ) -> tuple[list[Copy | None], list[Copy | None]]:
-    """Return the graph's copies of its inputs and outputs; None for those that it does not copy."""
+    """Return the graph's copies of its inputs and of its outputs; None for each value that the graph does not copy."""
     known = graph_copies.copies(graph)
     reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
     return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
 
 
 def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]) -> Instance:
-    """Return PyTorch's instance of a graph. It keeps the outputs that it copies alive; others are in the caller's
-    memory, which must be free before the next launch writes there."""
+    """Return PyTorch's instance of a graph. It keeps the copied outputs alive. Other outputs are in the caller's
+    memory, which must be unused when the next launch writes to it."""
     kept = [take.value for take in takes if take.value is not take.example]
     return Instance(graph, *copies_of(graph, feeds, takes), kept=kept)
 
@@ -95,11 +95,10 @@ class Replays:
     """Replay a captured graph.
 
     Args:
-        graph: outputs with ``keep_graph=True`` if addresses of its copies can be set.
-        feeds: the inputs that it copies.
-        takes: its outputs.
-        random: the graph may draw random numbers, which only PyTorch's replays renew.
-        again: returns a function that captures the call again, for such inputs, to write directly to given memory.
+        graph: the captured graph, made with ``keep_graph=True`` if addresses of its copies can be set.
+        feeds: the inputs that the graph copies. takes: its outputs.
+        random: whether the graph may generate random numbers; only replays by PyTorch make new ones.
+        again: returns a function that captures the call again, with outputs written directly to given memory.
     """
 
     def __init__(
@@ -130,8 +129,8 @@ class Replays:
         self._again = again if self.complete else None
 
     def __call__(self, leaves: Sequence[Leaf], stream: int) -> tuple[torch.Tensor | None, ...]:
-        """Launch on the current stream, given its handle. Return each output that the graph copies out; None for those
-        that stay in its own memory."""
+        """Launch on the current stream, whose handle is ``stream``. Return each output that the graph copies out; None
+        for an output that stays in graph memory."""
         if self._own is None:
             for feed in self.feeds:
                 feed(leaves[feed.input_index], None)
@@ -157,7 +156,7 @@ class Replays:
         return outputs
 
     def _next_launch(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
-        """Return the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
+        """Prepare the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
         outputs = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
@@ -173,7 +172,7 @@ class Replays:
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
     ) -> Instance:
-        """Return an instance for new addresses: one captured for them, a new one, the oldest, or the graph's own."""
+        """Return an instance for new addresses: captured for them, newly created, the oldest, or the graph's own."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE

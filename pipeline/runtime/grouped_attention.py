@@ -1,4 +1,4 @@
-"""Run attention on a GPU in PyTorch where fewer heads of keys serve several of queries."""
+"""Run grouped-query attention (GQA) on a GPU in PyTorch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def attention(
 ) -> torch.Tensor:
     """Return ``scaled_dot_product_attention``.
 
-    By torch's rules flash attention takes no mask, and the efficient kernel no groups of heads; where cuDNN's does not
-    run, all products of queries and keys are written and read. So heads of keys are repeated; and a single query of
-    each head is one of its group's.
+    For GQA with a mask torch may use its slow math backend, which stores all scores: flash attention accepts no mask,
+    the memory-efficient kernel no GQA, and cuDNN does not always run. So heads of keys are repeated; but if each head
+    has a single query, the queries of a group become rows of a single head.
     """
     heads, groups = query.shape[-3], key.shape[-3]
     if not how.get("enable_gqa") or attn_mask is None or heads == groups:
@@ -44,12 +44,12 @@ def attention_in_graphs(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return ``scaled_dot_product_attention``: of one query a head by a kernel that reads what the mask lets it see."""
+    """Return ``scaled_dot_product_attention``; one query per head runs by a kernel that skips masked blocks of keys."""
     if dropout_p or is_causal or not few_rows.attends(query, key, value, attn_mask):
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return few_rows.attention(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _in_groups(rows: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return one row for each head as rows of its group."""
+    """Reshape [heads, 1, n] to [groups, heads per group, n], the last three dims."""
     return rows.reshape(*rows.shape[:-3], groups, -1, rows.shape[-1])

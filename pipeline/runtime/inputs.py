@@ -1,4 +1,4 @@
-"""Check the inputs of a call before it runs: structure, types, dtypes, sizes, ranges, relations."""
+"""Check the inputs of a call before it runs: pytree structure, types, dtypes, sizes, ranges, relations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pipeline.shapes.lines import solved
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
-    """Return the call's inputs in the program's order; keyword arguments and dict keys may be in any order, and
-    arguments may be passed by position or keyword, as the model takes them. It takes about 30 µs, most of it in pytree.
+    """Return the call's inputs in the program's order. As for the model, arguments may be passed by position or
+    keyword, and keyword arguments and dict keys may be in any order. It takes about 30 µs, most of it in pytree.
 
     Raises:
         DtypeError: an input's dtype differs from the compiled one; a subclass of `TypeError`.
@@ -66,7 +66,7 @@ def _structure_error(
 
 
 def _difference(path: str, value: Leaf, spec: Spec) -> str:
-    """Describe the first difference between an input's structure and the compiled one; empty if there is none."""
+    """Return the first difference between an input's structure and the compiled structure; empty if they are equal."""
     parts, kind = children(spec), spec.type
     if kind not in (list, tuple, dict):
         return ""
@@ -88,7 +88,7 @@ def _signature(positional: Sequence[str], keywords: Iterable[str]) -> str:
 
 
 def children(spec: Spec) -> Sequence[Leaf]:
-    """Return the specs of a container's elements, on every version of torch."""
+    """Return the specs of a container's elements, with every supported version of torch."""
     return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
 
 
@@ -118,8 +118,8 @@ def _check(port: Port, value: object) -> None:
 class Constants:
     """The inputs of a program that must have the value they were compiled for.
 
-    A GPU tensor that had the value and whose version counter has not changed is not read again, which would
-    synchronize. CPU memory is always compared, since it may have other writers, such as NumPy.
+    A GPU tensor that had the value is not read again while its version counter stays the same, since a read would
+    synchronize. CPU memory is always compared, since other libraries such as NumPy may write to it.
     """
 
     def __init__(self, program: Program) -> None:
@@ -157,7 +157,7 @@ def _shown(value: object) -> str:
 
 
 def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
-    """Return each symbol's value, read from the inputs' sizes, and check every size against its range and expression.
+    """Return each symbol's value as given by the inputs' sizes; check every size against its range and expression.
 
     It takes about 2 µs for each dim and each relation; the result depends only on ranks, sizes and Python ints.
 
@@ -184,7 +184,7 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
 
 
 def profile_of(program: Program, symbols: Mapping[str, int]) -> int | None:
-    """Return the number of the first profile that sizes fit; None if there is none."""
+    """Return the index of the first profile that fits the sizes; None if no profile fits."""
     for i, profile in enumerate(program.profiles):
         if all(r.min <= symbols[name] <= r.max for name, r in profile.items() if name in symbols):
             return i
@@ -206,10 +206,10 @@ def _no_profile(program: Program, symbols: Mapping[str, int]) -> ShapeError:
 
 
 def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the data-dependent sizes that a segment determined, if they are inside their ranges.
+    """Return the data-dependent sizes that a segment determined, after a check of their ranges.
 
     Raises:
-        ExecutionError: a size is outside; nothing that depends on it has run.
+        ExecutionError: a size is outside its range; no step that depends on the size has run.
     """
     for name, size in learnt.items():
         symbol = program.shapes.symbols.get(name)
@@ -226,8 +226,8 @@ def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
 
 
 class _Sizes:
-    """The values of a call's symbols (``symbols``), where each was found, and the sizes whose expressions have symbols
-    of other sizes: (input, dim, expression, size)."""
+    """The values of a call's symbols (``symbols``), the input and dim that gave each (``found``), and the sizes whose
+    expressions are to be solved (``later``): (input, dim, expression, size)."""
 
     def __init__(self) -> None:
         self.symbols: dict[str, int] = {}
@@ -249,7 +249,7 @@ class _Sizes:
             self.found.setdefault(expr.name, _place(port, dim))
 
     def solve_all(self) -> None:
-        """Check or solve the expressions, in an order in which each has at most one unknown symbol if there is one."""
+        """Check or solve the expressions, always the one with the fewest unknown symbols first."""
         while self.later:
             row = min(self.later, key=lambda row: len(self._unknown(row[2])))
             self.later.remove(row)
@@ -259,7 +259,7 @@ class _Sizes:
         return [s.name for s in expr.free_symbols if s.name not in self.symbols]
 
     def _solve(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
-        """Check an expression of known symbols (``2*s``), or solve it for its unknown one."""
+        """Check an expression whose symbols are known (``2*s``), or solve it for its unknown symbol."""
         unknown = self._unknown(expr)
         if not unknown:
             wanted = value_of(expr, self.symbols)
@@ -280,7 +280,7 @@ def _place(port: Port, dim: int | None) -> str:
 
 
 def _relation_error(program: Program, relation: Relation, symbols: Mapping[str, int]) -> ShapeError:
-    """Return the error for a broken relation, about the first input that has one of its symbols."""
+    """Return the error for a broken relation. It names the first input with a symbol of the relation."""
     for port in program.inputs:
         for dim, expr in enumerate(port.shape if port.kind == "tensor" else (port.value,)):
             names = set() if isinstance(expr, int) or port.kind == "constant" else {s.name for s in expr.free_symbols}

@@ -1,4 +1,4 @@
-"""Detect inputs that share memory with an input that the program writes to."""
+"""Detect inputs that share memory with a mutated input."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pipeline.program import Program
 
 
 def written_inputs(program: Program) -> tuple[int, ...]:
-    """Return the indices of the inputs that a program writes to."""
+    """Return the indices of the inputs that a program mutates."""
     targets = {output.target for output in program.outputs if output.kind == "input"}
     return tuple(i for i, port in enumerate(program.inputs) if port.name in targets)
 
 
 def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | None:
-    """Return the indices of a written input and one that shares its memory (itself, if its elements do); or None."""
+    """Return the indices of a mutated input and an input that shares its memory (itself if it is expanded); or None."""
     for i in written:
         for j, other in enumerate(given):
             if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _shares_elements(other)):
@@ -27,7 +27,7 @@ def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | N
 
 
 def check_apart(program: Program, written: Iterable[int], given: Sequence[object]) -> None:
-    """Raise `ValueError` if a written input shares memory with another."""
+    """Raise a `ValueError` if a mutated input shares memory with another input, or its own elements do."""
     found = shared(written, given)
     if found is None:
         return
@@ -40,13 +40,13 @@ def check_apart(program: Program, written: Iterable[int], given: Sequence[object
 
 
 def _shares_elements(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a tensor share memory, as in an expanded one."""
+    """Return whether elements of a tensor share memory, as in an expanded tensor."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether a byte belongs to both tensors. The result is exact: interleaved slices of one tensor do not
-    overlap. It takes about 1 µs for tensors of different storages."""
+    """Return whether two tensors share a byte. The result is exact: interleaved slices of a tensor do not overlap. It
+    takes about 1 µs for tensors of different storages."""
     if torch.strided != one.layout or one.layout != other.layout:
         return one is other
     if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or not (one.numel() and other.numel()):
@@ -61,13 +61,13 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the strides in bytes from a tensor's first byte to every other, and how often each may be taken."""
+    """Return the byte strides that lead from a tensor's first byte to all others, each with its maximal count."""
     dims = [(stride * tensor.itemsize, size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
     return [*(row for row in dims if row[0]), (1, tensor.itemsize - 1)]
 
 
 def _can_reach(distance: int, terms: Sequence[tuple[int, int, int]]) -> bool:
-    """Return whether strides, the longest first, each taken at least and at most so often, can sum up to a distance."""
+    """Return whether a sum of strides is a distance. terms: (stride, least count, greatest count), longest first."""
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms

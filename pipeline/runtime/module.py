@@ -61,7 +61,7 @@ class ProgramModule(CompiledModule):
         settings: CompilationSettings | None = None,
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Load a program. ``shared``: constants by recipe, for all modules of one model with equal settings."""
+        """Load a program. ``shared``: constants by recipe, shared by all modules of a model with equal settings."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -108,7 +108,7 @@ class ProgramModule(CompiledModule):
         loaded: dict[str, LoadedEngine],
     ) -> Leaf:
         """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates
-        a context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share one."""
+        a context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share an engine."""
         if segment.kind == "torch":
             on_gpu = self.executor == "tensorrt"
             mode = self.settings.torch_compile if on_gpu else None
@@ -124,7 +124,7 @@ class ProgramModule(CompiledModule):
         return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
     def _attach_state(self) -> None:
-        """Create buffers with their initial values, and drop the plans that hold older ones."""
+        """Create buffers with their initial values, and drop plans that contain older buffers."""
         for name, initial in self._initial.items():
             attach(self, name, initial.new_tensor(self.device))
         self._guard = guard(self.program, self)
@@ -169,7 +169,7 @@ class ProgramModule(CompiledModule):
         return self._rebuilt(results)
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """Return the outputs of a call, and prepare a fast replay for the next one like it."""
+        """Return the outputs of a call, and prepare a fast replay for the next call with such inputs."""
         worker = self._workers.take()
         try:
             results = worker(plan, leaves) if self._bound is None else self._bound(worker, plan, leaves)
@@ -199,7 +199,7 @@ class ProgramModule(CompiledModule):
             self._workers.give(worker)
 
     def _planned(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
-        """Return the inputs in order and their plan: looked up by shapes, else created after every check."""
+        """Return the inputs in order, and their plan: found by shapes, or created after all checks of the inputs."""
         names = self._names
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
             try:
@@ -252,14 +252,14 @@ class ProgramModule(CompiledModule):
         return CallPlan(template, symbols, profile, tuple(moves), None if home == self.device else home, self._guard)
 
     def _home(self, given: Sequence[object]) -> torch.device:
-        """Return the device of outputs: the inputs', a GPU before the CPU; without tensors, where it was captured."""
+        """Return the device of outputs: an input's GPU, else the CPU; without tensor inputs, the capture's device."""
         devices = [value.device for value in given if isinstance(value, torch.Tensor)]
         if not devices:
             return torch.device("cpu") if self._layout.on_cpu else self.device
         return next((device for device in devices if device.type != "cpu"), devices[0])
 
     def _constants_on(self, home: torch.device) -> Mapping[int, torch.Tensor]:
-        """Return the constants among the outputs, by slot, on the device of outputs: the same tensors at every call."""
+        """Return the constants among the outputs, by slot, on the device of outputs; the same tensors at every call."""
         if home not in self._constants:
             own = self._constants[self.device]
             self._constants.setdefault(home, {slot: value.to(home) for slot, value in own.items()})
@@ -269,8 +269,8 @@ class ProgramModule(CompiledModule):
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ProgramModule:
-        """Apply ``.to``, ``.cuda`` or ``.half`` if it changes neither dtype nor device, in which engines are fixed.
-        Plans and graphs hold the old buffers, so they are dropped.
+        """Apply ``.to``, ``.cuda`` or ``.half`` if it changes neither dtype nor device, since engines are built for
+        these. Plans and graphs refer to the old buffers, so they are dropped.
 
         Raises:
             ExecutionError: the dtype or device would change.
@@ -293,26 +293,26 @@ class ProgramModule(CompiledModule):
 def _constant(
     shared: dict[str, torch.Tensor], make: Callable[[Recipe], torch.Tensor], recipes: Mapping[str, Recipe], name: str
 ) -> torch.Tensor:
-    """Return a constant of a program; equal ones are one tensor."""
+    """Return a constant of a program; constants with equal recipes are the same tensor."""
     recipe = recipes[name]
     return shared[key] if (key := f"{recipe} {recipe.dtype}") in shared else shared.setdefault(key, make(recipe))
 
 
 def _weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
-    """Return a weight that segments read in place, aligned for TensorRT."""
+    """Return a weight that segments read in place; on a GPU its address is aligned for TensorRT."""
     value = recipe.placed_on(device, parameters, copied=copied)
     apart = value.is_cuda and value.layout == torch.strided and value.data_ptr() % ALIGNMENT
     return value.clone() if apart else value
 
 
 def _key(leaves: Sequence[object]) -> object:
-    """Return the cache key of a call plan: shapes, dtypes, devices and layouts of tensors, and the other inputs."""
+    """Return the cache key of a call plan: shapes, dtypes, devices and layouts of tensors; and all other inputs."""
     known = torch.Tensor
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
 
 def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
-    """Return the number of positional inputs and the names of the keyword inputs; None if one is a container."""
+    """Return the number of positional inputs and the names of the keyword inputs; None if any input is a container."""
     positional, named = children(spec)
     if any(c.num_leaves != 1 or c.num_children for c in (*children(positional), *children(named))):
         return None

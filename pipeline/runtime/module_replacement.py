@@ -1,4 +1,4 @@
-"""Replace a module by an object of its class that runs the compiled program and has no weights."""
+"""Replace a module by an object of the same class that runs the compiled program and has no weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InPlace:
         raise ExecutionError(f"{type(self).__name__} has no weights that could be saved: {WEIGHTS}", HINT)
 
     def load_state_dict(self, *_: object, **__: object) -> NoReturn:
-        """Raise an error: there are no weights."""
+        """Raise an error, since the object has no weights."""
         raise ExecutionError(f"{type(self).__name__} takes no weights: {WEIGHTS}", HINT)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InPlace:
@@ -52,7 +52,7 @@ class InPlace:
 
 
 def in_place_of(model: M, runner: CompiledModule) -> M:
-    """Return an object of a module's class that runs a program: see `Compiled.in_place_of`."""
+    """Return an object of the module's class that runs a compiled program: see `Compiled.in_place_of`."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
         raise TypeError(f"in_place_of takes the nn.Module that was compiled, not {kind_of(model)}")
     kind, (positional, named) = type(model), children(runner.program.in_spec)
@@ -79,7 +79,7 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
 
 
 class Fixed(dict[str, Leaf]):
-    """The submodules or parameters of a module without weights: assigning to them would change nothing, and raises."""
+    """The submodules or parameters of a module without weights; assignment would have no effect, so it raises."""
 
     def __setitem__(self, name: str, value: object) -> None:
         what = f"{name} cannot be {kind_of(value)} here, which would change nothing"
@@ -96,7 +96,7 @@ def _share_state(replacement: torch.nn.Module, runner: CompiledModule) -> None:
 
 
 def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
-    """Copy a module and its submodules to a device without weights. Submodules that had weights refuse to run."""
+    """Copy a module and its submodules to a device, without weights. A call of a submodule that had weights raises."""
     if id(module) in copies:
         return copies[id(module)]  # type: ignore[no-any-return]
     copied = copies[id(module)] = module.__class__.__new__(module.__class__)
@@ -112,7 +112,7 @@ def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
 
 
 def _stand_in(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
-    """Return a parameter of the same sizes and dtype, all NaN, that takes no memory."""
+    """Return a parameter of the same shape and dtype, filled with NaN (integers: 0), that needs almost no memory."""
     if id(parameter) not in copies:
         floats = parameter.is_floating_point() or parameter.is_complex()
         one = torch.full((), torch.nan if floats else 0, device=device).to(parameter.dtype)

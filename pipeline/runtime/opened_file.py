@@ -1,4 +1,4 @@
-"""Detect that a memory-mapped file was overwritten, since the mapped tensors change with it."""
+"""Detect that a memory-mapped file was overwritten, since this changes the mapped tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.frozen import FrozenDict
 
 
 class OpenedFile:
-    """A memory-mapped file, kept open. Replacing it by a rename is harmless; writing to it is not.
+    """A memory-mapped file that stays open. Replacing the file by a rename is harmless, but writing to it is not.
 
     verify: returns whether the file still has the loaded bytes after its modification time changed.
     """
@@ -44,25 +44,25 @@ class OpenedFile:
 
 
 def check_files(parameters: object) -> None:
-    """Raise an error if a file that a program's parameters are mapped from was overwritten."""
+    """Raise an error if a file from which a program's parameters are mapped was overwritten."""
     for file in parameters.files if isinstance(parameters, FileWeights) else ():
         file.check()
 
 
 def file_of(parameters: object) -> str:
-    """Return the name of the file that a program's parameters were loaded from; empty if there is none."""
+    """Return the name of the file that a program's parameters were loaded from; empty if they are not from a file."""
     return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
 
 
 def call_bytes_of(parameters: object) -> int:
-    """Return the bytes that a call takes, as the file of a program's parameters states; 0 if it does not."""
+    """Return the memory of a call in bytes, as stated in the file of a program's parameters; 0 if it is not stated."""
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
 
 def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
-    """Raise the error of a failed call, in its ``except`` clause. For a program from a file the raised error names the
-    file and the node; for lack of memory, for our own errors, and without a file it is ``other``. No frame keeps the
-    error, since that would keep the tensors of the call until the garbage collector runs."""
+    """Raise the error of a failed call, in its ``except`` clause. For a program from a file it names the file and the
+    node; for lack of memory, for errors of this package, and without a file it is ``other``. No frame refers to it
+    afterwards, which would keep the call's tensors alive until the garbage collector runs."""
     failed = other
     if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
@@ -77,8 +77,8 @@ def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
 
 
 class FileWeights(FrozenDict[str, Leaf]):
-    """Memory-mapped tensors; each access by name checks their files. ``call_bytes``: the memory that a call of their
-    program takes, as its file states; 0 if it does not. ``absent``: why tensors have no value (meta tensors), if so."""
+    """Memory-mapped tensors; each access by name checks their files. ``call_bytes``: the memory of a call, as stated in
+    the file, or 0. ``absent``: why tensors have no value (meta tensors), if so."""
 
     __slots__ = ("absent", "call_bytes", "files")
     files: tuple[OpenedFile, ...]

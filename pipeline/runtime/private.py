@@ -1,4 +1,4 @@
-"""Check cache files as ssh checks its own: only their user can write them, and no symbolic link redirects them."""
+"""Check cache files as ssh checks its files: only their owner can write to them, and no file is a symbolic link."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MODE: Final = 0o600
 
 
 def opened_private(path: Path) -> BinaryIO:
-    """Open a cache file for reading, and update its time of use.
+    """Open a cache file for reading, and update its modification time.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        OSError: the file or its folder belongs to another user, can be written by others, or is a link or not a
-            regular file; the message says what to do.
+        OSError: the file or its folder belongs to another user, is writable by others, or is a link or not a regular
+            file; the message says what to do.
     """
     check_private(path.parent)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -1,4 +1,4 @@
-"""Load a program's engines: for calls, or to find those that do not load on the current GPU."""
+"""Load a program's engines: for calls, or to detect engines that do not load on the current GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Loads:
 
 
 def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
-    """Load each engine on the current GPU, with an execution context, and free it again.
+    """Try to load each engine on the current GPU, with an execution context; free it again.
 
     Args:
         compiled: the program; its settings say how its engines are loaded.
@@ -55,7 +55,7 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
         little memory.
 
     Raises:
-        ExecutionError: an engine is of another library or version, or refuses its weights or their budget.
+        ExecutionError: another library or version built an engine, or TensorRT refuses its weights or their budget.
     """
     settings = compiled.settings
     if not has_gpu() or not is_for_this_gpu(settings.compute_capabilities):
@@ -73,8 +73,8 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
 
 
 def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> None:
-    """Let TensorRT-RTX compile the kernels of several engines at the same time, if the cache has none. Contexts that
-    are created later find them; an engine that gets none fails then, with its message."""
+    """Let TensorRT-RTX compile the kernels of several engines concurrently, if the cache has none. Contexts created
+    later find these kernels. If this fails for an engine, the error is raised when its context is created later."""
     found = list({id(each.cuda_engine): each for each in engines if isinstance(each, LoadedEngine)}.values())
     if cache is None or not cache.is_new or len(found) < 2:
         return
@@ -90,7 +90,7 @@ def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> No
 
 
 def compiled_kernels(compiled: Compiled) -> Kernels:
-    """Return the kernels of a program's engines: its own, or those that the cache has for the current GPU."""
+    """Return the kernels of a program's engines: the program's own kernels, or the cache's for the current GPU."""
     if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
         return compiled.kernels
     cache = RuntimeCache.of(compiled.networks, compiled.settings.runtime_cache)
@@ -99,7 +99,7 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
 
 
 def share_kernels(before: Compiled, after: Compiled) -> None:
-    """Let a program that has some of another's engines find their compiled kernels in the cache."""
+    """Copy cached kernels of program ``before`` for program ``after``, which has some of the same engines."""
     folder = before.settings.runtime_cache
     source, target = RuntimeCache.of(before.networks, folder), RuntimeCache.of(after.networks, folder)
     if source is not None and target is not None and after.engines:
@@ -107,10 +107,10 @@ def share_kernels(before: Compiled, after: Compiled) -> None:
 
 
 def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
-    """Return TensorRT's message for each engine that does not load, by name. Engines of equal plans load once.
+    """Return TensorRT's message for each engine that does not load, by name. Engines with equal plans load once.
 
-    Several load at a time, since TensorRT-RTX compiles their kernels. What fails then is loaded again alone: its
-    messages may be another engine's, and the memory that it lacked was another's.
+    Several engines load concurrently, since TensorRT-RTX compiles their kernels. An engine that fails is loaded again
+    alone, since the messages may be another engine's, and other engines may have used the memory.
     """
     alike: dict[str, list[int]] = {}
     for index, engine in enumerate(compiled.engines):
@@ -142,7 +142,7 @@ def loaded_engine(
     cache: RuntimeCache | None,
     parameters: Mapping[str, torch.Tensor],
 ) -> LoadedEngine:
-    """Load an engine of a program, with its weights if the plan has none.
+    """Load an engine of a program, and supply its weights if the plan has none.
 
     Raises:
         ExecutionError: as `LoadedEngine.of`.
@@ -167,8 +167,7 @@ def loaded_engine(
 
 
 def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
-    """Limit the bytes that an engine's weights take on the GPU, before contexts are created; others are streamed from
-    the host at each call.
+    """Limit the GPU memory of an engine's weights, before contexts are created; calls stream the rest from the host.
 
     Raises:
         ExecutionError: TensorRT refuses the budget.
@@ -187,7 +186,7 @@ def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
 def group_in(compiled: Compiled, index: int) -> str:
     """Return the name of the process group that an engine's collectives join; empty if it has none.
 
-    It comes from the program's graph, whose operators `load` checks, as it cannot check those of a plan.
+    The name comes from the program's graph, whose operators `load` checks; the contents of a plan cannot be checked.
     """
     if compiled.program.sharding is None:
         return ""

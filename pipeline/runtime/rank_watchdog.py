@@ -1,7 +1,7 @@
-"""End a process whose call waits for a rank that has ended.
+"""End this process if a call waits for a rank whose process has ended.
 
-torch's watchdog of NCCL sees the collectives that torch calls. Those of a CUDA graph or an engine it does not see:
-their kernels wait for ever, and with them the host.
+torch's NCCL watchdog monitors only the collectives that torch calls, not those in a CUDA graph or an engine. Without
+this module their kernels, and so the host, would wait forever.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ GRACE: Final = 3.0
 
 @define(eq=False)
 class Watchdog:
-    """A thread that ends the process, with an error in the log, if a call on the GPU is not done after ``seconds``. It
-    watches one call until that is done, and then the latest. It asks the GPU only after a quarter of ``seconds``:
-    CUDA forbids the question while another thread captures a graph in the mode "global". It ends with its watchdog.
+    """A thread that ends the process, with an error in the log, if a call on the GPU is not finished after ``seconds``.
+    It watches a call until it has finished, and then the latest call. It queries the GPU only after a quarter of
+    ``seconds``: CUDA forbids queries while another thread captures a graph in the mode "global". It ends with this
+    object.
 
-    waiting: returns the error's text. end: ends the process, as torch's watchdog does. latest, watched: the last call,
-        and the one that is watched, each with its time.
+    waiting: returns the error's text. end: ends the process, as torch's watchdog does. latest, watched: the last call
+        and the watched call, each with its launch time.
     """
 
     seconds: float
@@ -49,7 +50,7 @@ class Watchdog:
     thread: threading.Thread | None = field(default=None, init=False)
 
     def watch(self, mark: torch.cuda.Event) -> None:
-        """Watch the call that was launched before this mark."""
+        """Watch the call that was launched before this event was recorded."""
         self.latest.append((mark, time.monotonic()))
         if self.thread is None:
             every = min(1.0, self.seconds / 10)
@@ -57,7 +58,7 @@ class Watchdog:
             self.thread.start()
 
     def is_late(self) -> bool:
-        """Return whether a call takes too long."""
+        """Return whether the watched call takes longer than ``seconds``."""
         self.watched = self.watched or (self.latest.pop() if self.latest else None)
         if self.watched is None:
             return False
@@ -85,7 +86,7 @@ def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:
 def waiting_text(
     store: Argument, key: str, rank: int, others: Iterable[int], seconds: float, grace: float = GRACE
 ) -> str:
-    """Return why a call of this rank is not done: which of the other ranks do not say that they wait as well."""
+    """Return why a call of this rank does not finish: the other ranks that do not report to wait as well."""
     said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
     try:
         store.set(f"{key}/waits/{rank}", "")

@@ -1,4 +1,4 @@
-"""Calls of a program that is one rank's part of a model: its DTensors, and what all ranks have to agree on."""
+"""Call a program that is a rank's part of a sharded model: DTensors, and agreement between all ranks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ SAME: Final = "every rank runs the same calls in the same order, with inputs of 
 
 @define(eq=False)
 class Ranks:
-    """The other ranks of a module's calls.
+    """A module's connection to the other ranks that run the same sharded model.
 
-    number: that of the module. calls: the calls with shapes that were new, so far. watchdog: watches calls on a GPU.
+    number: the module's, equal on all ranks. calls: the number of calls with new shapes. watchdog: for calls on a GPU.
     """
 
     program: Program
@@ -52,10 +52,10 @@ class Ranks:
 
     @classmethod
     def of(cls, program: Program) -> Ranks | None:
-        """Return the ranks of a program; None if it is no part of a sharded one, or is measured alone.
+        """Return the `Ranks` of a program; None if it is not part of a sharded model, or is measured alone.
 
         Raises:
-            ExecutionError: this process is another rank, or its groups have other ranks.
+            ExecutionError: this process has another rank, or its process groups have other ranks.
         """
         if program.sharding is None or isinstance(program.sharding, Alone):
             return None
@@ -63,7 +63,7 @@ class Ranks:
         return cls(program, program.sharding)
 
     def attach(self, module: torch.nn.Module, on_gpu: bool) -> None:
-        """Let a module take and return DTensors, if the program does, and watch its calls on a GPU."""
+        """Let a module accept and return DTensors, if the program does, and watch its calls on a GPU."""
         if on_gpu:
             seconds = PART * _store().timeout.total_seconds()
             itself = ref(self)
@@ -74,7 +74,7 @@ class Ranks:
             module.register_forward_hook(self._whole)
 
     def _local(self, _: object, args: Argument, kwargs: Argument) -> tuple[Argument, Argument]:
-        """Return the local tensors of a call's inputs."""
+        """Return a call's arguments, with DTensors replaced by their local tensors."""
         from torch.distributed.tensor import DTensor
 
         leaves, form = tree_flatten((args, kwargs))
@@ -84,7 +84,7 @@ class Ranks:
         return tree_unflatten(leaves, form)  # type: ignore[no-any-return]
 
     def _whole(self, _: object, args: object, results: Argument) -> Argument:
-        """Return a call's results, with DTensors where the model returns them."""
+        """Return a call's results, with DTensors where the model returns DTensors."""
         from torch.distributed.tensor import DTensor
 
         leaves, form = tree_flatten(results)
@@ -96,7 +96,7 @@ class Ranks:
         return tree_unflatten(leaves, form)
 
     def agree(self, given: Sequence[object]) -> None:
-        """Compare the shapes of a call, which are new to this rank, with those of other ranks; this takes about a
+        """Compare the shapes of a call, which are new on this rank, with the other ranks' shapes, in about a
         millisecond.
 
         Raises:
@@ -119,26 +119,26 @@ class Ranks:
             store.delete_key(f"{before}/{self.sharding.rank}")
 
     def launched(self) -> None:
-        """Watch the call that was launched on the current stream, unless that is being captured."""
+        """Watch the call that was launched on the current stream, unless the stream is being captured."""
         if self.watchdog is not None and not torch.cuda.is_current_stream_capturing():
             mark = torch.cuda.Event()
             mark.record()
             self.watchdog.watch(mark)
 
     def waiting(self, seconds: float) -> str:
-        """Return why a call is not done after so many seconds."""
+        """Return why a call has not finished after ``seconds``."""
         return waiting_text(_store(), self._key(), self.sharding.rank, self.others(), seconds)
 
     def _key(self, later: int = 0) -> str:
         return f"pipeline/{self.number}/{self.calls + later}"
 
     def others(self) -> Iterator[int]:
-        """Yield the other ranks in groups of this one's."""
+        """Yield the other ranks in this rank's process groups."""
         every = {rank for ranks in self.sharding.groups.values() if self.sharding.rank in ranks for rank in ranks}
         yield from sorted(every - {self.sharding.rank})
 
     def failure(self, error: Exception) -> Exception:
-        """Return the error of a collective with its rank and node; another error itself."""
+        """Return an error of a collective with its rank and node added; return any other error unchanged."""
         notes = {*getattr(error, "__notes__", ())}
         node = next((n for n in self.program.graph.nodes if is_collective(n) and f"in node {n.name}" in notes), None)
         if node is None or not isinstance(error, RuntimeError):
@@ -148,7 +148,7 @@ class Ranks:
 
 
 def _check(sharding: Sharding) -> None:
-    """Raise an ExecutionError if this process cannot run a rank's program."""
+    """Raise an ExecutionError if this process cannot run the program of the rank in ``sharding``."""
     if not dist.is_available() or not dist.is_initialized():
         why = f"the program is that of {sharding}, and this process has no process group"
         raise ExecutionError(why, "start it with torchrun, and call torch.distributed.init_process_group")
@@ -166,12 +166,12 @@ def _check(sharding: Sharding) -> None:
 
 
 def ranks_of(name: str) -> tuple[int, ...]:
-    """Return the ranks of a process group by its name."""
+    """Return the ranks in the process group of this name."""
     return tuple(dist.get_process_group_ranks(group_of(name)))
 
 
 def backend_of(name: str) -> str:
-    """Return the backend of a process group, such as "nccl"; empty if this process has no such group."""
+    """Return the backend of the process group of this name, such as "nccl"; empty if this process has no such group."""
     try:
         return str(dist.get_backend(group_of(name)))
     except (LookupError, RuntimeError, ValueError):
@@ -185,7 +185,7 @@ def runs_on_host(name: str) -> bool:
 
 
 def group_of(name: str) -> Argument:
-    """Return a process group by its name."""
+    """Return the process group of this name."""
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
 
 
@@ -194,13 +194,13 @@ def _store() -> Argument:
 
 
 def communicator(name: str) -> object:
-    """Return the NCCL communicator of a process group on the current GPU, as the capsule that TensorRT takes for the
+    """Return the NCCL communicator of a process group on the current GPU, in the capsule that TensorRT needs for the
     collectives of an engine.
 
-    All ranks of the group call this at the same time: a group that has no communicator yet gets it by a collective.
+    All ranks of the group must call this together: if the group has no communicator yet, a collective creates it.
 
     Raises:
-        ExecutionError: the group is not one of NCCL.
+        ExecutionError: the group's backend is not NCCL.
     """
     group = group_of(name)
     pointer = getattr(group._get_backend(torch.device("cuda")), "_comm_ptr", None)
@@ -234,7 +234,7 @@ def _placements(layout: Layout) -> list[Argument]:
 
 @cache
 def _mesh(layout: Layout) -> Argument:
-    """Return the device mesh of a layout. Every rank makes it at the same call, the first that returns a DTensor."""
+    """Return the device mesh of a layout. All ranks create it at the same call, the first that returns a DTensor."""
     from torch.distributed.device_mesh import DeviceMesh
 
     ranks = torch.tensor(layout.ranks).reshape(layout.mesh)
@@ -242,8 +242,8 @@ def _mesh(layout: Layout) -> Argument:
 
 
 def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
-    """Return a value, which JSON has, of this rank and of those in its groups, in the same order on each; empty if one
-    does not come in time, since ranks may compile one after the other. All of them get the same answer."""
+    """Return the values of all ranks in this rank's groups, in the same order on each rank; ``value`` is this rank's,
+    of a type in JSON. Return [] on all ranks if a value does not arrive in time: ranks may compile in turn."""
     sharding = program.sharding
     if sharding is None or not sharding.groups:
         return [value]
@@ -263,7 +263,7 @@ def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
 
 @contextmanager
 def same_random_numbers(program: Program) -> Iterator[None]:
-    """A context in which all ranks draw the first one's random numbers, on CPU and GPU; then each its own again."""
+    """Return a context in which all ranks generate the first rank's random numbers; afterwards each its own again."""
     groups = {} if program.sharding is None else program.sharding.groups
     if not groups:
         yield
@@ -282,7 +282,7 @@ def same_random_numbers(program: Program) -> Iterator[None]:
 
 
 def of_the_host(program: Program) -> str:
-    """Return why no CUDA graph can have the collectives of a program; empty if one can."""
+    """Return why CUDA graphs cannot contain the collectives of a program; empty if they can."""
     groups = () if program.sharding is None else program.sharding.groups
     host = next(filter(runs_on_host, groups), "")
     return f"the collectives of {backend_of(host)} run on the host" if host else ""

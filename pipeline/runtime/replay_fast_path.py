@@ -1,7 +1,7 @@
-"""``FastReplay``: replay a CUDA graph at once for a call whose inputs are like the previous call's.
+"""``FastReplay``: replay a CUDA graph without planning if a call's inputs resemble the previous call's.
 
-torch's tensor guards, which compiled code uses, recognize such a call: 1 us with four inputs, against 5 for finding the
-plan and comparing addresses (measured on CPU tensors).
+The tensor guards of torch.compile recognize such a call in 1 us with four inputs; finding the plan and comparing
+addresses takes 5 us (measured with CPU tensors).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _guards: Any = torch._C._dynamo.guards
 
 
 class FastReplay:
-    """Replay a graph for inputs of the same form and at the same addresses as an earlier call's. Its worker, not this
-    object, keeps the graph alive.
+    """Replay a graph for inputs with the metadata and the addresses of an earlier call's. The worker, not this object,
+    keeps the graph alive.
 
     Args:
-        names: the positional and keyword inputs.
+        names: the number of positional inputs and the names of keyword inputs.
         plan: the plan of such calls.
-        graph: their graph.
+        graph: the graph of such calls.
         alike: returns whether tensors have the types, dtypes, devices, sizes and strides of that call's.
     """
 
@@ -40,8 +40,8 @@ class FastReplay:
 
     @classmethod
     def after(cls, names: Names, plan: CallPlan, leaves: Sequence[Leaf], worker: object) -> FastReplay | None:
-        """Return the `FastReplay` for calls like the one that a worker just made; None if that call replayed no graph,
-        or has inputs that are not tensors."""
+        """Return a `FastReplay` for calls like a worker's latest call; None if that call replayed no graph, or has
+        inputs that are not tensors."""
         graphs = worker.graphs if isinstance(worker, CudaWorker) else None
         graph = graphs.kept.get(plan) if graphs is not None else None
         if graph is None or not graph.reads(leaves):
@@ -76,7 +76,7 @@ class FastReplay:
 
 
 def like(leaves: Sequence[Leaf]) -> Callable[..., bool] | None:
-    """Return torch's guard for these tensors' types, dtypes, devices, sizes and strides; None if one is not plain."""
+    """Return torch's guard for these tensors' types, dtypes, devices, sizes and strides; None if any is not plain."""
     if not leaves or any(type(leaf) is not torch.Tensor or leaf.layout != torch.strided for leaf in leaves):
         return None
     sizes, strides = [list(leaf.shape) for leaf in leaves], [list(leaf.stride()) for leaf in leaves]

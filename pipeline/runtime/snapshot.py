@@ -1,4 +1,4 @@
-"""Read the model's parameters as they were at compile time."""
+"""Access the model's parameters with the values that they had at compile time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.runtime.opened_file import FileWeights
 
 
 class Unchanged(Mapping[str, torch.Tensor]):
-    """The model's parameters, without copies; reading one that was changed in place raises an ``ExecutionError``."""
+    """The model's parameters, without copies; reading a parameter changed in place raises an ``ExecutionError``."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -50,7 +50,7 @@ class Snapshot(Unchanged):
 
 
 def present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return the tensor of a name; raise `ExecutionError` if it was loaded without its value."""
+    """Return the tensor of this name; raise an `ExecutionError` if the tensor was loaded without its values."""
     tensor = tensors[name]
     if tensor.is_meta:
         why = f": {tensors.absent}" if isinstance(tensors, FileWeights) and tensors.absent else ""

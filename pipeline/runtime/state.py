@@ -1,4 +1,4 @@
-"""The state of a compiled program: the buffers that it updates, by the model's own names, with their first values."""
+"""The state of a compiled program: the buffers that it updates, by their names in the model, and initial values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.shapes.environment import expression, number_of
 
 @frozen(eq=False)
 class Initial:
-    """The initial value of a buffer. A buffer of equal elements, usually zeros, is stored as a single element."""
+    """The initial value of a buffer. If all elements are equal, usually 0, only a single element is stored."""
 
     value: torch.Tensor
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[t
 
 
 def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (placeholder, buffer) for a call with these sizes: a buffer's first elements in the placeholder's shape."""
+    """Yield (placeholder, tensor) for a call with these sizes: a buffer's first elements in the placeholder's shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(number_of(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -75,8 +75,8 @@ def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int])
 
 
 class Flags:
-    """A pool of bytes in pinned host memory that GPUs write to. A returned byte is taken again only after ``PAGE``
-    others, since a graph launched before may still write to it."""
+    """A pool of bytes in pinned host memory, to which GPUs write. A returned byte is reused only after ``PAGE`` other
+    bytes, since a graph launched earlier may still write to it."""
 
     PAGE = 4096
 
@@ -97,11 +97,11 @@ _flags = Flags()
 
 
 class Guard:
-    """Check whether a call's positions were outside of a buffer, without waiting for the GPU.
+    """Check, without waiting for the GPU, whether a call wrote at positions outside of a buffer (such as a KV cache).
 
-    On the CPU the call itself fails. On a GPU each call accumulates its result in a flag, which a kernel writes to host
-    memory (in a CUDA graph a copy would be another kind of node), and the next call reads it. Writes outside of a
-    buffer are always dropped.
+    On the CPU the call itself raises. On a GPU each call adds its result to a flag, which a kernel writes to host
+    memory (in a CUDA graph a copy would be another kind of node), and later calls read it. Writes outside of a buffer
+    are always dropped.
     """
 
     def __init__(self, device: torch.device, names: str) -> None:
@@ -114,10 +114,10 @@ class Guard:
             weakref.finalize(self, _flags.give, self.seen)
 
     def note(self, outside: torch.Tensor) -> None:
-        """Add the result of a call; captured graphs include this.
+        """Add the result of a call. Captured CUDA graphs contain the kernels of this method.
 
         Raises:
-            ExecutionError: on the CPU, if the call's positions were outside.
+            ExecutionError: on the CPU, if the call's positions were outside of the buffer.
         """
         if self.on_gpu:
             torch.logical_or(self.flag, outside, out=self.flag)
@@ -126,7 +126,7 @@ class Guard:
             raise self.error("this call")
 
     def check(self) -> None:
-        """Raise ``ExecutionError`` if an earlier call that the GPU has finished had positions outside."""
+        """Raise an ``ExecutionError`` if a call that the GPU has finished had positions outside of the buffer."""
         if self._look:
             raise self.error("an earlier call")
 
@@ -145,7 +145,7 @@ class Guard:
 
 
 def guard(program: Program, module: torch.nn.Module) -> Guard | None:
-    """Return the guard of a program that checks positions; None for others."""
+    """Return the guard of a program that checks positions; None for any other program."""
     name = next((output.target for output in program.outputs if output.kind == "check"), None)
     if name is None:
         return None

@@ -1,7 +1,7 @@
 """Run a segment eagerly in PyTorch, on the current stream and the device of the engines.
 
-It holds only the constants that its nodes read and the branches of its control flow, so that weights that only engines
-use can be freed.
+A segment refers only to the constants that its nodes or its control-flow branches read, so that weights that only
+engines use can be freed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def torch_segment(
 ) -> SegmentRunner:
     """Return a function from the segment's inputs to its outputs.
 
-    constant: returns a constant of the program on the device, by the name of its placeholder. mode: that of
-        torch.compile; None: each operator is called. in_graph: whether CUDA graphs record calls of the program, as
-        they do not where a module measures its segments.
+    constant: returns a constant of the program on the device, by the name of its placeholder. mode: the mode of
+        torch.compile; None to call operator by operator. in_graph: whether calls of the program are recorded in CUDA
+        graphs (not while a module measures its segments).
     """
     constants = {name: constant(name) for name in segment.constants}
     steps = _Steps(program, segment, device, constants, in_graph)
@@ -64,8 +64,8 @@ def torch_segment(
 def _cloned_where_shared(
     results: Sequence[object], inputs: Sequence[object], owned: frozenset[int], constants: frozenset[int]
 ) -> Sequence[object]:
-    """Return the results; those at ``owned`` are outputs of the program, and cloned if they share memory with an input,
-    a constant or another result: the graph may have a view where the model copies. About 1 µs for each tensor."""
+    """Return the results. Results at ``owned``, the program's outputs, are cloned if they share memory with an input, a
+    constant or another result: the graph may have a view where the model copies. About 1 µs per tensor."""
     seen = {*constants, *(_memory_of(v) for v in inputs if isinstance(v, torch.Tensor))}
     cloned = list(results)
     for i, result in enumerate(results):
@@ -82,7 +82,7 @@ def _memory_of(tensor: torch.Tensor) -> int:
 
 class _Steps:
     """Build the steps of a segment's nodes. ``updated``: the nodes that update buffers in place. ``left_out``: the
-    nodes of masks whose conditions attention takes."""
+    nodes of additive masks that are omitted, since attention gets the boolean condition."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _Steps:
         self.updated: set[str] = set()
 
     def add(self, node: torch.fx.Node) -> None:
-        """Add a node, and before it the numbers it reads that are not inputs of the segment."""
+        """Add a node, after the numbers that it reads and that are not inputs of the segment."""
         if node.name in self.builder.places:
             return
         if node.op == "get_attr":
@@ -132,8 +132,8 @@ class _Steps:
 def conditions(
     nodes: Mapping[str, Node], segment: Segment, constants: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Node, Node, Node]]:
-    """Yield the masks of a segment's attentions that are 0 where a condition holds and a dtype's lowest number
-    elsewhere, and that leave each row a key: the mask, the choice that it marks, and the condition."""
+    """Yield attention masks that are 0 where a condition holds and a dtype's lowest number elsewhere, and that leave at
+    least a key per row: the mask, the ``where`` node that it marks, and the condition."""
     outputs = {port.name for port in segment.outputs}
     for mask in (nodes[name] for name in segment.nodes):
         choice = choice_of(mask)
@@ -149,7 +149,7 @@ def conditions(
 
 
 def choice_of(mask: Node) -> Node | None:
-    """Return the choice between two values that is marked as an open mask, if only attention reads it."""
+    """Return the ``where`` node that ``mask`` marks as an open mask; None if any node but attention reads the mask."""
     choice: Argument = mask.args[0] if mask.target is OPEN_MASK else None
     chosen = isinstance(choice, Node) and choice.target is aten.where.self and list(choice.users) == [mask]
     return choice if chosen and all(user.target is SDPA for user in mask.users) else None

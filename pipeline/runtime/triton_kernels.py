@@ -1,4 +1,4 @@
-"""Triton kernels for steps of language models: matmuls of a few rows by a weight, and attention of one query a head."""
+"""Triton kernels for decoding steps of language models: matmuls of few rows, attention with one query per head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def one_row(x, weight, bias, out, n, k, BIAS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):
-    """Write ``x @ weight.T + bias`` of one row, summed in float32: each program a few columns."""
+    """Write ``x @ weight.T + bias`` of one row, summed in float32; each Triton program computes a few columns."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < n
     rows = weight + column[:, None].to(tl.int64) * k
@@ -31,7 +31,7 @@ def one_row(x, weight, bias, out, n, k, BIAS: tl.constexpr, COLUMNS: tl.constexp
 def few_rows(
     x, weight, bias, out, m, n, k, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr
 ):
-    """Write ``x @ weight.T + bias`` of up to ``ROWS`` rows, summed in float32: each program a few columns."""
+    """Write ``x @ weight.T + bias`` of up to ``ROWS`` rows, summed in float32; each program computes a few columns."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
     inside, used = column < n, row < m
@@ -58,11 +58,11 @@ def attend(
     KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Attend from the queries of a group of heads to a part of its keys: blocks of ``KEYS`` keys, every ``PARTS`` th.
+    """Attend from the queries of a group of heads (GQA) to every ``PARTS``-th block of ``KEYS`` keys.
 
-    ``sums`` [batch, heads, PARTS, ROWS, WIDTH] gets sums of values, ``stats`` [batch, heads, PARTS, 2, ROWS] the
-    largest scores and the sums of their exponentials. ``KIND`` of the mask: 0 none, 1 bool, 2 added to the scores.
-    Blocks that the mask hides are not read, so that the time grows with the filled part of a cache.
+    Results: ``sums`` [batch, heads, PARTS, ROWS, WIDTH], weighted sums of values; ``stats`` [batch, heads, PARTS, 2,
+    ROWS], the largest scores and the sums of exponentials. ``KIND`` of the mask: 0 none, 1 boolean, 2 additive. Masked
+    blocks are not read, so that the time grows only with the filled part of a KV cache.
     """
     pair, part = tl.program_id(0), tl.program_id(1)
     batch, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
@@ -103,7 +103,7 @@ def attend(
 def join(
     sums, stats, out, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """Write the attention of one query from that of the parts of its keys; 0 if all are masked."""
+    """Write the attention of a query, combined from the results of `attend`; 0 if all keys are masked."""
     pair, row = tl.program_id(0), tl.program_id(1)
     part, width = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     base = pair * PARTS + part

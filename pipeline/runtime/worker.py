@@ -1,4 +1,4 @@
-"""Workers, which run a program's segments one call at a time, and their pool for threads and streams."""
+"""Workers, which run a program's segments one call at a time, and a pool that gives workers to threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.shapes.environment import number_of
 
 
 class SegmentExecutor:
-    """Run a program's segments in order on values in slots; a call leaves no state behind."""
+    """Run a program's segments in order on values in slots; the executor keeps no state between calls."""
 
     def __init__(self, layout: Layout, runners: Sequence[SegmentRunner], device: torch.device) -> None:
         self.layout, self.runners, self.device = layout, runners, device
@@ -47,7 +47,7 @@ class SegmentExecutor:
         self._set_steps(tuple((step, wrap(step.segment, run)) for step, run in self._steps))
 
     def _set_steps(self, steps: tuple[tuple[Step, SegmentRunner], ...]) -> None:
-        """Set the steps, and select those of each profile, with the slots that nothing reads after them."""
+        """Set the steps, and select the steps of each profile, with the slots that no later step reads."""
         self._steps = steps
         self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
         for profile in (None, *range(len(self.layout.program.profiles))):
@@ -61,7 +61,7 @@ class SegmentExecutor:
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
-        """Fill the slots of outputs and of the sizes that they determine; empty those that nothing reads any more."""
+        """Fill the slots of outputs and of the sizes that they determine; clear slots after their last use."""
         symbols = plan.symbols
         for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:
@@ -81,7 +81,7 @@ class SegmentExecutor:
         GPU.
 
         Raises:
-            DecisionError: the call takes another branch, or a step failed, as it may on sizes of another branch.
+            DecisionError: the call takes another branch, or a step failed, perhaps on sizes of another branch.
         """
         try:
             self.run(slots, plan, turn)
@@ -136,7 +136,7 @@ W = TypeVar("W")
 
 
 class Pool(Generic[W]):
-    """At most ``limit`` workers, made on demand. The one used last is taken first; callers wait while all are busy."""
+    """At most ``limit`` workers, created on demand. The last used is taken first; callers wait while all are busy."""
 
     def __init__(self, make: Callable[[], W], limit: int) -> None:
         self._make, self._left = make, limit

@@ -1,4 +1,4 @@
-"""Run network descriptions on the CPU: the meaning of TensorRT's layers, in PyTorch."""
+"""Run network descriptions on the CPU: a reference implementation of TensorRT's layers in PyTorch."""
 
 from pipeline.runtime.reference.common import LayerError
 from pipeline.runtime.reference.executor import ReferenceEngine, run

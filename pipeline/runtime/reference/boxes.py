@@ -42,7 +42,7 @@ def nms(
     overlap: Maybe = None,
     lowest: Maybe = None,
 ) -> Outputs:
-    """Return rows of (batch, class, box), by batch and then by descending score; and their number."""
+    """Return rows (batch, class, box), sorted by batch and then by descending score; and the number of rows."""
     corners = _corners(boxes.float(), layer.attribute("bounding_box_format"))
     limit = layer.attribute("topk_box_limit")
     at_most, above = (0.0 if value is None else float(value) for value in (overlap, lowest))

@@ -1,4 +1,4 @@
-"""The types of layer kinds, and helpers for their functions."""
+"""Types and helpers for the functions that compute layer kinds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -23,7 +23,7 @@ class LayerError(ExecutionError):
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Convert halves to float32, in which a good kernel accumulates."""
+    """Convert half-precision tensors to float32, the precision in which a good kernel accumulates."""
     return tensor.float() if tensor.dtype in HALVES else tensor
 
 
@@ -43,5 +43,5 @@ def along(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
 
 
 def without_nan(x: torch.Tensor, instead: float) -> torch.Tensor:
-    """Replace NaN by the value that a maximum or minimum never chooses, as RTX 1.4 on an H200."""
+    """Replace NaN by a value that a maximum or minimum never selects, as TensorRT-RTX 1.4 does on an H200."""
     return torch.where(x.isnan(), instead, x) if x.is_floating_point() else x

@@ -1,4 +1,4 @@
-"""Elementwise layer kinds, casts among them."""
+"""Elementwise layer kinds, including casts."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from pipeline.trt import torch_dtype
 
 
 def _divided(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
-    """Divide integers; a quotient by zero, undefined in TensorRT, is 0."""
+    """Divide integers; a division by zero, undefined in TensorRT, returns 0."""
     zero = b == 0
     return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
 
@@ -87,7 +87,7 @@ def elementwise(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:
-    """Convert halves and int8, which TensorRT computes in float32."""
+    """Convert half precision and int8 to float32, in which TensorRT computes them."""
     return x.float() if x.dtype == torch.int8 else wide(x)
 
 
@@ -119,7 +119,7 @@ def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.T
 
 
 def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
-    """Compute (x * scale + shift) ** power, each of them optional."""
+    """Compute (x * scale + shift) ** power; scale, shift and power are optional."""
     result = wide(x)
     for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):
         if role in weights:
@@ -129,7 +129,7 @@ def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tenso
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, or the least
-    int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
+    int64; int8 and uint8 are the low byte of the int32 (measured with TensorRT-RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
     if dtype.itemsize == 1:

@@ -1,4 +1,4 @@
-"""Run a network description on the CPU: layer after layer, loops and conditionals on demand."""
+"""Run a network description on the CPU: layers in order, but loops and conditionals on demand."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -26,7 +26,7 @@ class Plan:
 
     @classmethod
     def of(cls, network: Network) -> "Plan":
-        """Make the plan; layers inside loops and conditionals are not steps, since they run on demand."""
+        """Make the plan of a network; layers inside loops and conditionals are no steps, since they run on demand."""
         flow = read_flow(network)
         wanted = needed(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
@@ -43,18 +43,18 @@ class Plan:
 
 @attrs.frozen
 class Frame:
-    """The values of one iteration of a loop; the outermost has no loop."""
+    """The values of one loop iteration; the outermost frame belongs to no loop."""
 
     values: dict[str, torch.Tensor]
     loop: str | None = None
     parent: "Frame | None" = None
 
     def loops(self) -> set[str | None]:
-        """Return the running loops."""
+        """Return the loops of this frame and of all frames around it."""
         return {self.loop} | (self.parent.loops() if self.parent is not None else set())
 
     def home(self, regions: Collection[str | None]) -> "Frame":
-        """Return the frame of the innermost of these regions that is a running loop."""
+        """Return the innermost frame that runs one of these loops; the outermost frame if none does."""
         frame = self
         while frame.parent is not None and frame.loop not in regions:
             frame = frame.parent
@@ -67,7 +67,7 @@ def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Te
 
 
 def run_plan(plan: Plan, weights: Values, inputs: Values, group: str = "") -> dict[str, torch.Tensor]:
-    """`run` with a given plan; collectives join the process group of this name."""
+    """Run a plan as `run` does; collectives use the process group named ``group``."""
     bound = {tensor.name: _bound(tensor, inputs) for tensor in plan.network.inputs}
     with torch.no_grad():
         values = _Machine(plan, weights, group).run(bound)
@@ -99,7 +99,7 @@ def _checked(row: Tensor, value: torch.Tensor, who: str) -> torch.Tensor:
 
 
 class _Machine:
-    """A run of a plan. A tensor's value depends on its producer alone; frames cache it."""
+    """A run of a plan. Each tensor has a single producer, so a frame caches its value."""
 
     def __init__(self, plan: Plan, weights: Values, group: str) -> None:
         self.plan, self.flow, self.weights, self.group = plan, plan.flow, weights, group
@@ -126,7 +126,7 @@ class _Machine:
         return self.home(name, frame).values.get(name)
 
     def demand(self, name: str, frame: Frame) -> torch.Tensor:
-        """Return a tensor's value, after the layers it depends on; with a stack, since networks are deep."""
+        """Return a tensor's value, after running the layers that it depends on; not recursive: networks are deep."""
         value = self.get(name, frame)
         if value is not None:
             return value
@@ -146,8 +146,8 @@ class _Machine:
         return value
 
     def needs(self, layer: Layer, frame: Frame) -> tuple[str, ...]:
-        """Return the tensors that a layer needs before it runs: for a conditional those of the taken branch, for a loop
-        its initial state."""
+        """Return the tensors that a layer needs before it runs: for a conditional, the tensors of the taken branch; for
+        a loop, its initial state."""
         region = region_of(layer)
         if layer.kind == "CONDITIONAL_OUTPUT":
             (condition,) = (used(entry)[0] for entry in self.flow.boundaries(region, "CONDITION"))
@@ -206,7 +206,7 @@ class _Machine:
         return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
 
     def goes_on(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Return whether a loop goes on: within its count and its iterated tensors, while its condition holds."""
+        """Return whether a loop continues: its count and iterated tensors are not exhausted, its condition holds."""
         if any(trip >= int(self.demand(used(limit)[0], inner)) for limit in self.counts(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):
@@ -241,7 +241,7 @@ class _Machine:
 
 @attrs.frozen
 class ReferenceEngine:
-    """A network with its weights, called with its inputs in order; collectives join the process group ``group``."""
+    """A network with its weights, called with its inputs in order; collectives use the process group ``group``."""
 
     network: Network
     weights: Values = attrs.field(eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""Find the layers that belong to a loop or a conditional, from its boundary layers."""
+"""Find the layers inside each region (a loop or a conditional), from the boundary layers of the region."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ ENTRIES = ("ITERATOR", "RECURRENCE", "CONDITIONAL_INPUT")
 
 
 def region_of(layer: Layer) -> str | None:
-    """Return the loop or conditional of a boundary layer: "loop 0"."""
+    """Return the region of a boundary layer, such as "loop 0"; None for another layer."""
     what = BOUNDARIES.get(layer.kind)
     return None if what is None else f"{what} {layer.attribute(what)}"
 
@@ -38,13 +38,13 @@ class Flow:
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_of(self, layer: Layer) -> frozenset[str]:
-        """Return the regions around a layer: those of its outputs, or, without outputs, of its inputs."""
+        """Return the regions around a layer's outputs, or, if it has no outputs, around its inputs."""
         names = [tensor.name for tensor in layer.outputs] or list(used(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
 
 
 def used(layer: Layer) -> tuple[str, ...]:
-    """Return the names of the inputs that are present."""
+    """Return the names of the inputs that a layer has."""
     return tuple(name for name in layer.inputs if name is not None)
 
 
@@ -76,7 +76,7 @@ def _inside(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[
 def _around(
     layer: Layer, regions: Mapping[str, tuple[Layer, ...]], inside: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Return the regions around a layer's outputs. An exit is in all regions around its boundaries but its own."""
+    """Return the regions around a layer's outputs. A region's exit layer is outside of that region."""
     region = region_of(layer)
     sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
     found = frozenset().union(*(inside.get(name, frozenset()) for source in sources for name in used(source)))

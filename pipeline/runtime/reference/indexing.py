@@ -16,7 +16,7 @@ def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _reflected(index: torch.Tensor, length: int) -> torch.Tensor:
-    """Mirror indices at the outermost elements; a single element repeats."""
+    """Mirror indices at the first and last element (reflect padding); a single element is repeated."""
     period = max(2 * length - 2, 1)
     folded = index.abs() % period
     return torch.where(folded >= length, period - folded, folded)
@@ -71,7 +71,7 @@ def slice_(
     value: Maybe = None,
     of_axes: Maybe = None,
 ) -> torch.Tensor:
-    """Slice; start, shape, stride and axes are inputs or attributes, and without axes they are of all."""
+    """Slice; start, shape, stride and axes are inputs or attributes. Without axes, they apply to all axes."""
     start, size = _argument(layer, "start", starts), _argument(layer, "shape", sizes)
     stride, axes = _argument(layer, "stride", strides), _argument(layer, "axes", of_axes)
     if start is None or size is None or stride is None:
@@ -97,7 +97,7 @@ def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: 
 
 
 def _positions(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Tensor:
-    """Return the flat position, in data whose leading dims are flattened, of each tuple of an ND index."""
+    """Return, for each tuple of an ND index, its flat index into data whose leading dims are flattened."""
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
     for axis in range(batched):
@@ -124,7 +124,7 @@ def gather(layer: Layer, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor
 
 
 def scatter(layer: Layer, x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the data with updates written; of two writes to one element either may win."""
+    """Return a copy of the data with the updates; of two writes to the same element either may win."""
     if layer.attribute("mode") == "ELEMENT":
         axis = axis_of(layer.attribute("axis"), x.dim())
         return x.scatter(axis, _in_bounds(indices, x.shape[axis]), updates)

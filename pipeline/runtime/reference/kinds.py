@@ -1,4 +1,4 @@
-"""The function of each layer kind, and the reason for each kind without one."""
+"""The function that computes each layer kind, and the reasons why some kinds have no function."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +43,8 @@ def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
 
 
 def _kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
-    """Return a layer kind from a function that takes the layer, its inputs (absent ones are None or left out) and, by
-    keyword, its weights, and returns one output or all."""
+    """Return a layer kind that runs a function. Its arguments are the layer, the inputs (None or omitted if absent)
+    and, by keyword, the weights; it returns the only output or a sequence of all."""
     parameters = inspect.signature(compute).parameters.values()
     least = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
 

@@ -56,7 +56,7 @@ def attention_input(
     query_lengths: Maybe = None,
     lengths: Maybe = None,
 ) -> torch.Tensor:
-    """Attention with a mask (bool or additive), the scale of quantized weights, and the lengths of keys."""
+    """Attention with a mask (boolean or additive), the scale of quantized weights, and the lengths of keys."""
     _only_padded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
     keys, values = (wide(x).repeat_interleave(repeats, 1) for x in (key, value))
@@ -96,7 +96,7 @@ def rotary_embedding(
 
 
 def kv_cache_update(layer: Layer, cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the cache with `update` from each sequence's index on; writes beyond the end are dropped."""
+    """Return a copy of the KV cache with `update` at each sequence's start index; writes beyond the end are dropped."""
     _only_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
         raise LayerError(f"cache mode {layer.attribute('cache_mode')} is not modelled")

@@ -23,7 +23,7 @@ RANGES: Mapping[str, tuple[float, float]] = {INT4: (-8, 7), "int8": (-128, 127),
 
 
 def element_dtype(name: str) -> torch.dtype:
-    """Return the dtype that represents a network's dtype."""
+    """Return the PyTorch dtype that represents a network's dtype."""
     return ELEMENTS[name] if name in ELEMENTS else torch_dtype(name)
 
 
@@ -65,8 +65,8 @@ def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def quantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Quantize with zero point 0, as TensorRT. Its kernels multiply by the scale's reciprocal in float32, as their
-    source in plans of RTX 1.6 and 1.7 shows."""
+    """Quantize with zero point 0, as TensorRT does. TensorRT's kernels multiply by the scale's reciprocal in float32,
+    as their source in plans of TensorRT-RTX 1.6 and 1.7 shows."""
     each = wide(_spread(scale, x.shape, layer.attribute("axis")))
     return nearest(wide(x) * (1 / each), layer.outputs[0].dtype)
 
@@ -78,8 +78,8 @@ def dequantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor, zero: Maybe =
 
 
 def dynamic_quantize(layer: Layer, x: torch.Tensor, tensor_scale: Maybe = None) -> Outputs:
-    """Return quantized values and the scale of each block: the least power of two that keeps the block in range (E8M0);
-    or, with a second input (the tensor's scale), its greatest magnitude over the greatest quantized value, in E4M3."""
+    """Return quantized values and the scale of each block: the least power of two that keeps the block in range (E8M0).
+    With a second input (the tensor's scale), it is the block's greatest magnitude over the dtype's, in E4M3."""
     axis = axis_of(layer.attribute("axis"), x.dim())
     kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype
     moved = wide(x).movedim(axis, -1)

@@ -13,7 +13,7 @@ Axes = tuple[int, ...]
 
 
 def _extreme(x: torch.Tensor, axes: Axes, of_none: float) -> torch.Tensor:
-    """Return the least or greatest elements; of no elements this infinity, or that bound of an integer dtype."""
+    """Return the minimum or maximum; for no elements, the infinity ``of_none``, or that bound of an integer dtype."""
     if all(x.shape[axis] for axis in axes):
         known = without_nan(x, of_none)
         return known.amin(axes, keepdim=True) if of_none > 0 else known.amax(axes, keepdim=True)
@@ -33,7 +33,7 @@ def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:
 
 
 def _avg(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    """Average; of integers rounded toward zero, of no elements NaN or 0."""
+    """Compute the mean; of integers, rounded toward zero; of no elements, NaN or (integers) 0."""
     if x.is_floating_point():
         return x.mean(axes, keepdim=True)
     count = max(x.numel() // max(_sum(x, axes).numel(), 1), 1)
@@ -58,7 +58,7 @@ def reduce(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 def top_k(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> Outputs:
-    """Return the top values and their indices, of equal ones the earlier first. NaN sorts last, as an infinity."""
+    """Return the top values and their indices; equal values are in order of index. NaN sorts last, as an infinity."""
     x = without_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
     k = layer.attribute("k") if dynamic is None else int(dynamic)
@@ -73,7 +73,7 @@ def softmax(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 def ragged_softmax(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Apply softmax to the first `length` elements of each row; the others are 0."""
+    """Apply softmax to the first `length` elements of each row; the rest of the row is 0."""
     inside = torch.arange(x.shape[-1]) < lengths.reshape(*x.shape[:-1], 1)
     scores = wide(x).masked_fill(~inside, float("-inf"))
     return torch.softmax(scores, -1).masked_fill(~inside, 0).to(x.dtype)

@@ -56,7 +56,7 @@ TAPS: Mapping[str, Callable[[Layer, torch.Tensor], Taps]] = {"NEAREST": _nearest
 
 
 def _only_inside(taps: Taps, length: int) -> Taps:
-    """Set the weights of positions outside to 0, and normalize the others."""
+    """Set the weights of positions outside of the input to 0, and normalize the other weights."""
     kept = [(place, torch.where((place >= 0) & (place < length), weight, 0.0)) for place, weight in taps]
     total = torch.stack([weight for _, weight in kept]).sum(0)
     return [(place, weight / total) for place, weight in kept]

@@ -13,7 +13,7 @@ from pipeline.trt import torch_dtype
 
 
 def constant(layer: Layer, *, weights: Maybe = None) -> torch.Tensor:
-    """Return a constant; an empty one has no weight."""
+    """Return a constant; an empty constant has no weight."""
     shape, dtype = layer.attribute("shape"), layer.outputs[0].dtype
     return (
         torch.empty(shape, dtype=element_dtype(dtype)) if weights is None else unpacked(weights, dtype).reshape(shape)
@@ -25,7 +25,7 @@ def _permuted(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
 
 
 def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) -> torch.Tensor:
-    """Reshape: -1 is inferred; 0 copies the input's dim if `zero_is_placeholder`, else it is an empty dim."""
+    """Reshape: -1 is inferred; 0 copies the input's dim if `zero_is_placeholder`, else the dim is empty."""
     shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(wanted)]
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)

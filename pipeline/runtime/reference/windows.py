@@ -19,7 +19,7 @@ def _split(total: int, mode: str) -> tuple[int, int]:
 
 
 def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
-    """Return the padding of each dim for which windows of these extents fit exactly."""
+    """Return the padding of each dim, so that windows of these extents fit as the padding mode requires."""
     mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
     if mode.startswith("SAME"):
         needed = [
@@ -45,7 +45,7 @@ def padded(x: torch.Tensor, pads: Pads, value: float = 0.0) -> torch.Tensor:
 def _kernel(
     layer: Layer, x: torch.Tensor, kernel: Maybe, bias: Maybe, weights: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, Maybe]:
-    """Return kernel and bias, each an input or a flat weight."""
+    """Return kernel and bias; each comes from an input or from a flat weight."""
     if kernel is None:
         maps, groups = layer.attribute("num_output_maps"), layer.attribute("num_groups")
         first, second = (maps, x.shape[1] // groups) if layer.kind == "CONVOLUTION" else (x.shape[1], maps // groups)
@@ -90,7 +90,8 @@ def convolution(
 def deconvolution(
     layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
 ) -> torch.Tensor:
-    """Transposed convolution: padding is cut from the result; SAME makes the result `stride` times the input."""
+    """Transposed convolution: padding is cut from the result; with SAME the result has `stride` times the input's
+    size."""
     values = wide(_images(layer, x))
     kernel, bias = _kernel(layer, values, kernel, bias, weights)
     dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
@@ -104,7 +105,7 @@ def deconvolution(
 
 
 def _average(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
-    """Average pooling; a window beyond the input counts its elements, or those of the declared padding too."""
+    """Average pooling; the divisor counts a window's elements inside the input, or also in the declared padding."""
     pool = functional.avg_pool2d if len(pads) == 2 else functional.avg_pool3d
     window = {"kernel_size": layer.attribute("window_size_nd"), "stride": layer.attribute("stride_nd")}
     counted = torch.ones_like(x[:1, :1])
