@@ -1,8 +1,8 @@
 """Replace ``as_strided`` of contiguous tensors by views.
 
-``as_strided`` reads a tensor's memory, not its elements: of ``x.mT`` it reads the rows of ``x``. An engine's results
-may have another memory layout than the example's. So the view reads the tensor that owns the memory (``x``), with its
-dims in the order of the example's strides.
+``as_strided`` indexes a tensor's memory, not its elements: applied to ``x.mT``, it reads the rows of ``x``. A tensor in
+an engine may have another memory layout than in the example. So the replacing view reads the tensor that owns the
+memory (``x``), with its dims permuted to the order of the example's strides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Capture an ``nn.Module``, ``ExportedProgram``, TorchScript or ONNX file as a ``Program``.
 
-`export_fixes` exports a module; an ``ExportedProgram`` of the user's goes in at the same door. Nothing that is given is
-changed.
+`export_fixes` exports modules; a user's ``ExportedProgram`` is used as it is. The arguments are not changed.
 """
 
 from __future__ import annotations

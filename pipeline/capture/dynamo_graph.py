@@ -1,4 +1,4 @@
-"""A graph of Dynamo's as a module, which is captured for the sizes that Dynamo knows."""
+"""A Dynamo graph as a module, which is captured with the size ranges that Dynamo knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check an ``ExportedProgram`` of the user's, and the inputs that are passed beside it."""
+"""Check a user's ``ExportedProgram``, and the inputs that are passed with it."""
 
 from __future__ import annotations
 

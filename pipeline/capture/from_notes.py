@@ -1,6 +1,6 @@
-"""What the notes of an export become in a program: constants for inputs with one value, `pipeline.Constant`; outputs
-that say whether a call decides otherwise than the example; conditions on data that engines do not check; and the
-ranges of symbols in each profile."""
+"""Add the facts in `ExportNotes` to a program: constants in place of `pipeline.Constant` inputs; outputs that report
+whether a call takes another branch than the example; warnings of data-dependent conditions that engines do not
+check; and the ranges of symbols in each profile."""
 
 from __future__ import annotations
 

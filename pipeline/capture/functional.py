@@ -1,9 +1,9 @@
-"""Functionalize an exported program: remove mutation and regions such as ``torch.no_grad()``, as later stages expect.
+"""Functionalize an exported program: remove mutation and inline regions such as ``torch.no_grad()``.
 
-Rewriting (`capture.mutation`) removes writes in linear time. Cases without a rule (writes to parameters, training,
-user-defined operators that write, autocast and ``torch.vmap`` within the model) go through torch's own
-functionalization, which traces the whole program again. Norms that write running statistics which torch.export loses,
-since their schemas do not declare the write, are refused.
+Rewriting (`capture.mutation`) removes writes in linear time. Cases without a rewriting rule (writes to parameters,
+training, user-defined operators that mutate, autocast and ``torch.vmap`` within the model) use torch's own
+functionalization, which traces the whole program again. Norms that update running statistics are rejected: their
+schemas do not declare the mutation, so torch.export loses it.
 """
 
 from __future__ import annotations

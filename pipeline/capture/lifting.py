@@ -1,4 +1,5 @@
-"""Lift an export into a program: no writes, parameters and buffers as weights, named inputs, ranges of sizes."""
+"""Convert an export to a program: functionalized, with parameters and buffers as weights, named inputs, and size
+ranges."""
 
 from __future__ import annotations
 

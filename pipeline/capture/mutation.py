@@ -1,8 +1,8 @@
-"""Functionalize by rewriting: turn an exported graph with mutation into one without, in linear time.
+"""Functionalize by rewriting: convert an exported graph with mutation to a graph without, in linear time.
 
-torch's own functionalization traces the program again. Here each write becomes a new value of the written tensor and of
-those that it views, by the rules of ``views``; later readers of another view get that view of the new value. New values
-of inputs and buffers are returned beside the outputs, as torch.export does.
+torch's own functionalization traces the program again. Here each write becomes a new value of the written tensor and,
+by the rules in ``views``, of the tensors that it is a view of. Later reads of other views of the same memory recompute
+the view from the new value. New values of inputs and buffers become additional outputs, as in torch.export.
 """
 
 from __future__ import annotations

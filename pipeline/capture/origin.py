@@ -1,4 +1,4 @@
-"""``Origin``: the module that a program was captured from, which the program does not keep alive."""
+"""``Origin``: a weak reference to the module from which a program was captured, and its state at that time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name a program's outputs by their keys in what the model returns, or as the user says."""
+"""Name a program's outputs by their keys in the model's return value, or by the user's names."""
 
 from __future__ import annotations
 

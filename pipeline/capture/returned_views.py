@@ -1,7 +1,7 @@
-"""Compute views among the results of a Dynamo graph in PyTorch, from the tensors that the program returns.
+"""Compute the views among a Dynamo graph's results in PyTorch, from the tensors that the compiled program returns.
 
-A program returns every result in its own memory, but code that Dynamo runs after a graph may write to a view of an
-input, or to one of two results that share memory, and read the other.
+A compiled program returns each result in separate memory. But code that Dynamo runs after the graph may write to a view
+of an input, or write to one of two results that share memory and then read the other.
 """
 
 from __future__ import annotations

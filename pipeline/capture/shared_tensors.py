@@ -1,9 +1,9 @@
-"""Handle parameters and buffers that a program cannot have as they are.
+"""Handle parameters and buffers that a program cannot store directly: aliased tensors and tensor subclasses.
 
-torch.export lifts a tensor held outside of modules (in a cache object, say) as a constant, even if it is a buffer as
-well; a write to one is a write to both. Parameters that consist of others, as torchao's quantized tensors consist of
-codes and scales, are flattened: each part becomes a parameter of its own, named after its holder
-(``linear.weight.qdata``).
+torch.export lifts a tensor that an object other than a module holds (a cache object, say) as a constant, even if the
+same tensor is also a buffer; then a write to either changes both. Tensor subclasses, such as torchao's quantized
+tensors of codes and scales, are flattened: each inner tensor becomes a parameter, whose name begins with that of the
+outer tensor (``linear.weight.qdata``).
 """
 
 from __future__ import annotations

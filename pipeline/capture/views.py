@@ -1,7 +1,7 @@
-"""Rules for view operators: the new value of the viewed tensor when its view is written to.
+"""Rules for view operators: compute the new value of a tensor after a write to a view of it.
 
-Each rule takes a ``View`` and the new value of the view, and returns the new value of the viewed tensor. Operators
-without a rule are left to torch's functionalization.
+Each rule receives a ``View`` and its new value, and returns the new value of the viewed tensor. Programs that write
+through a view operator without a rule are functionalized by torch.
 """
 
 from __future__ import annotations

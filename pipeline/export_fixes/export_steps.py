@@ -1,4 +1,4 @@
-"""Wrap steps of torch.export: passes over buffers, guards, logs, the tracer's hooks in modules, and transforms."""
+"""Wrappers of torch.export's steps: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
 
 from __future__ import annotations
 

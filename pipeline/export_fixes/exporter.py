@@ -1,4 +1,4 @@
-"""Export a module with torch.export, with the requested ranges or the nearest that the model allows."""
+"""Export a module with torch.export, with the requested ranges or the closest ranges that the model allows."""
 
 from __future__ import annotations
 

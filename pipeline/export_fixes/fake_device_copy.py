@@ -1,12 +1,12 @@
-"""Capture for another device: trace a copy of the model whose tensors are fakes on that device.
+"""Capture for another device: trace a copy of the model with fake tensors on that device.
 
-The graph that torch traces depends on the device of the tensors, and fake tensors can claim to be on a GPU that the
-machine does not have. They have no values and take no memory; the program gets the user's own tensors.
+The graph that torch traces depends on the device of the tensors. Fake tensors may be on a GPU that the machine does not
+have; they have no values and need no memory. The captured program holds the user's original tensors.
 
-torch asks a device's guard for the current device: for ``x[0]``, ``x.to("cuda")``, for gradients. In builds with CUDA
-and no GPU ``FakeTensorMode`` installs a guard that answers 0; builds for the CPU have no guard, and raise "not linked
-with support for cuda devices" (torch 2.11 to 2.13). `ensure_cuda_guard` installs one: torch's own base for guards
-written in Python. It does not allow tensors with values on ``cuda``.
+For ``x[0]``, ``x.to("cuda")`` and gradients, torch asks the device guard for the current device. In CUDA builds on a
+machine without a GPU, ``FakeTensorMode`` installs a guard that returns 0. CPU-only builds have no guard, and raise "not
+linked with support for cuda devices" (torch 2.11 to 2.13). There `ensure_cuda_guard` installs torch's own base class
+for guards written in Python. Real tensors on ``cuda`` remain impossible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Expand ``torch.nn.attention.flex_attention`` to the operators that it computes, which engines have.
+"""Decompose ``torch.nn.attention.flex_attention`` into operators that engines support.
 
-torch.export keeps it as a call with two graphs: for the score, and for the mask of one query and one key. Below
-autograd `torch.vmap` extends the graphs to all queries and keys; if the scores are not modified, it becomes
-``scaled_dot_product_attention`` with a mask.
+torch.export keeps the call as one operator with two subgraphs: one modifies a score, one computes the mask, each for a
+single query and key. Below autograd, `torch.vmap` extends the subgraphs to all queries and keys. If the scores are not
+modified, the call becomes ``scaled_dot_product_attention`` with a mask.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check the model and inputs that a user passes, while a mistake can still be explained in the user's terms."""
+"""Check the user's model and inputs before the export, so that errors can name the user's arguments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Undo a trace's changes to the process when an interrupt (Ctrl-C) stops it at any step.
+"""Undo the process-wide changes of a trace if an interrupt (Ctrl-C) stops it at any step.
 
-Python raises ``KeyboardInterrupt`` between any two of its steps: after a context was entered and before its ``with``
-knows, as ``__exit__`` begins, or while it runs. So a change is noted before it is made, and undone by steps that may
-run twice; what a ``with`` did not undo, `interruptible` does.
+Python may raise ``KeyboardInterrupt`` between any two bytecode instructions: after ``__enter__`` but before the
+``with`` block begins, or when ``__exit__`` begins or runs. So each change is recorded before it is made, and is undone
+by steps that may safely run twice. `interruptible` undoes the changes that a ``with`` statement did not.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Rules for the largest element of tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
-torch creates a new symbol for each number that Python reads from a tensor during a trace, and no engine can compute
-with that symbol. Instead the rules track the largest element of integer tensors made of sizes, as an expression,
-through arithmetic and operators that move elements; of a tensor with one element it is the number that is read.
+During a trace, torch creates a new symbol for each number that Python reads from a tensor, and no engine can compute
+with that symbol. The rules avoid such symbols: they track the largest element of integer tensors that are computed from
+sizes, as an expression, through arithmetic and operators that move elements. In a tensor with one element, the largest
+element is the number that Python reads.
 
-A tensor of one float made of known integers has a `Ratio`. Rounded up or down, it gives an integer again:
-``torch.ceil((n - 7) / 4).to(int)``. The rules apply if the numbers are small enough that float rounding cannot reach
-the next integer. Other numbers computed from floats are left to torch, because Python computes in another precision.
+A tensor of one float that is computed from known integers has a `Ratio`. Rounding it up or down returns a known
+integer: ``torch.ceil((n - 7) / 4).to(int)``. The rules apply if the numbers are so small that float rounding errors
+cannot reach the next integer. Other numbers computed from floats are left to torch, because Python computes in another
+precision.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Track the known values beside fake tensors during an export.
 
-A fake tensor has all its elements (`FakeTensor.constant`) if it is computed from values that are the same in all calls:
-literals, buffers that the model never writes, inputs that are a `Constant`. Or it has its largest element
-(`FakeTensor.item_memo`, a `Ratio` for floats) as an expression of sizes (`known_numbers`). The graph holds only for the
-numbers that Python reads from either. A write to the tensor clears both.
+A fake tensor stores all its elements (`FakeTensor.constant`) if they are computed from values that are the same in all
+calls: literals, buffers that the model never writes, inputs that are a `Constant`. Otherwise it may store its largest
+element as an expression of sizes (`FakeTensor.item_memo`, a `Ratio` for floats; see `known_numbers`). If Python reads a
+number from such a tensor, the graph is valid for this number only. A write to the tensor clears both attributes.
 
-Each value has the names of the buffers that it was computed from. The program records the buffers whose numbers Python
-read, since other numbers would give another graph. Elements are on the CPU, whatever the tensor's device: values of a
-buffer on a GPU and of a `Constant` may be combined, and there may be no GPU.
+Each known value has the names of the buffers from which it was computed. The program records the buffers whose numbers
+Python read, since other numbers may lead to another graph. The elements are stored on the CPU, whatever the tensor's
+device: so a value of a GPU buffer can be combined with a `Constant`, and the machine needs no GPU.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Replace calls in a model that torch.export refuses, or of which it makes constants: ``x.data``, masks of bytes,
-indices of rank 0, pooling over sizes that vary, and ``torch.istft`` of a dynamic length."""
+"""Replace calls in a model that torch.export rejects or replaces by constants: ``x.data``, uint8 masks, 0-d index
+tensors, pooling over dynamic sizes, and ``torch.istft`` with a dynamic length."""
 
 from __future__ import annotations
 

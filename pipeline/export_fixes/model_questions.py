@@ -1,7 +1,7 @@
-"""Answer a model that asks torch about the GPU or the export while it is traced; refuse one that seeds its generator.
+"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs. Reject models that seed.
 
-Models and torch ask ``torch.cuda`` about the GPU, and torch chooses its attention kernel accordingly, whose result has
-another memory layout than that of plain attention. If there is a GPU, its own answers count.
+Models and torch query ``torch.cuda`` for the GPU's properties. torch selects its attention kernel by them, and the
+kernels' results differ in memory layout. If the machine has a GPU, its actual properties are returned.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Follow the state that a model keeps between calls in buffers that it assigns; refuse other state by name and line.
+"""Capture state that a model keeps between calls in buffers that it reassigns; reject any other state.
 
-While a model is exported, its ``forward`` is called by ours, which compares what its modules hold before and after.
-Each buffer that got another tensor is written, as if by ``copy_``. If anything else changed that the model's code
-reads, the model is exported a second time, called twice: if the second call computes what the first does, from its own
-inputs, nothing is carried on.
+During an export, our wrapper calls the model's ``forward`` and compares the attributes of its modules before and after.
+If ``forward`` assigned another tensor to a buffer, the tensor is written to the buffer as if by ``copy_``. If any other
+attribute changed that the model's code reads, the model is exported again with two calls in one graph. If the second
+call computes the same function of its own inputs as the first, no state is carried between calls. Otherwise a
+`CaptureError` names the attribute and the line that assigns it.
 """
 
 from __future__ import annotations

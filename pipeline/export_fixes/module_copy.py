@@ -1,4 +1,4 @@
-"""Copy a module and replace some of the objects that it holds; make example tensors distinct from its own."""
+"""Copy a module and replace some of its attributes; make example tensors distinct from the module's own tensors."""
 
 from __future__ import annotations
 

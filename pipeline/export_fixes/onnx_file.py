@@ -1,4 +1,4 @@
-"""Read an ONNX file as a module of torch, converted by onnx2fx, with inputs as the file describes them."""
+"""Read an ONNX file as a torch module, converted by onnx2fx, with the inputs that the file declares."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Capture packed sequences: ``pack_padded_sequence``, recurrent layers on its data, and ``pad_packed_sequence``.
 
-torch.export has no shapes for them. While a model is traced, a packed sequence carries its padded rows and their
-lengths, which the layers and the padding take instead of the data (`aten.packed_rnn_ops`). Where a model itself
-computes with the data, these are packed as in eager.
+torch.export cannot represent the shapes of packed sequences. During a trace, a packed sequence also has its padded rows
+and their lengths, from which recurrent layers and ``pad_packed_sequence`` compute instead (`aten.packed_rnn_ops`). If
+the model itself reads the packed data, they are computed as in eager.
 """
 
 from __future__ import annotations

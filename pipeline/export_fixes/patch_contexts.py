@@ -1,4 +1,4 @@
-"""Contexts that replace functions of torch, by the rows of `TABLE`, and of ModelOpt while a model is traced."""
+"""Contexts that patch functions of torch (the rows of `TABLE`) and of ModelOpt while a model is traced."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Replace torch's functions while we trace, and only for the tracing thread.
+"""Patch torch's functions while pipeline traces, and only in the tracing thread.
 
-torch looks up its kernels in tables that all threads read. Here an entry of such a table gets a function that checks
-which thread calls it: a thread that traces for us gets our function, every other one torch's own, even if it exports
-meanwhile. Entries are restored as soon as no thread traces for us. A lock guards the entries while they change, and
-nothing else.
+torch looks up its kernels in tables that all threads share. A patched entry is a function that checks which thread
+calls it. A thread in which pipeline traces calls our function; every other thread calls torch's original, even if it
+runs an export of its own. Entries are restored when the last trace of pipeline ends. A lock is held only while entries
+are changed.
 """
 
 from __future__ import annotations

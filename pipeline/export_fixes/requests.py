@@ -1,5 +1,5 @@
-"""``Request``: the inputs and ranges that a model is captured for, checked once, with the sizes of each profile; and
-``ExportNotes``: what is learnt during an export, beside the ``ExportedProgram``."""
+"""``Request``: the checked inputs and ranges of a capture, with the sizes of each profile. ``ExportNotes``: facts
+found during an export that the ``ExportedProgram`` does not contain."""
 
 from __future__ import annotations
 

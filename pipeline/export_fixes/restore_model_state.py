@@ -1,8 +1,8 @@
 """Restore a model, and settings of the process, after the model is traced.
 
-While torch.export traces, a model runs on fake tensors. What its modules keep for the next call (the grid of a
-detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards. Where it calls
-``torch.cond``, ``flex_attention`` or their like, torch compiles by Dynamo, which changes settings of the process.
+During a trace by torch.export, a model runs on fake tensors. If its modules store tensors for the next call (the grid
+of a detector, a mask, an entry of a dict), these are fake, and later calls of the model would fail. If the model calls
+``torch.cond``, ``flex_attention`` or similar operators, torch runs Dynamo, which changes process-wide settings.
 """
 
 from __future__ import annotations

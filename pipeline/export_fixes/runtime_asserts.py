@@ -1,9 +1,8 @@
-"""Assume that a model's checks of its data hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise
-ValueError``.
+"""Assume that a model's checks of values pass: ``assert (x >= 0).all()``, ``if x.isnan().any(): raise ValueError``.
 
-torch.export fails if Python branches on data. If one of the two branches only raises an error, the graph of the other
-is the model's for all inputs that the model accepts. Such checks are collected for a warning: engines do not make
-them.
+torch.export fails at data-dependent Python branches. If one of the two branches only raises an error, the trace takes
+the other branch, which is correct for all inputs that the model accepts. A warning lists these checks, since engines do
+not perform them.
 """
 
 from __future__ import annotations

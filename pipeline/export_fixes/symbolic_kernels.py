@@ -1,10 +1,11 @@
-"""Define kernels for symbolic sizes, where torch's own lose a symbol or fix it to a constant.
+"""Replacement kernels for symbolic sizes, where torch's kernels lose a symbol or specialize it to a constant.
 
-torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Before, torch created a symbol without a definition,
-and fixed a varying exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide by the size of a
-resized dim minus 1, which may be 0; torch 2.11 adds up weights as integers. ``create_unbacked_symint``, by which a fake
-implementation asks for a size that data has (``torchvision.ops.nms``), makes it 2 or more. ``torch_patches.py`` says
-which versions need which kernel. Sizes that do not vary, and indices of unknown sign, are left to torch's own kernels.
+torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Earlier versions created a symbol without a
+definition, and specialized a dynamic exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide
+by the size of a resized dim minus 1, which may be 0. torch 2.11 sums the weights of ``bincount`` as integers.
+``create_unbacked_symint``, which fake implementations call for a data-dependent size (``torchvision.ops.nms``), assumes
+a size of at least 2. ``torch_patches.py`` lists which torch versions need which kernel. Static sizes and indices of
+unknown sign are left to torch's kernels.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Wrap the steps of torch outside of `FakeTensorMode.dispatch` that handle known values: making fakes of buffers and
-inputs, reading numbers of proxies, and indexing by tensors."""
+"""Wrappers of the steps of torch, outside of `FakeTensorMode.dispatch`, that handle known values: creation of fake
+buffers and inputs, reads of numbers from proxies, and indexing by tensors."""
 
 from __future__ import annotations
 

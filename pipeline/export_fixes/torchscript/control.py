@@ -1,4 +1,4 @@
-"""Evaluators of control flow: branches, both of them where data decides, loops with a known count, inlined calls."""
+"""Evaluators of control flow: branches (both are traced if data-dependent), loops of known length, inlined calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TorchScript graph as records: nodes with their attributes, blocks and places in the user's code."""
+"""A TorchScript graph as records: nodes with their attributes, blocks and locations in the user's code."""
 
 from __future__ import annotations
 

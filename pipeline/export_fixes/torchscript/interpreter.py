@@ -1,4 +1,4 @@
-"""The interpreter of TorchScript graphs: nodes in order, each by its evaluator or by the operator of its schema."""
+"""The interpreter of TorchScript graphs: it runs nodes in order, each by its evaluator or by its torch operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluators of a script's own objects: constants, attributes, tuples, lists, dicts, instances and their types."""
+"""Evaluators of constants, attributes, tuples, lists, dicts, instances of a script's classes, and type tests."""
 
 from __future__ import annotations
 

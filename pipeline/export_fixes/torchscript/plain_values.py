@@ -1,5 +1,5 @@
-"""Evaluators of numbers, lists, dicts and strings. Python computes with its own objects, so a list with several names
-is one list, and sizes that vary stay expressions."""
+"""Evaluators of numbers, lists, dicts and strings. They compute on Python objects: aliases of a list refer to one
+object, and dynamic sizes stay symbolic expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluators between tensors and Python: sizes, dtypes, devices, and numbers read or made into tensors."""
+"""Evaluators that convert between tensors and Python values: sizes, dtypes, devices, and numbers."""
 
 from __future__ import annotations
 
