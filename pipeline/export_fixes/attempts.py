@@ -36,7 +36,7 @@ data-dependent branches are taken as for the example."""
 
 @frozen(eq=False)
 class First:
-    """The first export of a model with the requested shapes; branches are data-independent or decided by the example.
+    """The outcome of the first export of a model, with the requested shapes.
 
     Attributes:
         error: the error of the export; None if the export succeeded, but its graph fixes a number.
@@ -60,8 +60,8 @@ class First:
 
     @property
     def reads_bytecode(self) -> bool:
-        """Whether a retry may trace with Dynamo: it did not trace already, and the model caught no error of a value
-        check."""
+        """Whether Dynamo may trace the retry: it is not tracing already, and the model caught no value check's
+        error."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.way == "python" and CompileContext.try_get() is None and not is_caught

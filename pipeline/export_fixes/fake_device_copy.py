@@ -30,16 +30,16 @@ from pipeline.export_fixes.value_hooks import with_numbers
 
 
 def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
-    """Return whether a tensor of the model or among the inputs is on another type of device."""
+    """Return whether a tensor of the model or of the inputs is on another type of device."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
 def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
-    """Return a copy of the model, and of its inputs, with fake tensors on the device. A tensor that is neither a
-    parameter nor a buffer stays on its device, unless ``model.to(device)`` would move it because its module
-    overrides ``_apply``: a grid stored by an earlier call. Tensors of few elements, such as strides, keep their values.
-    A module that cannot be copied, and one whose ``_apply`` fails, is a `CaptureError`."""
+    """Return a copy of the model and of its inputs with fake tensors on the device. A tensor that is neither a
+    parameter nor a buffer (a grid stored by an earlier call) stays on its device, unless its module overrides
+    ``_apply`` so that ``model.to(device)`` moves it. Tensors of few elements, such as strides, keep their values.
+    Raise a `CaptureError` if a module cannot be copied, or if its ``_apply`` fails."""
     if device == "cuda":
         ensure_cuda_guard()
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
@@ -78,7 +78,7 @@ def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class _Fakes:
-    """Fake tensors on a device: of the same shape, strides and dtype as the given ones, and without gradients."""
+    """Creates fake tensors on a device, with the shape, strides and dtype of the originals, and without gradients."""
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         self.mode, self.device = mode, device
@@ -110,7 +110,7 @@ _lock = threading.Lock()
 
 
 def ensure_cuda_guard() -> None:
-    """Install a guard for CUDA if torch has none, to stay, as torch's own does; `CaptureError` if torch takes none."""
+    """Install a permanent device guard for CUDA if torch has none; raise `CaptureError` if torch rejects it."""
     if torch.backends.cuda.is_built():
         return
     with _lock:
@@ -124,7 +124,7 @@ def ensure_cuda_guard() -> None:
 
 
 def _ensure() -> None:
-    """Let torch register a guard for its device type for private use, and move it to CUDA's place."""
+    """Let torch register a guard for the device type PrivateUse1, and move it to CUDA's slot in the registry."""
     types: Any = torch._C._autograd.DeviceType
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, REGISTRY)

@@ -37,7 +37,7 @@ Rule: TypeAlias = Callable[..., Any]
 
 @frozen
 class Ratio:
-    """A quotient of integers that a float equals up to rounding."""
+    """A quotient of integers, which a float equals up to rounding errors."""
 
     above: Whole
     below: int = 1
@@ -56,7 +56,7 @@ class Ratio:
 
     @property
     def whole(self) -> Whole | None:
-        """The integer that the float is known to be."""
+        """The integer that equals the float, if there is one."""
         return self.above if self.below == 1 and not self.roundings else None
 
 
@@ -174,9 +174,9 @@ RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED,
 def largest(
     func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, numbers: Sequence[Argument]
 ) -> Number | None:
-    """Return the largest element of a call's result of this dtype and rank, if it is known.
+    """Return the largest element of a call's result, which has this dtype and rank; None if it is unknown.
 
-    numbers: the arguments, with the known numbers of tensors in place of these.
+    numbers: the arguments, with known numbers in place of tensors.
     """
     if dtype in (torch.float32, torch.float64):
         return _ratio(func, kwargs, numbers) if func in RATIOS and rank == 0 and len(args) < 3 else None
@@ -199,7 +199,7 @@ def _ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio
 
 
 def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
-    """Return whether the rule maps the largest elements of the arguments to the largest of the result."""
+    """Return whether the arguments' largest elements determine the result's largest element by the operator's rule."""
     if func in ALONE:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDED:

@@ -47,8 +47,9 @@ ASKS: Final = (
 
 @frozen(eq=False)
 class Packed:
-    """Padded rows [T, B, ...] and lengths [B], from which a packed tensor was made. ``versions``: the version counters
-    of the rows and of that tensor: if either has changed, the tensor is no longer the packed rows."""
+    """Padded rows [T, B, ...] and lengths [B], from which a packed tensor was computed. ``versions``: the version
+    counters of the rows and of the packed tensor. If either has changed, the tensor no longer equals the packed
+    rows."""
 
     rows: Tensor
     lengths: Tensor
@@ -78,14 +79,14 @@ def of_sizes(value: object) -> Packed | None:
 
 
 def _data(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the packed data of padded rows; `of_data` finds the rows again."""
+    """Return the packed data of padded rows; `of_data` returns their origin."""
     data = PACKED_ROWS(rows, lengths)
     vars(data)[DATA] = Packed(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Return the data and the batch sizes of padded rows."""
+    """Return the packed data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
     vars(sizes)[SIZES] = Packed(rows, lengths, (0, 0))
@@ -124,7 +125,8 @@ def _pad(
 def pad(
     data: Tensor, sizes: object, batch_first: bool, padding: float, length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    """Return rows padded to a length with a number, and their lengths; None where they are not packed."""
+    """Return the rows padded to a length with a number, and their lengths; None if the data are not a packed
+    sequence."""
     packed = of_sizes(sizes)
     if packed is None:
         return None
@@ -140,7 +142,7 @@ def pad(
 
 
 def longest(sizes: object) -> Argument:
-    """Return the length of the longest row, which depends on data; None where nothing is packed."""
+    """Return the data-dependent length of the longest row; None if these are not sizes of a packed sequence."""
     packed = of_sizes(sizes)
     if packed is None:
         return None
@@ -179,8 +181,8 @@ def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None
 
 
 def settled(exported: ExportedProgram) -> None:
-    """Remove unread data of packed sequences from our own export, and the assertions on their sizes; `CaptureError` if
-    something reads the batch sizes."""
+    """Remove unused data of packed sequences, and the assertions about their sizes, from an export of pipeline's.
+    Raise `CaptureError` if a node reads the batch sizes."""
     graph = exported.graph
     sizes, data = (graph.find_nodes(op="call_function", target=target) for target in (BATCH_SIZES, PACKED_ROWS))
     for node in sizes:
