@@ -28,10 +28,10 @@ HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements o
 
 
 def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-    """Return the module with ``as_strided`` of tensors without gaps replaced; the module itself if it has none.
+    """Return the module with ``as_strided`` of dense tensors replaced; the module itself if it has no ``as_strided``.
 
     Raises:
-        CaptureError: the graph does not show the contents of the memory that is read.
+        CaptureError: the graph does not determine the contents of the memory that is read.
     """
     _check_starts(module, examples)
     if not any(node.target in READS and not _is_plain(node) for node in module.graph.nodes):
@@ -43,7 +43,8 @@ def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
 
 
 def _check_starts(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CaptureError` for an offset in the memory of an input that does not begin where its memory does."""
+    """Raise a `CaptureError` for an explicit storage offset into an input that does not begin at the start of its
+    memory."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
     memories = [_memory(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
     for node in (n for n in module.graph.nodes if n.target in READS and argument(n, "storage_offset") is not None):
@@ -59,7 +60,7 @@ class _Copy:
         self.env: dict[Node, Node] = {}
 
     def node(self, node: Node) -> Node:
-        """Copy a node; one that reads by strides reads what its input's memory holds."""
+        """Copy a node; an ``as_strided`` node reads the tensor that owns its input's memory."""
         made = copied_node(node, self.graph, self.env.__getitem__)
         if node.target not in READS or _is_plain(node):
             return made
@@ -81,7 +82,7 @@ class _Copy:
         return self.permuted(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
     def permuted(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
-        """Return the dims of a value in another order."""
+        """Return a value with its dims permuted."""
         if list(dims) == sorted(dims):
             return value
         made = self.graph.call_function(aten.permute.default, (value, list(dims)))
@@ -96,7 +97,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
-    """Return the node that covers the whole memory of another, and the order of its dims there."""
+    """Return the node that covers the whole memory of another node, and the order of its dims in memory."""
     memory, node = _memory(source), source
     while (order := _order(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _memory(given) == memory]
@@ -113,7 +114,8 @@ def _memory(node: Node) -> tuple[int | None, torch.dtype] | None:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """Return the dims of a contiguous tensor that covers its memory, from slowest to fastest; None for others."""
+    """Return the dims of a dense tensor that covers its memory, from the largest to the smallest stride; None
+    otherwise."""
     sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
     count = sympy.Mul(*sizes)
     held: Argument = value.untyped_storage().nbytes()
