@@ -43,8 +43,7 @@ def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
 
 
 def _check_starts(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CaptureError` for an explicit storage offset into an input that does not begin at the start of its
-    memory."""
+    """Raise a `CaptureError` for a storage offset into an input whose own storage offset is not 0."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
     memories = [_memory(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
     for node in (n for n in module.graph.nodes if n.target in READS and argument(n, "storage_offset") is not None):

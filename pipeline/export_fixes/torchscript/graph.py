@@ -28,8 +28,7 @@ _OF_TRACE = "torch/jit/_trace.py"
 
 @frozen
 class Place:
-    """The location of a node: its stack trace, as Python prints it, and the classes of the enclosing modules by
-    path."""
+    """The location of a node: its stack trace in Python's format, and the classes of the enclosing modules by path."""
 
     trace: str = ""
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
