@@ -43,8 +43,7 @@ def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Ar
 
 
 def signature(value: object) -> str:
-    """Return the properties of an argument that determine a call's fake value; equal arguments have equal
-    signatures."""
+    """Return the properties of an argument that determine a call's fake value, as a key for equal calls."""
     if isinstance(value, (tuple, list)):
         return f"({' '.join(map(signature, value))})"
     if isinstance(value, dict):

@@ -133,7 +133,8 @@ def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironmen
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
-    """Return the outputs. The ``target`` of an output names the input or buffer to which its value is written."""
+    """Return the outputs. The ``target`` of a returned value names the input or buffer to which it is also written,
+    if any."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

@@ -277,8 +277,7 @@ def joined(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 def tower_programs(
     kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], full: bool
 ) -> dict[str, tuple[Kind, Compiled]]:
-    """Return the programs of towers by name. If a tower cannot be captured, log it or, with ``full``, raise an
-    error."""
+    """Return the programs of towers by name. Log towers that cannot be captured or, with ``full``, raise an error."""
     found = [each for kind in kinds for each in _programs(kind, compile, full)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 

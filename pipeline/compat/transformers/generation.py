@@ -206,8 +206,7 @@ def _with_shared_weights(compile: Stages) -> Stages:
 
 
 def _cut(compile: Stages, between: str) -> Stages:
-    """Return the pipeline with a partitioner that cuts between layers, if weights are shared and no other is
-    configured."""
+    """Return the pipeline with cuts between these layers, if weights are shared and the partitioner is the default."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
     if not (shared and between and compile["partition"] == as_stage(partition)):
         return compile

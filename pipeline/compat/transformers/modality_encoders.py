@@ -90,7 +90,7 @@ def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
 
 
 def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:
-    """Return the calls of the outermost modules that were called; empty if there were no calls."""
+    """Return the calls of the called modules with the most parameters; empty if there were no calls."""
     sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in called}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}
