@@ -113,8 +113,7 @@ def _memory(node: Node) -> tuple[int | None, torch.dtype] | None:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """Return the dims of a dense tensor that covers its memory, from the largest to the smallest stride; None
-    otherwise."""
+    """Return the dims of a tensor, from the largest to the smallest stride; None if it does not cover its memory."""
     sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
     count = sympy.Mul(*sizes)
     held: Argument = value.untyped_storage().nbytes()

@@ -49,8 +49,7 @@ def capture(
 
     Args:
         model: a module (exported here, without gradients), the result of ``torch.export.export`` or ``torch.jit``, or
-            the path of an ONNX file. An ONNX model returns a dict by output name, and needs no ``args`` if its sizes
-            are static.
+            the path of an ONNX file. An ONNX model returns a dict, and needs no ``args`` if its sizes are static.
         args: example inputs, in any pytree: tensors, ``pipeline.Input`` with shapes and ranges, or
             ``pipeline.Constant`` for an input with a fixed value.
         kwargs: example inputs by keyword.
@@ -60,14 +59,12 @@ def capture(
             branches as on a GPU. The model and the inputs are not moved. None: ``settings.device``.
         output_names: the names of the outputs, in order. None: their keys in the model's return value (``logits``,
             ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` for a position in a tuple.
-        profiles: several ``dynamic_shapes``; each call must fit one of them. The model is captured once, for all
-            profiles.
+        profiles: several ``dynamic_shapes``, of which each call must fit one; the model is captured once for all.
 
     Raises:
         CaptureError: torch.export cannot capture the module (the error contains its message), a weight has no value, or
             a TorchScript node is not supported (the message names the node, file and line).
-        DtypeError: an input has a dtype that the model does not accept; the message names the input and the expected
-            dtype.
+        DtypeError: an input has a wrong dtype for the model; the message names the input and the expected dtype.
         TypeError: ``model`` is none of these, or ``forward`` does not accept these inputs.
         ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
             it; the number of ``output_names`` is not that of the outputs.

@@ -65,8 +65,7 @@ def leaves(
 
     Raises:
         TypeError: their structure differs from that of the exported inputs.
-        ValueError: an input has another dtype or rank, or its size or range exceeds the exported range; the message
-            names both.
+        ValueError: an input has another dtype or rank, or a size or range that exceeds the exported range.
     """
     if not args and not kwargs:
         return (), {}
@@ -107,8 +106,7 @@ def _warn_of_twins(exported: ExportedProgram) -> None:
 
 
 def check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
-    """Raise `ValueError` if an input has another dtype or rank than the exported input, or sizes beyond the exported
-    ranges.
+    """Raise `ValueError` if an input differs in dtype or rank from the exported input, or exceeds its size ranges.
 
     A range from 2 on includes 1: torch.export does not distinguish the two, and its module accepts both.
     """

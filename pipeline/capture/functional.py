@@ -156,8 +156,7 @@ def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> Capture
 
 
 def _has_lost_its_size(node: torch.fx.Node) -> bool:
-    """Return whether a number that sizes determine has become a new symbol, as a slice's size does before torch
-    2.13."""
+    """Return whether a number that sizes determine became a new symbol, as a slice's size before torch 2.13."""
     known = set[object]()
     if node.target is torch.ops.aten.slice.Tensor:
         known = {symbol for given in node.all_input_nodes for symbol in _unbacked(given)}

@@ -1,5 +1,4 @@
-"""Convert an export to a program: functionalized, with parameters and buffers as weights, named inputs, and size
-ranges."""
+"""Convert an export to a functional program with lifted parameters and buffers, named inputs and size ranges."""
 
 from __future__ import annotations
 
@@ -133,8 +132,7 @@ def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironmen
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
-    """Return the outputs. The ``target`` of a returned value names the input or buffer to which it is also written,
-    if any."""
+    """Return the outputs; ``target`` names the input or buffer to which a returned value is also written."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

@@ -57,8 +57,7 @@ def with_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """Return a program's origin; before `decompose`, its ``changed`` is whether the program differs from the
-    captured one."""
+    """Return a program's origin; before `decompose`, ``changed`` is True if the program has changed since capture."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin

@@ -31,8 +31,7 @@ from pipeline.runtime.memory_overlap import overlap
 def shared(
     module: torch.fx.GraphModule, exported: ExportedProgram
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the graph and signature of an export, with lifted constants that are also buffers replaced by the
-    buffers."""
+    """Return the graph and signature of an export, in which buffers replace the constants that are the same tensors."""
     signature = exported.graph_signature
     twins = _twins(exported)
     if not twins:
@@ -85,8 +84,7 @@ ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield, by name, the inner tensors of a tensor subclass, the local tensor of a DTensor, or a plain tensor
-    itself."""
+    """Yield by name the inner tensors of a subclass, the local tensor of a DTensor, or a plain tensor itself."""
     tensor = local_tensor(tensor)
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor

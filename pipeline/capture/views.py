@@ -93,8 +93,7 @@ MULTIPLE = frozenset(_PIECES)
 
 
 def _write_all(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
-    """Return the written value as the new value: PyTorch rejects writes to expanded tensors, so no element is
-    repeated."""
+    """Return the written value if no element is repeated, since PyTorch rejects writes to expanded tensors."""
     return value if _has_all(made) else None
 
 

@@ -32,7 +32,7 @@ class Agreement:
 
 
 def measure(compiled: Compiled, source: Source) -> Agreement:
-    """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs."""
+    """Measure the error of a compiled program against its original model, on one set of inputs."""
     module = compiled.module()
     args, kwargs = random_inputs(source)
     ours = module(*_copied(args), **_copied(kwargs))

@@ -168,8 +168,7 @@ class _Version(argparse.Action):
 
 
 def _parser(asked: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of the command line, and that of the requested command; other commands have no arguments
-    yet."""
+    """Return the parser of the command line, and that of the requested command, which alone has its arguments."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

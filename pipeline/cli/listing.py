@@ -87,8 +87,7 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def details(target: str) -> tuple[str, bool]:
-    """Describe the converters and decompositions of a target or all its overloads; return also whether it is
-    supported."""
+    """Describe the converters and decompositions of a target or all its overloads; return whether it has any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
         raise UsageError("there is no operator ''; `pipeline support` lists all that have a converter")

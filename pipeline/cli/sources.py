@@ -74,8 +74,7 @@ def names_a_model(spec: str) -> bool:
 
 
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """Load the model that a SPEC names, with these inputs or its own; raise a `UsageError` if there is no such
-    model."""
+    """Load the model that a SPEC names, with these inputs or its own; raise a `UsageError` if there is none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
     elif spec.endswith(tuple(READERS)):

@@ -1,5 +1,4 @@
-"""``pipeline report``, ``diff`` and ``plan``: show a program, the differences of two programs, and the planned
-engines."""
+"""``pipeline report``, ``diff`` and ``plan``: show a program, the differences of two programs, and planned engines."""
 
 from __future__ import annotations
 

@@ -87,8 +87,7 @@ def check_joins(stages: Sequence[AnyStage]) -> None:
 
 
 def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
-    """Raise `TypeError` unless the first stage accepts a `Program` and ``model`` is a model; then call
-    `check_ready`."""
+    """Raise `TypeError` unless the first stage accepts a `Program` and this is a model; then call `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):

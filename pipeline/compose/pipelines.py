@@ -154,8 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
-    """Return a stage that knows the stages before it, if it needs them to compile again (it has ``following``, like
-    `verify`)."""
+    """Pass the preceding stages to a stage that compiles again, such as `verify`, if it has a method ``following``."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
@@ -190,8 +189,7 @@ class Pipeline(Generic[Takes, Gives]):
 
     stages: the stages in order, converted by `as_stage`. Each stage accepts the previous stage's result.
     settings: the settings for capturing models. None means the defaults; then `|` uses the other pipeline's settings.
-    observers: called with every `Event`, in order. An observer that raises is logged and gets no more events of the
-    run.
+    observers: called with every `Event`, in order. An observer that raises is logged, and dropped for the run.
 
     Raises a `TypeError` that names both stages and record types if adjacent stages do not fit, and a `ValueError` for a
     duplicate name. Pipelines are equal if their fields are. `Pipeline()` is the identity of `|`, which is associative.
@@ -279,8 +277,7 @@ class Pipeline(Generic[Takes, Gives]):
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return this pipeline followed by the other, with the first settings that are not None, and the observers
-        of both."""
+        """Return this pipeline followed by the other, with the first settings that are set and all observers."""
         after = _pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)

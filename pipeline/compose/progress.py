@@ -74,8 +74,7 @@ _DRAWING: Final = threading.Lock()
 
 
 class RunProgress(StageProgress):
-    """The progress of one run of a pipeline: bars from its first event until its ``last`` stage ends or a stage
-    fails."""
+    """The progress bars of a run of a pipeline, from its first event until its ``last`` stage ends or a stage fails."""
 
     def __init__(self, last: str) -> None:
         super().__init__(show=True, transient=True, interval=0.05)

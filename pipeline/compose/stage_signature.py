@@ -15,8 +15,7 @@ Gives = TypeVar("Gives", covariant=True)
 
 
 class Stage(Protocol[Takes, Gives]):
-    """The protocol of stages: a name, the record types of input and output, and a pure function from input to
-    output."""
+    """The protocol of stages: a name, the record types of input and output, and a pure function between these."""
 
     @property
     def name(self) -> str:

@@ -60,8 +60,7 @@ class First:
 
     @property
     def reads_bytecode(self) -> bool:
-        """Whether Dynamo may trace the retry: it is not tracing already, and the model caught no value check's
-        error."""
+        """Whether Dynamo may trace the retry: it is not active, and the model caught no error of a value check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.way == "python" and CompileContext.try_get() is None and not is_caught
@@ -199,8 +198,7 @@ def printed() -> str:
 
 
 def tied(error: Argument, shapes: Spec) -> Iterator[Spec]:
-    """Yield the shapes with one ``Dim`` for dims that torch.export reports as equal; nothing if it suggests other
-    changes.
+    """Yield the shapes with one ``Dim`` for dims that torch reports as equal; nothing if it suggests other changes.
 
     Each dim of an `Input` has a unique name, while a model may need equal dims (a mask and the masked tensor). The
     ranges stay as requested: suggestions that narrow a range or make a dim static are ignored.

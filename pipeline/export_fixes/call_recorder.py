@@ -1,5 +1,4 @@
-"""``recorded``: record the calls of a submodule, to compile it for their inputs, with dynamic sizes where they
-differ."""
+"""``recorded``: record the calls of a submodule, to compile it for their inputs, with dynamic sizes if they differ."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class TensorKind:
 
 @frozen
 class Call:
-    """One call of a module: the structure of its inputs, and each value by its path. Tensors are stored as dtype and
-    rank."""
+    """One call of a module: the structure of its inputs, and each value by path; a tensor as its dtype and rank."""
 
     spec: Spec
     values: Mapping[str, Leaf]
@@ -77,13 +75,12 @@ class Calls:
 
     @property
     def inputs(self) -> dict[str, Argument]:
-        """Return ``args``, ``kwargs`` and ``dynamic_shapes`` for a pipeline or `pipeline.capture`. A size or integer
-        that differed between calls ranges from its smallest to its largest value; engines are tuned for the first
-        call's.
+        """Return ``args``, ``kwargs`` and ``dynamic_shapes`` for a pipeline or `pipeline.capture`. Sizes and integers
+        that differed between calls are dynamic from their minimum to their maximum, and tuned for the first call.
 
         Raises:
-            CaptureError: there was no call; or two calls differ in more than sizes and integers, so that no program can
-                serve both. The message names the input.
+            CaptureError: there was no call; or calls differ in more than sizes and integers of an input, which the
+                message names.
         """
         if self.refused is not None:
             raise self.refused

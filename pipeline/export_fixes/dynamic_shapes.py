@@ -1,8 +1,8 @@
 """Merge the ranges of ``pipeline.Input`` with torch.export's ``dynamic_shapes``.
 
 torch.export specializes dynamic dims whose example size is 0 or 1, so examples are created with larger sizes here. It
-also requires a minimum of at least 2 for a ``Dim`` that appears in inputs only through derived dims (``4*s``); such a
-``Dim`` is replaced by one whose minimum is 2.
+also raises the minimum of a ``Dim`` to 2 if inputs contain only dims that are derived from it (``4*s``); here such a
+``Dim`` is replaced by a ``Dim`` from 2.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
 
 @define
 class _Merger:
-    """Merges Inputs and dims. If a ``Dim`` gets its range from an Input, it has this range in all inputs. ``names``:
-    names in use."""
+    """Merges Inputs and dims. A ``Dim`` with the range of an Input has it in all inputs. ``names``: names in use."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)

@@ -3,7 +3,7 @@
 With ``propagate_real_tensors`` torch also computes the example's values during the trace, evaluates data-dependent
 conditions with them, and adds assertions of the results to the graph. Here each such assertion becomes a bool output of
 the program, which is True if a call takes another branch than the example did. At run time, data-dependent sizes are
-read from the shape of the tensor that has them.
+read from tensors.
 """
 
 from __future__ import annotations

@@ -101,8 +101,7 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
 def _traced(
     export: _Export, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Return the export and the notes. If no other export succeeds and the settings allow it, the example decides
-    branches."""
+    """Return the export and the notes; as a last resort, if settings allow it, the example decides branches."""
     try:
         return _noted(export, shapes, constants, "python")
     except CaptureError:

@@ -2,13 +2,12 @@
 
 During a trace, torch creates a new symbol for each number that Python reads from a tensor, and no engine can compute
 with that symbol. The rules avoid such symbols: they track the largest element of integer tensors that are computed from
-sizes, as an expression, through arithmetic and operators that move elements. In a tensor with one element, the largest
-element is the number that Python reads.
+sizes, as an expression, through arithmetic and operators that move elements. For a tensor with one element, this is the
+number that Python reads.
 
 A tensor of one float that is computed from known integers has a `Ratio`. Rounding it up or down returns a known
-integer: ``torch.ceil((n - 7) / 4).to(int)``. The rules apply if the numbers are so small that float rounding errors
-cannot reach the next integer. Other numbers computed from floats are left to torch, because Python computes in another
-precision.
+integer: ``torch.ceil((n - 7) / 4).to(int)``. The rules apply if float rounding errors cannot reach the next integer.
+Other numbers computed from floats are left to torch, because Python computes in another precision.
 """
 
 from __future__ import annotations

@@ -200,8 +200,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 @contextmanager
 def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context in which a call's tensors have no values; afterwards they are restored, unless the call
-    writes."""
+    """Return a context in which a call's tensors have no values; restore them afterwards, unless the call writes."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:

@@ -48,9 +48,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Argument:
-    """Return an empty attention result in the memory layout of a GPU kernel, which stores the heads of each position
-    together (plain attention stores the positions of each head together). Below autograd, trace the operators that a
-    GPU would run."""
+    """Return an empty attention result in the memory layout of a GPU kernel: heads are contiguous within a position,
+    while plain attention returns contiguous positions. Below autograd, trace the operators that a GPU would run."""
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given = (query, key, value, attn_mask)
@@ -84,12 +83,10 @@ def _has_kernel(
 
 
 def hidden_from_models(own: Kernel) -> bool:
-    """Wrap `torch.compiler.is_compiling` and similar functions: torch's code gets the real result, the model gets
-    False.
+    """Wrap `torch.compiler.is_compiling` and the like: torch's code gets the real result, the model gets False.
 
     Models may run other code if they are exported: encoders of transformers then create no mask, which some of them
-    need. The wrapper affects calls through the module, as in transformers, but not ``from torch.compiler import
-    is_exporting``.
+    need. Calls through the module are wrapped, as in transformers, but not ``from torch.compiler import is_exporting``.
     """
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(folder_of("pipeline")) and frame.f_back is not None:
@@ -98,8 +95,7 @@ def hidden_from_models(own: Kernel) -> bool:
 
 
 def refused(own: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """Wrap a function that seeds a generator, to reject it: torch.export would call it during the trace and omit it
-    from the graph."""
+    """Reject a call that seeds a generator: torch.export would run it during the trace, but omit it from the graph."""
     frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
     if frame.f_code.co_filename.startswith(NOT_THE_MODELS):
         return own(*args, **kwargs)

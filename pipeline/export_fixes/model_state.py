@@ -227,8 +227,7 @@ class _Registered:
 
 
 def _dependence(inputs: object) -> Callable[[object], bool]:
-    """Return a function that tells whether a value contains a tensor that may depend on these inputs, or another
-    object."""
+    """Return a predicate: whether a value contains a tensor that may depend on these inputs, or another object."""
     mode = get_proxy_mode()
     if mode is None:
         return lambda value: True
@@ -280,8 +279,7 @@ class _Before:
         return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
 
     def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
-        """Copy the tensor that the model assigned to a buffer, of equal shape and dtype, to the buffer; return the
-        outputs."""
+        """Copy tensors that the model assigned to buffers, if shapes and dtypes match, to these; return the outputs."""
         moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
         pairs = [
             (row, new) for row in moved if (new := row.space.get(row.name)) is not None and _copy_key(new) == row.like
@@ -340,8 +338,7 @@ def _names_read(model: torch.nn.Module) -> frozenset[str]:
 
 
 def _assigned_at(model: torch.nn.Module, place: str) -> str:
-    """Return the line that assigns an attribute, or a line that reads an object that may be changed; else an empty
-    string."""
+    """Return the line that assigns an attribute, or that reads an object that may be changed; "" if there is none."""
     path, _, name = place.rpartition(".")
     owner = dict(model.named_modules()).get(path, model)
     creating = ("__init__", "__new__", "__setstate__")

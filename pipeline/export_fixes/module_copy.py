@@ -15,8 +15,7 @@ from pipeline.aten.types import Argument, Target
 
 def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Module:
     """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects.
-    Objects that cannot be copied, such as locks, raise a `TypeError`, and a custom ``__deepcopy__`` may raise any
-    error."""
+    Uncopyable objects, such as locks, raise a `TypeError`, and a custom ``__deepcopy__`` may raise any error."""
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     with _Shared():
         return copy.deepcopy(model, {**own, **others})

@@ -79,8 +79,7 @@ WRONG: Final[Mapping[str, Callable[[Node], bool]]] = {
 
 
 def wrong(file: Proto, nodes: Argument) -> Argument:
-    """Return the first node of a file, with inferred dtypes, that onnx2fx converts incorrectly; None if there is
-    none."""
+    """Return the first node of a file, with inferred dtypes, that onnx2fx converts incorrectly, or None."""
     from onnx import helper, numpy_helper
 
     values = (*file.graph.value_info, *file.graph.input, *file.graph.output)
@@ -110,9 +109,8 @@ def is_onnx(model: object) -> bool:
 
 @frozen
 class OnnxFile:
-    """The module of an ONNX file. It accepts the inputs by position and returns a dict of outputs by name; its
-    weights are buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``varies``
-    names."""
+    """The module of an ONNX file. It accepts positional inputs, and returns a dict of outputs; its weights are
+    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``varies`` names."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]

@@ -48,8 +48,7 @@ ASKS: Final = (
 @frozen(eq=False)
 class Packed:
     """Padded rows [T, B, ...] and lengths [B], from which a packed tensor was computed. ``versions``: the version
-    counters of the rows and of the packed tensor. If either has changed, the tensor no longer equals the packed
-    rows."""
+    counters of the rows and of the packed tensor. If either changes, the tensor no longer has the rows."""
 
     rows: Tensor
     lengths: Tensor
@@ -125,8 +124,7 @@ def _pad(
 def pad(
     data: Tensor, sizes: object, batch_first: bool, padding: float, length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rows padded to a length with a number, and their lengths; None if the data are not a packed
-    sequence."""
+    """Return the rows, padded to a length with a number, and their lengths; None if the data are not packed rows."""
     packed = of_sizes(sizes)
     if packed is None:
         return None

@@ -29,8 +29,7 @@ _modelopts: dict[Argument, Places] = {}
 @contextmanager
 def exported_quantizers() -> Iterator[None]:
     """Return a context in which NVIDIA ModelOpt's quantizers, if ModelOpt is loaded, are exported as operators on
-    every device. On a CPU, ModelOpt computes INT8 by arithmetic that reads the values of scales, which cannot be
-    traced."""
+    every device. On a CPU, ModelOpt's INT8 arithmetic reads the values of scales, which cannot be traced."""
     module = sys.modules.get("modelopt.torch.quantization.tensor_quant")
     utilities = sys.modules.get("modelopt.torch.quantization.utils.core_utils")
     if module is None or utilities is None:
@@ -77,16 +76,14 @@ def exporting() -> Iterator[None]:
 
 @contextmanager
 def by_the_example() -> Iterator[None]:
-    """Return a context for an export in which the example decides data-dependent branches; it does not use the
-    user's generator."""
+    """Return a context for an export in which the example decides branches; restore torch's random state at the end."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), _places.taken("example"):
         yield
 
 
 def exporting_by(way: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export in which ``is_exporting()`` is False in the model, or the example decides
-    comparisons of sizes."""
+    """Return a context for an export with the patches of ``way``, as described in `Replacement`."""
     return _places.taken(way)
 
 

@@ -140,8 +140,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def printed(table: Sequence[Replacement]) -> str:
-    """Return a table of replacements as text: the function, when it is replaced, for which versions of torch, and
-    why."""
+    """Return a table of replacements as text: the function, when it is replaced, for which torch versions, and why."""
     heads = ("replaced", "during", "torch", "expires with", "torch without it")
     return in_columns(heads, *((str(r.called), r.during, r.versions, _dotted(r.until), r.why) for r in table))
 

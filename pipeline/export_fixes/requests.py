@@ -31,8 +31,7 @@ class Wish:
 @frozen
 class Tuned:
     """A dim of a profile with ``opt``, the size for which engines are tuned. torch.export's ``Dim`` has no ``opt``:
-    then engines are tuned for the example's size, or for the maximum if the example's size is outside of the
-    profile."""
+    then it is the example's size, or the maximum if the example is outside of the profile."""
 
     name: str
     min: int
@@ -47,8 +46,7 @@ class Tuned:
 def stated(
     model: object, given: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> tuple[Spec, list[list[Wish]]]:
-    """Return the ``dynamic_shapes`` that cover all profiles (without profiles, the argument), and each profile's
-    ranges.
+    """Return the ``dynamic_shapes`` over all profiles (without profiles, the argument), and each profile's ranges.
 
     Raises:
         TypeError: profiles are given twice, or together with ``dynamic_shapes``.
@@ -200,16 +198,14 @@ class ExportNotes:
     inputs and profiles are known.
 
     Attributes:
-        inputs: the example inputs, in order: tensors, `Input` s and other values. Empty: the example inputs of the
-            export.
+        inputs: the example inputs, in order: tensors, `Input` s and other values. Empty: the inputs of the export.
         profiles: for each profile the ranges of inputs.
         ranges: the requested minimum and maximum (None: no bound) of each symbol of the export.
         constants: the `Constant` inputs, by index.
         tensors: the module's tensors by name. An export for another device has fake tensors in place of these.
         checks: the locations of the module's checks of values, as ``file:line``; the checks are assumed to pass.
         reads: the buffers whose numbers Python read; the graph is valid for these numbers only.
-        decisions: the lines where the example decided a branch; for each, one of the last outputs checks the branch in
-            a call.
+        decisions: the lines where the example decided a branch; for each line, one of the last outputs checks a call.
     """
 
     inputs: tuple[object, ...] = ()

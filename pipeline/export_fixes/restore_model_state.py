@@ -109,8 +109,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _caches(values: Iterable[object]) -> Iterator[Cache]:
-    """Yield each ``functools.lru_cache`` of the methods of objects, and of the functions in the files of their
-    classes."""
+    """Yield each ``functools.lru_cache`` of objects' methods, and of functions in the files of their classes."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())

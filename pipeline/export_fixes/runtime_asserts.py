@@ -157,8 +157,7 @@ def _is_not_the_models(frame: FrameType) -> bool:
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
-    """Return the truth value that avoids a branch which only raises an error, and the error's name; else None and
-    ""."""
+    """Return the truth value that avoids a branch which only raises an error, and the error's name; else None, ""."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
     if place < len(steps) and steps[place].opname == "TO_BOOL":

@@ -4,8 +4,7 @@ torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Earlier vers
 definition, and specialized a dynamic exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide
 by the size of a resized dim minus 1, which may be 0. torch 2.11 sums the weights of ``bincount`` as integers.
 ``create_unbacked_symint``, which fake implementations call for a data-dependent size (``torchvision.ops.nms``), assumes
-a size of at least 2. ``torch_patches.py`` lists which torch versions need which kernel. Static sizes and indices of
-unknown sign are left to torch's kernels.
+a size of at least 2. ``torch_patches.py`` lists which versions need which kernel. Other cases are left to torch.
 """
 
 from __future__ import annotations

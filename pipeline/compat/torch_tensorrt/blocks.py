@@ -47,8 +47,7 @@ def block(function: Callable[..., Expression], does: str = "") -> Function:
 
 
 def of_one(target: Operator, *names: str, **defaults: Argument) -> Function:
-    """Create the block of one ATen call; ``names`` are its parameters in order, and the last of them have
-    ``defaults``."""
+    """Create the block of one ATen call; ``names`` are its parameters, the last of which have ``defaults``."""
 
     def one(*args: Argument) -> Expression:
         return call(target, *args)

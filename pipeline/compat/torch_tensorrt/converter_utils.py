@@ -118,8 +118,7 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Bring two tensors to the same rank by leading dims of size 1; then ``a`` has ``preset_diff`` more dims than
-    ``b``."""
+    """Bring two tensors to one rank by leading dims of size 1; then add ``preset_diff`` more such dims to ``a``."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
@@ -168,8 +167,7 @@ def calculate_strides(shape: Sequence[int]) -> list[int]:
 
 
 def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
-    """Return a tensor or number as a numpy array (bfloat16 as float32), which shares a tensor's memory; None for
-    None."""
+    """Return a tensor or number as a numpy array (bfloat16 as float32), with a tensor's memory; None for None."""
     tensor = to_torch(value)
     if tensor is None:
         return None

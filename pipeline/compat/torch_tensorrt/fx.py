@@ -32,9 +32,8 @@ def tensorrt_converter(
     """Declare a function as a LEGACY converter of ``key``, such as ``acc_ops.linear`` or an ATen operator.
 
     The function is called `(network, target, args, kwargs, name)`. ``kwargs`` has all arguments by FX's names
-    (``input``, ``negative_slope``), and ``args`` has the positional arguments of the model's call. The decorator
-    changes no registry: add the result to a registry with ``register(f)``, or with
-    ``ConverterRegistry.from_legacy({key: f})``.
+    (``input``, ``negative_slope``), and ``args`` has the positional arguments of the model's call. Add the result to a
+    registry with ``register(f)``, or with ``ConverterRegistry.from_legacy({key: f})``.
 
     ``no_implicit_batch_dim`` has no effect: networks have explicit batches here, and ``no_explicit_batch_dim`` is a
     `ValueError`. With ``enabled=False`` nothing is declared. ``capability_validator`` is called ``(node) -> bool`` or

@@ -109,8 +109,7 @@ def _plain(schema: str) -> str:
 
 
 def _out_of_place(overload: Operator) -> Operator:
-    """Return the operator that returns a new tensor, ``aten::relu`` for ``aten::relu_``, if its arguments are the
-    same."""
+    """Return the functional variant, ``aten::relu`` for ``aten::relu_``, if it has the same arguments."""
     schema = overload._schema
     namespace, _, name = schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)

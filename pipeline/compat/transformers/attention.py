@@ -202,8 +202,7 @@ def _last_rows(
 @contextmanager
 def one_form() -> Iterator[None]:
     """Return a context in which transformers' ``sdpa`` is `attention`, and its ``eager`` experts, a loop of
-    data-dependent length, are replaced by its grouped matmuls (`grouped_mm_experts_forward`). Only one thread may
-    use it at a time."""
+    data-dependent length, are replaced by its grouped matmuls (`grouped_mm_experts_forward`). Not thread-safe."""
     attentions, experts = ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_EXPERTS_FUNCTIONS._local_mapping
     with _turn, replaced(attentions, sdpa=attention), replaced(experts, eager=grouped_mm_experts_forward):
         yield

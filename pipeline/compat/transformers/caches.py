@@ -125,8 +125,8 @@ class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class Captured(Cache):
-    """A cache for captures: masks are computed by the same operators for one token and several. ``start``: the
-    position of the first token."""
+    """A cache for captures, with the same mask operators for any number of tokens. ``start``: the first token's
+    position."""
 
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
@@ -192,8 +192,7 @@ class Filled(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def take_turn(self) -> None:
-        """Begin or continue to fill the program's cache; raise an error if another sequence has begun in the
-        meantime."""
+        """Begin or continue to fill the program's cache; raise an error if another sequence has begun since."""
         self._check_turn()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
@@ -263,8 +262,7 @@ class Filled(Cache):
 
     def heard(self, cross: tuple[torch.Tensor, ...] | None, rows: int) -> tuple[torch.Tensor, ...]:
         """Return the keys and values of cross attention, repeated for ``rows`` rows: each prompt has the same number
-        of beams or samples. ``cross`` are the keys and values of a new encoder output; None if they were passed
-        before."""
+        of beams or samples. ``cross`` are those of a new encoder output, or None if they are stored."""
         if cross is not None and cross is not self._heard:
             each = rows // cross[0].shape[0]
             self._heard = cross

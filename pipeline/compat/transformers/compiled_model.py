@@ -69,9 +69,8 @@ def shell(
     towers: Mapping[str, Kind],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
-    """Return a copy of the model with meta tensors as weights, which has every attribute that ``generate`` reads.
-    For a multimodal model, it has programs in place of the towers, and the weights of all modules but the language
-    model."""
+    """Return a copy of the model with meta tensors as weights, which has every attribute that ``generate`` reads. A
+    multimodal model has programs as towers, and keeps the weights of all modules but the language model."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -136,8 +135,7 @@ class CompiledGeneration:
         transformers, but neither the model's checkpoint nor its code.
 
         Args:
-            path: the file; the program of an encoder is saved to another file in the same folder
-                (``NAME.encoder.trtp``).
+            path: the file; the program of an encoder is saved beside it (``NAME.encoder.trtp``).
             weights: how to save the decoder's weights, as in `Compiled.save`.
 
         Raises:
@@ -191,8 +189,7 @@ class CompiledGeneration:
         their training: that changes no token.
 
         Raises:
-            ValueError: an option needs another cache or other outputs of the model, or assisted generation is
-                impossible.
+            ValueError: an option needs another cache or other outputs, or assisted generation is impossible.
         """
         _check_tokens(next(iter(args), kwargs.get("input_ids", kwargs.get("inputs"))))
         config = kwargs.get("generation_config") or self.generation_config

@@ -73,8 +73,7 @@ def reaching(
 
 
 def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """Return a mask [rows, 1, length, positions] by which tokens also attend to later tokens where ``ahead`` is
-    True."""
+    """Return a mask [rows, 1, length, positions] that also allows attention to later tokens if ``ahead`` is True."""
     if mask.dtype == torch.bool:
         return mask | ahead[:, None]
     return mask.masked_fill(ahead[:, None], 0)
@@ -88,8 +87,7 @@ class Passed(BaseModelOutputWithPast):
 
 
 def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
-    """Return the inputs that a model's own code passes to its language model. It raises no error, so it can be
-    traced."""
+    """Return the inputs that a model's own code passes to its language model, without an error: it can be traced."""
     found: list[Mapping[str, Pretrained]] = []
 
     def forward(*_: object, **given: Pretrained) -> Passed:

@@ -40,8 +40,7 @@ MOST_REPORTED: Final = 8
 
 @frozen
 class Described:
-    """A tower call with one floating-point tensor, and integer tensors that describe its layout: grids, sizes,
-    lengths."""
+    """A tower call with one floating-point tensor, and integers that describe its layout: grids, sizes, lengths."""
 
     call: TowerCall
     floats: torch.Tensor = field(repr=False)
@@ -49,8 +48,7 @@ class Described:
 
     @classmethod
     def of(cls, call: TowerCall) -> Described | None:
-        """Return the record of a call; None for a call with other tensors. Integers other than audio lengths are not
-        read."""
+        """Return a call's record; None if it has other tensors. Integers other than audio lengths are not read."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
@@ -98,8 +96,7 @@ class Family:
         """Split a call."""
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return ``args`` and ``kwargs`` of the tower for each part of a call; empty if the call is not like the
-        example."""
+        """Return the tower's ``args`` and ``kwargs`` for each part of a call; empty if it is not like the example."""
         given = Described.of(call)
         if given is None or not given.is_like(self.example) or not self.layouts(given):
             return []
@@ -139,16 +136,14 @@ class Kind:
     calls: tuple[TowerCall, ...] = ()
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if the program cannot run the
-        call."""
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if it cannot run the call."""
         parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_shape(part), self.sizes, strict=True))
         return parts if fit else []
 
 
 def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
-    """Return the kind of calls that differ only in sizes of floats, which run without a split. Integers are
-    constants."""
+    """Return the kind of calls that differ only in sizes of floats, and run as a whole. Integers are constants."""
     first = calls[0]
     seen = Calls(tower, [Call.of(bound(tower, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)

@@ -73,8 +73,7 @@ def mask_of(
 
 
 class CompiledEncoder(torch.nn.Module):
-    """An encoder whose forward pass runs an engine; its output has the keys and values of cross attention in
-    ``cross``."""
+    """An encoder whose forward pass runs an engine; its output's ``cross`` has the keys and values for decoders."""
 
     def __init__(
         self, shell: torch.nn.Module, module: CompiledModule, embedded: Embedded | None, embed: torch.nn.Module

@@ -75,16 +75,12 @@ def compile_for_generation(
         model: a decoder or encoder-decoder with a language-model head. It is not changed, and not needed afterwards.
         max_cache_len: the positions of the KV cache: the maximum number of tokens in a prompt and its continuation.
         max_batch: the maximum number of sequences in a call; each beam is a sequence.
-        max_prompt_len: the maximum number of tokens in a call; a longer prompt runs in several. ``max_cache_len`` if
-            None.
-        max_draft_len: the maximum number of draft tokens in a call, which have a separate engine; more run in several
-            calls.
+        max_prompt_len: the maximum number of tokens in a call; a longer prompt needs several. None: ``max_cache_len``.
+        max_draft_len: the maximum number of draft tokens in a call, which has a separate engine; more need several.
         max_encoder_len: the maximum number of tokens in an encoder's input.
         encoder_example: an input of an encoder without token ids: pixels or audio [rows, …]; Whisper needs no example.
-            For a multimodal decoder: its processor's output for the largest prompt, or a list of outputs for several
-            sizes.
-        prompt_lens: prompt lengths for which engines of fixed sizes, with ``max_batch`` rows, are built; they are
-            faster.
+            For a multimodal decoder: its processor's output for the largest prompt, or a list for several sizes.
+        prompt_lens: lengths of prompts of ``max_batch`` rows that get engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
         shared_weights: let engines share a copy of the weights. Then prompts and single tokens have separate engines,
@@ -112,8 +108,7 @@ def compile_for_generation(
 def _over_programs(
     model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile decoder, encoder (both by the pipeline ``step``) and towers; return the model that runs their
-    programs."""
+    """Compile decoder, encoder (both by ``step``) and towers; return the model that runs their programs."""
     seen, heard, calls = _samples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:

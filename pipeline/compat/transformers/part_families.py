@@ -209,8 +209,7 @@ class Sounds(Family):
         return args, {**kwargs, **found, "cu_seqlens": Windows.of(found["cu_seqlens"], self.window)}
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield the longest audio input, a single chunk, slightly more, and several inputs with the maximum number
-        of chunks."""
+        """Yield the longest audio input, a single chunk, slightly more, and several inputs with the most chunks."""
         longest, chunk = self.most * self.chunk, self.chunk
         several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
         for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:

@@ -1,5 +1,4 @@
-"""The modules of a model that are compiled: the decoder's step, and the encoder with the keys and values of cross
-attention."""
+"""The modules that are compiled: a decoder step, and an encoder with the keys and values of cross attention."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ class Decoder(torch.nn.Module):
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
     def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
-        """Return the buffers as a transformers cache, for tokens from position ``start`` on, with the mask of all
+        """Return a transformers cache over the buffers, for tokens from position ``start`` on; ``mask`` is of all
         positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))

@@ -38,8 +38,7 @@ _GROWS: Final = ("aten::add_", "aten::mul_")
 
 def branch(call: Call, condition: Value) -> Value:
     """prim::If: run the branch that is taken. A condition on sizes adds a guard. For a data-dependent condition both
-    branches run, and `torch.where` selects; but if a branch raises an error, the condition is a check that is
-    assumed to pass."""
+    branches run, and `torch.where` selects; a branch that raises an error is assumed to be untaken."""
     if not _is_data(condition):
         return call.blocks[0 if condition else 1]()
     raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
@@ -107,8 +106,7 @@ def raises(call: Call, message: Value, kind: Value = None) -> None:
 
 
 def enters(call: Call, context: Value) -> Value:
-    """prim::Enter, prim::Exit: ignore contexts of gradients and profilers, which have no effect on a compiled
-    program."""
+    """prim::Enter, prim::Exit: ignore contexts of gradients and profilers, which do not affect compiled programs."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
         raise call.error(f"the context {name} has no meaning in a compiled program", "leave it out of the model")

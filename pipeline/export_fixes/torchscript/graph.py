@@ -61,8 +61,7 @@ def lines(nodes: Sequence[Foreign]) -> list[str]:
 
 
 def _trace(source: str) -> str:
-    """Convert a node's source to a stack trace. For a scripted node the source is the code with a marked line; for a
-    traced node the frames of its call, innermost first."""
+    """Convert a node's source (code with a marked line, or the frames of a traced call) to a stack trace."""
     if found := _SCRIPTED.search(source.partition("\nSerialized ")[0]):
         marked = _MARK.search(source)
         code = f"\n    {marked['code'].strip()}" if marked else ""
@@ -98,8 +97,7 @@ class Node:
     """One node, with the names of its inputs and outputs.
 
     kind: ``aten::add``, ``prim::If``.
-    overload: ``Tensor`` for ``aten::add.Tensor``, ``default`` for an unnamed overload; empty for a node without a
-    schema.
+    overload: ``Tensor`` for ``aten::add.Tensor``, ``default`` for an unnamed overload; empty without a schema.
     types: the types of its outputs as TorchScript prints them; named tuples with their fields.
     attributes: the node's attributes: a constant's value, the name of the attribute that `prim::GetAttr` reads.
     blocks: the branches of an `prim::If`, the body of a `prim::Loop`, the graph of a `prim::fork`.
@@ -157,8 +155,8 @@ class _Scope:
 
 def _inlined(graph: Foreign, receivers: Mapping[str, _Receiver]) -> tuple[Foreign, dict[str, _Receiver]]:
     """Return a copy of a graph with inlined functions and methods of objects, and the graph's inputs that are
-    modules. Calls of modules are not inlined, so that each node's module path is known; the path that torch records
-    omits containers."""
+    modules. Calls of modules are not inlined, since the module path that torch records for inlined nodes omits
+    containers."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     inputs = {v.debugName(): receivers[name] for name, v in given if name in receivers}

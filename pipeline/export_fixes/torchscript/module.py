@@ -55,8 +55,7 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
 
 
 def interpreted(given: Value) -> torch.nn.Module:
-    """Return a copy of the module in which all TorchScript is interpreted; the module itself if it contains no
-    TorchScript or cannot be copied."""
+    """Return a copy that interprets TorchScript in the module; the module itself if it has none or is uncopyable."""
     if is_script(given):
         return model(given)
     found: torch.nn.Module = given

@@ -27,8 +27,7 @@ class Object:
 
 
 def constant(call: Call) -> Value:
-    """prim::Constant; a one-element tensor is created from a Python number, so that sizes computed from it stay
-    known."""
+    """prim::Constant; a one-element tensor is created from its number, so that sizes computed from it stay known."""
     value = call.attributes["value"]
     if not isinstance(value, torch.Tensor):
         return value
