@@ -1,4 +1,4 @@
-"""Alias analysis: find the tensors that share memory with one that is written to."""
+"""Alias analysis: find the tensors that share memory with a tensor that is written to."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def capture(
             a TorchScript node is not supported (the message names the node, file and line).
         DtypeError: an input has a wrong dtype for the model; the message names the input and the expected dtype.
         TypeError: ``model`` is none of these, or ``forward`` does not accept these inputs.
-        ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
-            it; the number of ``output_names`` is not that of the outputs.
+        ValueError: ``dynamic_shapes`` names a missing input or dim; inputs that are passed with an ExportedProgram do
+            not fit it; the number of ``output_names`` is wrong.
     """
     settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
     model, args = opened(model, args, kwargs)

@@ -34,7 +34,7 @@ SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 @frozen
 class Source:
-    """A model with the inputs it is compiled for, as `pipeline.Pipeline` takes them."""
+    """A model and the inputs for which it is compiled: the arguments of a `pipeline.Pipeline`."""
 
     name: str
     model: torch.nn.Module | ExportedProgram
@@ -55,7 +55,7 @@ class Source:
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
     def checked(self) -> Source:
-        """Return the source; UsageError if the module's ``forward`` does not take these inputs."""
+        """Return the source; raise a `UsageError` if the module's ``forward`` does not accept its inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)

@@ -41,7 +41,7 @@ Observer: TypeAlias = Callable[[Event], object]
 
 
 def as_observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
-    """Convert observers to a tuple; raise a `TypeError` for one that cannot be called."""
+    """Convert observers to a tuple; raise a `TypeError` for an observer that is not callable."""
     observers = tuple(value)
     for observer in observers:
         if not callable(observer):

@@ -148,7 +148,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """Return the nodes that depend on these inputs, or on a written tensor that is no node of the graph."""
+    """Return the nodes that depend on these inputs, or on tensors outside of the graph that the graph writes."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_value_reads(node)):

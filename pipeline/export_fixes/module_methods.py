@@ -52,7 +52,8 @@ def zeroing(
 
 
 def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
-    """Return whether eager packs rows: without gradients, depending on the mask."""
+    """Return whether eager packs rows: in evaluation mode, without autocast, for 3-d inputs, if nested tensors are
+    enabled."""
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     asks = getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3

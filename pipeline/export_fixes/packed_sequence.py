@@ -56,7 +56,7 @@ class Packed:
 
 
 def packing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Compute a call on a packed sequence."""
+    """Replace a call on a packed sequence by its computation on padded rows; other calls are unchanged."""
     name = getattr(func, "__name__", "")
     if name in OURS and not kwargs:
         result = OURS[name](*args)
@@ -159,7 +159,7 @@ def _has_total_length() -> bool:
 
 
 def item(sizes: object, index: object) -> Tensor | None:
-    """Return the first of the batch sizes: the number of rows, since none is empty; None for other items."""
+    """Return the first of the batch sizes, which is the number of rows, since no row is empty; None for other items."""
     packed = of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None
@@ -167,7 +167,7 @@ def item(sizes: object, index: object) -> Tensor | None:
 
 
 def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
-    """Return the result of a function that computes each row of packed data alone; None for other functions."""
+    """Return the result of a function that computes each row of packed data separately; None for other functions."""
     notes = list(map(of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]

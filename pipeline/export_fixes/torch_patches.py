@@ -1,4 +1,4 @@
-"""The table of patches of torch's functions that are active while a model is traced."""
+"""The table of patches of torch's functions that are active during traces."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class _Graph:
         return self.tensor(value) if "Tensor" in kind else self.number(value)
 
     def tensor(self, value: Argument) -> torch.fx.Node:
-        """Return the node for an ``ITensor``, constant or number that the operator takes as a tensor."""
+        """Return the node for an ``ITensor``, constant or number that is a tensor argument of an operator."""
         if isinstance(value, SymbolicInt):
             value = base.scalar_of(self.stand_ins.ctx, "size", value)
         if not isinstance(value, trt.ITensor | torch.Tensor):

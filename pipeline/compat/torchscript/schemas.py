@@ -43,9 +43,9 @@ def converter(
     ``ITensor``, or a tuple of them. Names that it sets on layers and tensors stay, except for outputs of the
     engine, which have the model's names. Stackable, one decorator per schema.
 
-    By default it takes precedence over the built-in converter and receives nodes whose sizes vary; ``priority`` and
-    ``supports_dynamic_shapes`` change that. The schema of an in-place operator stands for the one that returns a new
-    tensor, because programs are functionalized before conversion.
+    By default it takes precedence over the built-in converter and receives nodes with dynamic sizes; ``priority`` and
+    ``supports_dynamic_shapes`` change that. The schema of an in-place operator declares a converter of the operator
+    that returns a new tensor, because programs are functionalized before conversion.
 
     Raises:
         ValueError: no operator has this schema; the message has the nearest ones.

@@ -211,8 +211,8 @@ def one_form() -> Iterator[None]:
 @contextmanager
 def without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows of a step; a mask selects those
-    routed to it. transformers runs them in a loop whose number of steps depends on data; for other mixtures of experts
-    it has grouped matmuls (`one_form`)."""
+    routed to it. transformers runs them in a loop of data-dependent length; for other mixtures of experts it has
+    grouped matmuls (`one_form`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":
