@@ -59,7 +59,7 @@ def collected_violations() -> AbstractContextManager[list[ConstraintViolationErr
 
 
 def finishing(own: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
-    """Wrap `produce_guards_and_solve_constraints`: within `collected_violations`, store an error instead of raising it."""
+    """Wrap `produce_guards_and_solve_constraints`: in `collected_violations`, store errors instead of raising them."""
     try:
         return own(fake_mode, *args, **kwargs)
     except ConstraintViolationError as error:
