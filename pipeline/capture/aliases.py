@@ -1,4 +1,4 @@
-"""Alias analysis: find the tensors that share memory with one that is written to."""
+"""Alias analysis: find the tensors that share memory with a tensor that is written to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FRESH = (
 
 
 class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again
-    """The graph does not show which memory is written to."""
+    """The graph does not determine which memory is written to."""
 
     def __init__(self, node: object) -> None:
         super().__init__(f"{node} shares memory in a way that no rule covers")
@@ -47,7 +47,7 @@ def may_alias(node: Node) -> bool:
 
 
 def touched(graph: torch.fx.Graph) -> set[Node]:
-    """Return the nodes that may share memory with one that is written to."""
+    """Return the nodes that may share memory with a node that is written to."""
     above: dict[Node, Node] = {}
     writes = set(filter(mutates, graph.nodes))
     for node in graph.nodes:
@@ -60,23 +60,23 @@ def touched(graph: torch.fx.Graph) -> set[Node]:
 
 
 def _top(above: dict[Node, Node], node: Node) -> Node:
-    """Return the representative of a node's set, with the path to it halved."""
+    """Return the representative of a node's set, as in union-find with path halving."""
     while above[node] is not node:
         above[node] = node = above[above[node]]
     return node
 
 
 def is_tensor(node: Node) -> bool:
-    """Return whether a node's value is a tensor or several."""
+    """Return whether a node's value is a tensor or a sequence of tensors."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor | tuple | list)
 
 
 def viewed(node: Node, mode: FakeTensorMode) -> View | None:
-    """Return the view that a node is of another node; None if it has its own memory.
+    """Describe a node as a view of another node; return None if the node has memory of its own.
 
     Raises:
-        Unknown: it shares memory in a way that no rule covers.
+        Unknown: the node shares memory by an operator without a rule.
     """
     if node.op != "call_function" or not may_alias(node) or node.target in MULTIPLE:
         return None
@@ -98,8 +98,8 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
 
 
 def _aliased_input(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
-    """Return the input with which a call's result shares memory, found by running it on fake tensors, and that result.
-    torch's C++ kernels run, as in eager: its Python kernels copy where dropout returns its input."""
+    """Run a call on fake tensors; return the input with which its result shares memory, and the result. The call
+    uses torch's C++ kernels, as eager does: its Python kernels copy where dropout returns its input."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     with torch.no_grad(), quietly(mode), unnamed_sizes(mode):
         try:
@@ -115,13 +115,13 @@ def _aliased_input(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argum
 
 
 def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors that share memory have equal dtypes and elements at the same places."""
+    """Return whether two tensors that share memory have the same dtype, offset, sizes and strides."""
     strides = [tuple(map(str, t.stride())) for t in (value, other)]
     same = strides[0] == strides[1] and str(value.storage_offset()) == str(other.storage_offset())
     return same and value.dtype == other.dtype and shape_of(value) == shape_of(other)
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """Return the storage of a plain or fake tensor; None for sparse ones and for wrappers of ``torch.func``."""
+    """Return the storage of a plain or fake tensor; None for sparse tensors and wrappers of ``torch.func``."""
     has_storage = tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
     return int(tensor.untyped_storage()._cdata) if has_storage else None

@@ -1,8 +1,8 @@
 """Replace ``as_strided`` of contiguous tensors by views.
 
-``as_strided`` reads a tensor's memory, not its elements: of ``x.mT`` it reads the rows of ``x``. An engine's results
-may have another memory layout than the example's. So the view reads the tensor that owns the memory (``x``), with its
-dims in the order of the example's strides.
+``as_strided`` indexes a tensor's memory, not its elements: applied to ``x.mT``, it reads the rows of ``x``. A tensor in
+an engine may have another memory layout than in the example. So the replacing view reads the tensor that owns the
+memory (``x``), with its dims permuted to the order of the example's strides.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements o
 
 
 def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-    """Return the module with ``as_strided`` of tensors without gaps replaced; the module itself if it has none.
+    """Return the module with ``as_strided`` of dense tensors replaced; the module itself if it has no ``as_strided``.
 
     Raises:
-        CaptureError: the graph does not show the contents of the memory that is read.
+        CaptureError: the graph does not determine the contents of the memory that is read.
     """
     _check_starts(module, examples)
     if not any(node.target in READS and not _is_plain(node) for node in module.graph.nodes):
@@ -43,7 +43,7 @@ def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
 
 
 def _check_starts(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CaptureError` for an offset in the memory of an input that does not begin where its memory does."""
+    """Raise a `CaptureError` for a storage offset into an input whose own storage offset is not 0."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
     memories = [_memory(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
     for node in (n for n in module.graph.nodes if n.target in READS and argument(n, "storage_offset") is not None):
@@ -59,7 +59,7 @@ class _Copy:
         self.env: dict[Node, Node] = {}
 
     def node(self, node: Node) -> Node:
-        """Copy a node; one that reads by strides reads what its input's memory holds."""
+        """Copy a node; an ``as_strided`` node reads the tensor that owns its input's memory."""
         made = copied_node(node, self.graph, self.env.__getitem__)
         if node.target not in READS or _is_plain(node):
             return made
@@ -81,7 +81,7 @@ class _Copy:
         return self.permuted(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
     def permuted(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
-        """Return the dims of a value in another order."""
+        """Return a value with its dims permuted."""
         if list(dims) == sorted(dims):
             return value
         made = self.graph.call_function(aten.permute.default, (value, list(dims)))
@@ -96,7 +96,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
-    """Return the node that covers the whole memory of another, and the order of its dims there."""
+    """Return the node that covers the whole memory of another node, and the order of its dims in memory."""
     memory, node = _memory(source), source
     while (order := _order(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _memory(given) == memory]
@@ -113,7 +113,7 @@ def _memory(node: Node) -> tuple[int | None, torch.dtype] | None:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """Return the dims of a contiguous tensor that covers its memory, from slowest to fastest; None for others."""
+    """Return the dims of a tensor, from the largest to the smallest stride; None if it does not cover its memory."""
     sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
     count = sympy.Mul(*sizes)
     held: Argument = value.untyped_storage().nbytes()

@@ -1,7 +1,6 @@
 """Capture an ``nn.Module``, ``ExportedProgram``, TorchScript or ONNX file as a ``Program``.
 
-`export_fixes` exports a module; an ``ExportedProgram`` of the user's goes in at the same door. Nothing that is given is
-changed.
+`export_fixes` exports modules; a user's ``ExportedProgram`` is used as it is. The arguments are not changed.
 """
 
 from __future__ import annotations
@@ -50,25 +49,25 @@ def capture(
 
     Args:
         model: a module (exported here, without gradients), the result of ``torch.export.export`` or ``torch.jit``, or
-            the path of an ONNX file, which returns a dict by name, and has inputs of its own if its sizes are static.
-        args: example inputs: tensors, ``pipeline.Input`` with shapes and ranges, or ``pipeline.Constant`` for an input
-            that has one value, in any pytree.
-        kwargs: the same by keyword.
-        dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
+            the path of an ONNX file. An ONNX model returns a dict, and needs no ``args`` if its sizes are static.
+        args: example inputs, in any pytree: tensors, ``pipeline.Input`` with shapes and ranges, or
+            ``pipeline.Constant`` for an input with a fixed value.
+        kwargs: example inputs by keyword.
+        dynamic_shapes: as in ``torch.export.export``; merged with the ranges of ``Input`` s.
         settings: the settings that stages read; default ones if None.
-        device: ``"cuda"`` captures as on a GPU, whether or not there is one: the model and torch decide as they would
-            there. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
-        output_names: the names of the outputs, in order; None: their keys in what the model returns (``logits``,
-            ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by position.
-        profiles: several ``dynamic_shapes``, of which each call fits one; the model is captured once, for all of them.
+        device: ``"cuda"`` captures as on a GPU, even on a machine without a GPU: the model and torch take the same
+            branches as on a GPU. The model and the inputs are not moved. None: ``settings.device``.
+        output_names: the names of the outputs, in order. None: their keys in the model's return value (``logits``,
+            ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` for a position in a tuple.
+        profiles: several ``dynamic_shapes``, of which each call must fit one; the model is captured once for all.
 
     Raises:
-        CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value;
-            or a node of TorchScript is not supported (the message names the node, file and line).
-        DtypeError: an input has a dtype that the model does not take; the message names it, and the expected one.
-        TypeError: ``model`` is none of these, or ``forward`` does not take these inputs.
-        ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
-            it; the number of ``output_names`` is not that of the outputs.
+        CaptureError: torch.export cannot capture the module (the error contains its message), a weight has no value, or
+            a TorchScript node is not supported (the message names the node, file and line).
+        DtypeError: an input has a wrong dtype for the model; the message names the input and the expected dtype.
+        TypeError: ``model`` is none of these, or ``forward`` does not accept these inputs.
+        ValueError: ``dynamic_shapes`` names a missing input or dim; inputs that are passed with an ExportedProgram do
+            not fit it; the number of ``output_names`` is wrong.
     """
     settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
     model, args = opened(model, args, kwargs)
@@ -88,7 +87,7 @@ def capture(
 
 
 def _with_numbers(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the numbers of the buffers that Python read."""
+    """Return the program with the values of the buffers whose numbers Python read."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in numbers_of(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))

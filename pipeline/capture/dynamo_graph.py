@@ -1,4 +1,4 @@
-"""A graph of Dynamo's as a module, which is captured for the sizes that Dynamo knows."""
+"""A Dynamo graph as a module, which is captured with the size ranges that Dynamo knows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pipeline.shapes.from_export import UNBOUNDED_FACTOR
 
 
 class NotCapturedError(PipelineError):
-    """A graph was not captured, for this reason, at this line."""
+    """A graph cannot be captured, for this reason, at this line."""
 
 
 class DynamoGraph(torch.nn.Module):
-    """Dynamo's graph with its weights and floats inside, called with the tensors and whole numbers that remain.
-    ``values``: those of its arguments in the call that compiles."""
+    """Dynamo's graph as a module that contains its weights and floats; the other tensors and integers are arguments.
+    ``values``: the arguments in the call that triggered the compilation."""
 
     def __init__(self, graph_module: GraphModule, values: Mapping[Node, Argument], weights: Sequence[Node]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class DynamoGraph(torch.nn.Module):
             raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
 
     def guard(self, program: Program) -> None:
-        """Let Dynamo guard the program's conditions on sizes: comparing one of Dynamo's sizes guards it."""
+        """Add the program's conditions on sizes to Dynamo's guards, by comparing Dynamo's symbolic sizes."""
         known: dict[str, Argument] = {}
         for port, node in zip(program.inputs, self.inputs, strict=True):
             exprs = port.shape if port.kind == "tensor" else (port.value,)
@@ -98,7 +98,7 @@ def _graph_results(module: GraphModule, *args: Argument) -> Argument:
 
 
 class _Calls(Interpreter):
-    """Dynamo's graph, run node by node: each knows the user's line that it comes from."""
+    """An interpreter of Dynamo's graph, in which each traced node has the user's line from which it comes."""
 
     def run_node(self, n: Node) -> Argument:
         provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
@@ -110,7 +110,7 @@ class _Calls(Interpreter):
             raise
 
     def call_function(self, target: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Argument:
-        """Call a function; those that Dynamo has for ``x.data`` and ``x.data = y`` as the model wrote them."""
+        """Call a function; replace Dynamo's functions for ``x.data`` and ``x.data = y`` by the original operations."""
         name = getattr(target, "__name__", "")
         if name == "_get_data_attr":
             return args[0].data
@@ -139,7 +139,7 @@ class _Whole(int):
 
 
 def _item(node: Node) -> float | int | None:
-    """Return the number that a 0-d tensor stands for, which Dynamo then guards; None for a plain tensor."""
+    """Return the number that Dynamo passes as a 0-d tensor, which adds a guard; None for an ordinary tensor."""
     if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
         return None
     items: list[Argument] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
@@ -151,24 +151,24 @@ def _item(node: Node) -> float | int | None:
 
 
 def _is_beside_a_tensor(number: Node, user: Node) -> bool:
-    """Return whether a node combines a tensor and a number, so that the number may stay a number."""
+    """Return whether a node combines a tensor and this number, so that the number needs no tensor."""
     tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
 
 def _sizes(node: Node) -> Sequence[Argument]:
-    """Return the sizes of an input as Dynamo knows them, or the number that it is."""
+    """Return Dynamo's sizes of a tensor input, or the number for a number input."""
     value = node.meta["example_value"]
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
 def _is_free(value: object) -> bool:
-    """Return whether a value is a tensor or a varying number. torch treats 0 and 1 as constants."""
+    """Return whether a value is a tensor or a symbolic number. torch treats 0 and 1 as constants."""
     return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
 
 
 def _constant(value: Argument) -> Argument:
-    """Return a number that does not vary as an int; any other object, such as a device mesh, unchanged."""
+    """Return a static number as an int; any other object, such as a device mesh, unchanged."""
     return int(value) if isinstance(value, int | torch.SymInt | torch.Tensor) else value
 
 
@@ -177,7 +177,7 @@ def _hint(value: object) -> Argument:
 
 
 def _dims(node: Node, dims: dict[str, Argument]) -> object:
-    """Return torch.export's dims for an input; sizes that are one symbol of Dynamo's share a ``Dim``."""
+    """Return torch.export's dims for an input; sizes with the same Dynamo symbol share a ``Dim``."""
     if not isinstance(node.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC
     sizes = {dim: size for dim, size in enumerate(_sizes(node)) if isinstance(size, torch.SymInt)}
@@ -185,7 +185,7 @@ def _dims(node: Node, dims: dict[str, Argument]) -> object:
 
 
 def _dim(size: torch.SymInt) -> Dim:
-    """Return the range that Dynamo knows, or else the default of a dim without an upper bound."""
+    """Return a ``Dim`` with Dynamo's range, or with the default range if there is no upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
     high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _hint(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

@@ -1,4 +1,4 @@
-"""Check an ``ExportedProgram`` of the user's, and the inputs that are passed beside it."""
+"""Check a user's ``ExportedProgram``, and the inputs that are passed with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checked(
     """Return the notes for a user's ``ExportedProgram``: the inputs that are passed with it, and their profiles.
 
     Raises:
-        TypeError: constants or ``dynamic_shapes`` are passed, which can only be given to `torch.export.export`.
+        TypeError: constants or ``dynamic_shapes`` are passed, which only `torch.export.export` can apply.
         CaptureError: a tensor of the ``ExportedProgram`` has no value.
         ValueError: it was exported on another device, or the inputs do not fit it.
     """
@@ -61,11 +61,11 @@ def checked(
 def leaves(
     exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
-    """Return the inputs passed beside an ExportedProgram, in its order, and the ranges that they ask for, by symbol.
+    """Return the inputs that are passed with an ExportedProgram, in its order, and their requested ranges by symbol.
 
     Raises:
         TypeError: their structure differs from that of the exported inputs.
-        ValueError: one has another dtype or rank, or a size or range beyond the exported one; the message names both.
+        ValueError: an input has another dtype or rank, or a size or range that exceeds the exported range.
     """
     if not args and not kwargs:
         return (), {}
@@ -87,7 +87,7 @@ def leaves(
 
 
 def _warn_of_twins(exported: ExportedProgram) -> None:
-    """Warn about a program that was exported with one tensor passed twice: torch.export treats it as one input."""
+    """Warn if a program was exported with the same tensor for two inputs: torch.export treats them as one input."""
     if exported.example_inputs is None:
         return
     signature = exported.graph_signature
@@ -106,9 +106,9 @@ def _warn_of_twins(exported: ExportedProgram) -> None:
 
 
 def check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
-    """Raise `ValueError` if an input has another dtype or rank than the exported one, or sizes beyond its ranges.
+    """Raise `ValueError` if an input differs in dtype or rank from the exported input, or exceeds its size ranges.
 
-    A range from 2 on includes 1: torch.export does not tell them apart, and its module takes both.
+    A range from 2 on includes 1: torch.export does not distinguish the two, and its module accepts both.
     """
     was = _described(expected, exported)
     fits = (
@@ -137,11 +137,11 @@ def _described(value: torch.Tensor, exported: ExportedProgram) -> Input:
 
 
 def check_dtypes(program: Program, _: ExportNotes) -> Program:
-    """Return the program, if eager takes its dtypes: torch's fake tensors accept more.
+    """Return the program if eager accepts its dtypes; torch's fake tensors accept more combinations.
 
     Raises:
-        DtypeError: an input's dtype is the cause; the message names the input, the operator and its line.
-        CaptureError: the model itself brings two dtypes together.
+        DtypeError: an input has a wrong dtype; the message names the input, the operator and its line.
+        CaptureError: the model itself combines tensors of two dtypes.
     """
     inputs = {port.name for port in program.inputs}
     usual = {torch.float32, *(tensor.dtype for tensor in program.parameters.values())}
@@ -159,10 +159,10 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
 
 
 def check_written(program: Program, _: ExportNotes) -> Program:
-    """Return the program, unless it resizes an input or a buffer, as torch resizes an ``out=`` tensor of another size.
+    """Return the program if it does not resize an input or buffer, as torch resizes ``out=`` tensors of another size.
 
     Raises:
-        CaptureError: it resizes one.
+        CaptureError: the program resizes an input or buffer.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     held = {target: values.get(name) for name, target in program.buffers.items()}
@@ -179,7 +179,7 @@ def check_written(program: Program, _: ExportNotes) -> Program:
 
 
 def _sources(misfit: Misfit) -> set[str]:
-    """Return the placeholders from which a value has its dtype."""
+    """Return the placeholders that determine a value's dtype."""
     seen, todo = set[torch.fx.Node](), [misfit.value]
     while todo:
         node = todo.pop()

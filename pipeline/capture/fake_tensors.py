@@ -1,4 +1,4 @@
-"""Compute the fake tensor of a new node without computing its value."""
+"""Compute the fake tensor of a new node, without side effects on the symbols of the program."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pipeline.shapes.environment import expression, shape_of
 
 
 def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
-    """Return the mode that the graph's fake tensors belong to."""
+    """Return the fake mode of the graph's fake tensors."""
     values = (node.meta.get("val") for node in graph.nodes)
     return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
 
 
 @contextmanager
 def quietly(mode: FakeTensorMode) -> Iterator[None]:
-    """Return a context: the program's own fake mode, in which no guard is added to its symbols."""
+    """Return a context with the program's fake mode in which torch adds no guards on the program's symbols."""
     environment = mode.shape_env
     with mode, tracing(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
 
 
 def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
-    """Return a context in which torch forgets the data-dependent sizes of discarded traces."""
+    """Return a context in which torch ignores new data-dependent sizes, since the trace is discarded."""
     environment = mode.shape_env
     return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
 
@@ -43,7 +43,7 @@ def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Ar
 
 
 def signature(value: object) -> str:
-    """Return the properties of an argument that determine a call's fake value: equal calls have equal signatures."""
+    """Return the properties of an argument that determine a call's fake value, as a key for equal calls."""
     if isinstance(value, (tuple, list)):
         return f"({' '.join(map(signature, value))})"
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""What the notes of an export become in a program: constants for inputs with one value, `pipeline.Constant`; outputs
-that say whether a call decides otherwise than the example; conditions on data that engines do not check; and the
-ranges of symbols in each profile."""
+"""Add the facts in `ExportNotes` to a program: constants in place of `pipeline.Constant` inputs; outputs that report
+whether a call takes another branch than the example; warnings of data-dependent conditions that engines do not
+check; and the ranges of symbols in each profile."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 def with_constants(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the constants in place of these inputs.
+    """Return the program with constants in place of its `pipeline.Constant` inputs.
 
     Raises:
-        CaptureError: the model writes to one.
+        CaptureError: the model writes to such an input.
     """
     if not notes.constants:
         return program
@@ -65,7 +65,7 @@ def with_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def with_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with its last outputs marked as decisions: whether a call takes another branch at a line."""
+    """Return the program with its last outputs marked as decisions, which report that a call takes another branch."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -82,8 +82,8 @@ PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
 
 
 def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of conditions on the data that the program assumes: those that the model checks, and that a mask selects as
-    many elements as the model needs. For another number eager raises an error."""
+    """Warn of data-dependent conditions that the program assumes: the model's own checks, and that a mask selects
+    the number of elements that the model needs. Eager raises an error if they do not hold."""
     checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
     given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
     data: set[torch.fx.Node] = set()
@@ -109,11 +109,11 @@ def _picks_a_fixed_number(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool
 
 
 def with_profiles(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the ranges of its symbols in each profile. The data-dependent sizes of a split's pieces
-    are tuned so that they add up to the split dim in that profile.
+    """Return the program with the ranges of its symbols in each profile. For a split with data-dependent sizes, the
+    optimal sizes add up to the split dim's optimal size in that profile.
 
     Raises:
-        ValueError: a profile leaves no value for a size.
+        ValueError: a profile excludes every value of a size.
     """
     found = [_symbols(at, each, program.inputs, program.shapes) for at, each in enumerate(notes.profiles)]
     each = (FrozenDict({**one, **tuned_together(program.graph, {**program.shapes, **one})}) for one in found)
@@ -133,7 +133,7 @@ def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: Sh
 
 
 def _implied_ranges(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
-    """Yield the symbols in an input's sizes with the values that a profile implies."""
+    """Yield the symbols in an input's sizes, with the ranges that a profile implies."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

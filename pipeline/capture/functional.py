@@ -1,9 +1,9 @@
-"""Functionalize an exported program: remove mutation and regions such as ``torch.no_grad()``, as later stages expect.
+"""Functionalize an exported program: remove mutation and inline regions such as ``torch.no_grad()``.
 
-Rewriting (`capture.mutation`) removes writes in linear time. Cases without a rule (writes to parameters, training,
-user-defined operators that write, autocast and ``torch.vmap`` within the model) go through torch's own
-functionalization, which traces the whole program again. Norms that write running statistics which torch.export loses,
-since their schemas do not declare the write, are refused.
+Rewriting (`capture.mutation`) removes writes in linear time. Cases without a rewriting rule (writes to parameters,
+training, user-defined operators that mutate, autocast and ``torch.vmap`` within the model) use torch's own
+functionalization, which traces the whole program again. Norms that update running statistics are rejected: their
+schemas do not declare the mutation, so torch.export loses it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _check_declared_writes(module: torch.fx.GraphModule) -> None:
 
 
 def wraps(node: Node) -> bool:
-    """Return whether a node runs a region."""
+    """Return whether a node runs a region, such as ``torch.no_grad()``."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
 
 
 def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module without regions that change nothing; itself if it has none."""
+    """Return the module with regions that have no effect inlined; the module itself if it has no such regions."""
     if not any(_has_body(node, module) for node in module.graph.nodes):
         return module
     inliner = _Inliner({node.name for node in module.graph.nodes})
@@ -81,14 +81,14 @@ def _is_plain(module: torch.fx.GraphModule) -> bool:
 
 
 class _Inliner:
-    """Copies a graph, and the graphs of its regions in their place."""
+    """Copies a graph, and inlines the graphs of its regions."""
 
     def __init__(self, names: set[str]) -> None:
         self.graph, self.taken = torch.fx.Graph(), names
 
     def copy(self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, named: bool = True) -> Argument:
-        """Append a graph, with the given inputs or its own placeholders; return its results. ``named``: the nodes keep
-        their names, which a signature refers to."""
+        """Append a graph, with the given inputs or its own placeholders; return its results. ``named``: nodes keep
+        their names, to which a signature refers."""
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_has_body(user, module) for user in node.users)):
                 continue
@@ -101,7 +101,7 @@ class _Inliner:
         return None
 
     def value(self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], named: bool) -> Argument:
-        """Return a node's value in the new graph; for a region, its results."""
+        """Return a node's value in the new graph; for an inlined region, its results."""
         found = _body(node, module) if wraps(node) else None
         if found is not None:
             body, args = found
@@ -116,7 +116,7 @@ class _Inliner:
 
 
 def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the same program without mutation, its graph and signature; the argument is not changed."""
+    """Return the program without mutation, and its graph and signature; the argument is not changed."""
     module = with_functional_parts(inlined(exported.graph_module))
     _check_declared_writes(module)
     module, signature = shared(module, exported)
@@ -156,7 +156,7 @@ def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> Capture
 
 
 def _has_lost_its_size(node: torch.fx.Node) -> bool:
-    """Return whether a number that sizes determine is a new symbol: before torch 2.13, a slice's size."""
+    """Return whether a number that sizes determine became a new symbol, as a slice's size before torch 2.13."""
     known = set[object]()
     if node.target is torch.ops.aten.slice.Tensor:
         known = {symbol for given in node.all_input_nodes for symbol in _unbacked(given)}
@@ -172,7 +172,7 @@ def _unbacked(node: torch.fx.Node) -> set[object]:
 
 @contextmanager
 def _hidden_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Return a context that hides which symbols the nodes introduced, so that they can be traced again."""
+    """Return a context that hides which nodes introduced data-dependent symbols, so that they can be traced again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
     def bind() -> None:

@@ -1,4 +1,4 @@
-"""Lift an export into a program: no writes, parameters and buffers as weights, named inputs, ranges of sizes."""
+"""Convert an export to a functional program with lifted parameters and buffers, named inputs and size ranges."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ HINT: Final = (
 
 
 def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
-    """Return an export as a program: without writes, its parameters and buffers lifted, its sizes with their ranges.
+    """Return an export as a functional program, with its parameters and buffers lifted and the ranges of its sizes.
 
     Raises:
-        CaptureError: a write cannot be taken out, or the model holds, writes or returns what no program does.
+        CaptureError: a write cannot be functionalized, or the model holds, writes or returns unsupported objects.
     """
     exported, graph_module, signature = _functional(exported)
     parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
@@ -89,7 +89,7 @@ def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gr
 
 
 def _optimal_sizes(value: object) -> Sequence[int] | None:
-    """Return the sizes to tune engines for, of an input that is a tensor or an Input."""
+    """Return the sizes of a tensor or Input for which engines are tuned."""
     if isinstance(value, Input):
         return [opt for _, opt, _ in value.ranges]
     return value.shape if isinstance(value, torch.Tensor) else None
@@ -98,7 +98,7 @@ def _optimal_sizes(value: object) -> Sequence[int] | None:
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's tensors, the recipes of placeholders that are constant, and the buffers that it mutates."""
+    """Return the model's tensors, the recipes of constant placeholders, and the mutated buffers."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -132,7 +132,7 @@ def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironmen
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
-    """Return the outputs; ``target`` names what an output changes, if it is returned as well."""
+    """Return the outputs; ``target`` names the input or buffer to which a returned value is also written."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

@@ -1,8 +1,8 @@
-"""Functionalize by rewriting: turn an exported graph with mutation into one without, in linear time.
+"""Functionalize by rewriting: convert an exported graph with mutation to a graph without, in linear time.
 
-torch's own functionalization traces the program again. Here each write becomes a new value of the written tensor and of
-those that it views, by the rules of ``views``; later readers of another view get that view of the new value. New values
-of inputs and buffers are returned beside the outputs, as torch.export does.
+torch's own functionalization traces the program again. Here each write becomes a new value of the written tensor and,
+by the rules in ``views``, of the tensors that it is a view of. Later reads of other views of the same memory recompute
+the view from the new value. New values of inputs and buffers become additional outputs, as in torch.export.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPERATORS = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bi
 def without_mutation(
     module: torch.fx.GraphModule, signature: ExportGraphSignature
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the graph without mutation, and the signature that returns written values.
+    """Return the graph without mutation, and a signature in which written values are outputs.
 
     Raises:
         Unknown: no rule covers a write.
@@ -54,9 +54,9 @@ def without_mutation(
 
 
 def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module with the graphs that its operators run (branches of ``torch.cond``, steps of a scan) free of
-    mutation; itself if none mutates. A graph stays unchanged if no rule covers one of its writes, or if a map runs it
-    for each row: `torch.vmap` handles writes, but not the operators that replace them."""
+    """Return the module with functionalized subgraphs (branches of ``torch.cond``, steps of a scan); the module
+    itself if no subgraph mutates. A subgraph is unchanged if a write has no rule, or if a map runs it for each row:
+    `torch.vmap` supports the writes, but not the operators that would replace them."""
     made = None
     for node in module.graph.nodes:
         part = getattr(module, node.target, None) if node.op == "get_attr" else None
@@ -84,8 +84,8 @@ def _functional_part(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 class _Rewriter:
-    """Copies a graph node by node. For nodes that share memory with a written one, it tracks which node they view and
-    at which version of the memory their new value was made."""
+    """Copies a graph node by node. For nodes that share memory with a written node, it records which node they view,
+    and at which version of the memory their new value was computed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
@@ -99,7 +99,7 @@ class _Rewriter:
         self.taken = {node.name for node in graph.nodes}
 
     def rewrite(self) -> None:
-        """Copy all nodes except the output; a write becomes a new value of the written node."""
+        """Copy all nodes except the output; convert each write to a new value of the written node."""
         for node in list(self.old.nodes)[:-1]:
             self.current = node
             if not mutates(node):
@@ -111,7 +111,7 @@ class _Rewriter:
                 self.write(written, self.value(node, written))
 
     def copy(self, node: Node) -> None:
-        """Copy a node that does not write, reading the current values of its arguments."""
+        """Copy a node that does not write; its arguments are the current values."""
         found = viewed(node, self.mode) if node in self.touched else None
         self.env[node] = copied_node(node, self.graph, self.read)
         if found is not None:
@@ -142,7 +142,7 @@ class _Rewriter:
         return self.emit(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
 
     def write(self, node: Node, value: Node) -> None:
-        """Give a node, and all that it views, new values."""
+        """Set the new value of a node, and update the values of the nodes that it is a view of."""
         root = self.root(node)
         before: list[tuple[Node, Node]] = []
         while node in self.views:
@@ -176,14 +176,14 @@ class _Rewriter:
         return node
 
     def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
-        """Create a node on behalf of the current one."""
+        """Create a node with the metadata of the current node."""
         node = self.graph.call_function(target, args, kwargs)
         node.name = unlike(f"{self.current.name}_{target._opname}", self.taken)
         node.meta = {**origin(self.current.meta), "val": val}
         return node
 
     def finish(self, signature: ExportGraphSignature) -> list[OutputSpec]:
-        """Append the output: the values written to inputs and buffers, and the outputs; return the kind of each."""
+        """Append the output node: the new values of inputs and buffers, and the outputs; return the spec of each."""
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
@@ -215,7 +215,7 @@ def _written_node(node: Node) -> Node:
 
 
 def functional_variant(target: object) -> Argument:
-    """Return the operator that returns what another writes to its first argument; None if there is none."""
+    """Return the functional variant of an in-place operator (``add`` for ``add_``); None if there is none."""
     name, _, overload = str(target).removeprefix("aten.").partition(".")
     name = OPERATORS.get(name, name.removesuffix("_") if name.endswith("_") else "")
     packet = getattr(torch.ops.aten, name, None) if name else None
@@ -225,12 +225,12 @@ def functional_variant(target: object) -> Argument:
 
 
 def _types(target: Target) -> list[tuple[str, bool]]:
-    """Return the types of an operator's arguments, and which may be left out (of ``bernoulli_``, not ``bernoulli``)."""
+    """Return, for each argument of an operator, its type and whether it may be omitted."""
     return [(str(argument.type), argument.has_default_value()) for argument in target._schema.arguments]
 
 
 def _is_of_one_dtype(node: Node) -> bool:
-    """Return whether none of a write's operands can promote its result to another dtype."""
+    """Return whether no operand of a write can promote its result to another dtype."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
     others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
@@ -238,7 +238,7 @@ def _is_of_one_dtype(node: Node) -> bool:
 
 
 def _is_plain_copy(node: Node) -> bool:
-    """Return whether a copy keeps dtype and shape, and nothing else reads its source."""
+    """Return whether a copy preserves dtype and shape, and is the only reader of its source."""
     source = node.args[1]
     if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
         return False

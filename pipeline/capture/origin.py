@@ -1,4 +1,4 @@
-"""``Origin``: the module that a program was captured from, which the program does not keep alive."""
+"""``Origin``: a weak reference to the module from which a program was captured, and its state at that time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Original: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
 class Origin:
     """A module, and its state when it was captured.
 
-    modes: whether each of its parts was in training. autocast: the dtypes that autocast had around it, by device.
-    graph, constants: those of the captured program. changed: whether a stage has changed the program. Copies share the
-    record; a pickle has no module.
+    modes: whether each submodule was in training mode. autocast: the dtypes of the active autocast, by device. graph,
+    constants: those of the captured program. changed: whether a stage has changed the program. Copies share the record;
+    after unpickling there is no module.
     """
 
     reference: weakref.ReferenceType[Original] | None = None
@@ -39,7 +39,7 @@ class Origin:
         return self.reference() if self.reference is not None else None
 
     def __copy__(self, memo: object = None) -> Origin:
-        """Itself: it never changes."""
+        """Return the same object, since it is immutable."""
         return self
 
     __deepcopy__ = __copy__
@@ -49,7 +49,7 @@ class Origin:
 
 
 def with_origin(program: Program, model: object) -> Program:
-    """Return a newly captured program with its origin; an ``ExportedProgram`` has none, since it is a graph itself."""
+    """Return a newly captured program with its origin; a program from an ``ExportedProgram`` has no origin."""
     if not isinstance(model, torch.nn.Module | torch.jit.ScriptFunction):
         return program
     autocast, graph = FrozenDict(autocast_dtypes()), weakref.ref(program.graph_module)
@@ -57,7 +57,7 @@ def with_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """Return a program's origin; before `decompose`, ``changed`` says whether it differs from the captured program."""
+    """Return a program's origin; before `decompose`, ``changed`` is True if the program has changed since capture."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin
@@ -66,6 +66,6 @@ def origin_of(program: Program) -> Origin | None:
 
 
 def modes(model: Original) -> tuple[bool, ...]:
-    """Return whether each part of a module is in training; frozen TorchScript has no such flag: False."""
+    """Return whether each submodule is in training mode; False for frozen TorchScript, which has no such flag."""
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     return tuple(bool(getattr(part, "training", False)) for part in parts)

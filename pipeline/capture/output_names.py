@@ -1,4 +1,4 @@
-"""Name a program's outputs by their keys in what the model returns, or as the user says."""
+"""Name a program's outputs by their keys in the model's return value, or by the user's names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipeline.program import Program
 
 
 def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return a name for each output: ``logits``, ``hidden_states.0``; ``output`` if the model returns one tensor, and
-    ``output.0`` for positions. Keys that read alike get numbers: ``a.b``, ``a.b_1``.
+    """Return a name for each output: ``logits``, ``hidden_states.0``; ``output`` for a single tensor, ``output.0`` for
+    a position in a tuple. Equal names are numbered: ``a.b``, ``a.b_1``.
 
     Args:
         spec: the structure that the model returns.
@@ -25,8 +25,8 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
 
     Raises:
         TypeError: ``given`` is not a sequence of strings.
-        ValueError: the number of names is not that of the outputs, or a name is empty, used twice, or not on one
-            line.
+        ValueError: the number of names is not the number of outputs, or a name is empty, used twice, or has several
+            lines.
     """
     if given is None:
         taken: set[str] = set()
@@ -44,7 +44,7 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
 
 
 def named(program: Program, given: Sequence[str] | None = None) -> Program:
-    """Return the program with named outputs; written inputs and buffers keep their own names."""
+    """Return the program with named outputs; outputs for mutated inputs and buffers keep their names."""
     names = iter(output_names(program.out_spec, given))
     outputs = (evolve(o, name=next(names) if o.kind == "user" else o.target) for o in program.outputs)
     return evolve(program, outputs=tuple(outputs))

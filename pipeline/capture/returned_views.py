@@ -1,7 +1,7 @@
-"""Compute views among the results of a Dynamo graph in PyTorch, from the tensors that the program returns.
+"""Compute the views among a Dynamo graph's results in PyTorch, from the tensors that the compiled program returns.
 
-A program returns every result in its own memory, but code that Dynamo runs after a graph may write to a view of an
-input, or to one of two results that share memory, and read the other.
+A compiled program returns each result in separate memory. But code that Dynamo runs after the graph may write to a view
+of an input, or write to one of two results that share memory and then read the other.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ METHODS = frozenset(
 
 @frozen
 class ReturnedViews:
-    """A graph split in two: ``core`` computes the results that are not views; ``results`` returns all, given the
-    arguments of Dynamo's graph and the results of ``core``."""
+    """A graph split in two: ``core`` computes the results that are not views; ``results`` computes all results from
+    the arguments of Dynamo's graph and the results of ``core``."""
 
     core: GraphModule
     results: Callable[..., Sequence[Argument]] | None = None
 
 
 def returned_views(module: GraphModule) -> ReturnedViews:
-    """Split Dynamo's graph into its core and the returned views of inputs and results. The graph is not changed."""
+    """Split Dynamo's graph into a core and the returned views of inputs and results. The graph is not changed."""
     returned = results(module.graph)
     bases = _bases(module.graph, returned)
     taken = {node: base for node, base in bases.items() if node is not base and _is_taken(node, base)}
@@ -69,7 +69,7 @@ def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
 
 
 def _is_taken(node: Node, base: Node) -> bool:
-    """Return whether a node is computed from its base and sizes by functions without effects."""
+    """Return whether a node is computed from its base and sizes by functions without side effects."""
     if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
         return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
     stack = [node]
@@ -100,7 +100,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
-    """Return the graph with only these results."""
+    """Return a copy of the graph with only these results."""
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
@@ -110,7 +110,7 @@ def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
 
 
 def _tail(module: GraphModule, kept: Sequence[Node], returned: Sequence[Argument]) -> Callable[..., Sequence[Argument]]:
-    """Return a function of the arguments of Dynamo's graph and of the core's results: it returns all results."""
+    """Return a function that computes all results from the arguments of Dynamo's graph and the core's results."""
     graph = Graph()
     env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *kept)}
     waiting, needed = [value for value in returned if isinstance(value, Node)], set[Node]()

@@ -1,9 +1,9 @@
-"""Handle parameters and buffers that a program cannot have as they are.
+"""Handle parameters and buffers that a program cannot store directly: aliased tensors and tensor subclasses.
 
-torch.export lifts a tensor held outside of modules (in a cache object, say) as a constant, even if it is a buffer as
-well; a write to one is a write to both. Parameters that consist of others, as torchao's quantized tensors consist of
-codes and scales, are flattened: each part becomes a parameter of its own, named after its holder
-(``linear.weight.qdata``).
+torch.export lifts a tensor that an object other than a module holds (a cache object, say) as a constant, even if the
+same tensor is also a buffer; then a write to either changes both. Tensor subclasses, such as torchao's quantized
+tensors of codes and scales, are flattened: each inner tensor becomes a parameter, whose name begins with that of the
+outer tensor (``linear.weight.qdata``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeline.runtime.memory_overlap import overlap
 def shared(
     module: torch.fx.GraphModule, exported: ExportedProgram
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the graph and signature of an export, in which a constant that is also a buffer becomes that buffer."""
+    """Return the graph and signature of an export, in which buffers replace the constants that are the same tensors."""
     signature = exported.graph_signature
     twins = _twins(exported)
     if not twins:
@@ -48,7 +48,7 @@ def shared(
 
 
 def _twins(exported: ExportedProgram) -> Mapping[str, str]:
-    """Return the placeholder of a buffer for that of each constant which is the same tensor."""
+    """Map the placeholder of each constant that is also a buffer to the placeholder of the buffer."""
     specs = exported.graph_signature.input_specs
     buffers = dict(exported.named_buffers())
     known = {_place(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
@@ -58,10 +58,10 @@ def _twins(exported: ExportedProgram) -> Mapping[str, str]:
 
 
 def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str], read: Collection[str]) -> None:
-    """Raise an error if a model writes one of its tensors, at a line, and reads another that lies in the same memory.
+    """Raise an error if a model writes one of its tensors and reads another tensor in the same memory.
 
     Raises:
-        CaptureError: it does: a program stores each separately, so the other would not change.
+        CaptureError: it does. A program stores the tensors separately, so the second would not change.
     """
     for name, line in written.items():
         for other in read:
@@ -72,7 +72,7 @@ def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str],
 
 
 def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Return a tensor's memory and its layout there; a sparse tensor shares none."""
+    """Return a tensor's memory and its layout in it; the memory of a sparse tensor is unique."""
     storage = storage_of(tensor)
     if storage is None:
         return (id(tensor),)
@@ -84,7 +84,7 @@ ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the inner tensors of a tensor subclass by name; a plain tensor itself; a DTensor's local tensor."""
+    """Yield by name the inner tensors of a subclass, the local tensor of a DTensor, or a plain tensor itself."""
     tensor = local_tensor(tensor)
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
@@ -100,7 +100,7 @@ def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def flattened(program: Program, _: ExportNotes) -> Program:
-    """Return the program with tensor subclasses replaced by their inner tensors; itself if it has none.
+    """Return the program with tensor subclasses replaced by their inner tensors; the program itself if it has none.
 
     Raises:
         CaptureError: the exported graph does not access the inner tensors of a subclass.
@@ -134,7 +134,7 @@ def flattened(program: Program, _: ExportNotes) -> Program:
 
 
 def _replace(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
-    """Replace a parameter by placeholders for the parts that are read."""
+    """Replace a parameter by placeholders for those inner tensors that are read."""
     for user in list(node.users):
         if qualified_name(user.target) != ACCESS:
             continue

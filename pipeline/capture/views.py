@@ -1,7 +1,7 @@
-"""Rules for view operators: the new value of the viewed tensor when its view is written to.
+"""Rules for view operators: compute the new value of a tensor after a write to a view of it.
 
-Each rule takes a ``View`` and the new value of the view, and returns the new value of the viewed tensor. Operators
-without a rule are left to torch's functionalization.
+Each rule receives a ``View`` and its new value, and returns the new value of the viewed tensor. Programs that write
+through a view operator without a rule are functionalized by torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class View:
 
 
 def view(node: Node) -> View | None:
-    """Describe a node as a view, if there is a rule for it; a piece of a split or unbound tensor is a slice of it."""
+    """Describe a node as a view, or return None if it has no rule; a piece of a split or unbound tensor is a slice."""
     if node.target is operator.getitem:
         return _piece(node)
     if node.target not in RULES:
@@ -93,17 +93,17 @@ MULTIPLE = frozenset(_PIECES)
 
 
 def _write_all(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
-    """Return the written value where no element is repeated: PyTorch refuses writes to expanded elements."""
+    """Return the written value if no element is repeated, since PyTorch rejects writes to expanded tensors."""
     return value if _has_all(made) else None
 
 
 def _has_all(made: View) -> bool:
-    """Return whether a view has the sizes of the viewed tensor."""
+    """Return whether a view has the same sizes as the viewed tensor."""
     return shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
 
 
 def _write_scattered(target: object) -> Callable[..., Node]:
-    """Return a rule that scatters the value; a write to all elements replaces the viewed tensor."""
+    """Return a rule that scatters the value into the viewed tensor; a write to all elements replaces the tensor."""
 
     def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _has_all(made) else emit(target, before, value, *made.args, val=made.source.meta["val"])
@@ -127,7 +127,7 @@ def _write_permuted(made: View, emit: Emit, before: Node, value: Node) -> Node:
 
 
 def _write_reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    """Reshape the value to the sizes of the viewed tensor, reading varying ones from it."""
+    """Reshape the value to the sizes of the viewed tensor; read dynamic sizes from that tensor."""
     source = made.source.meta["val"]
     sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, before, d, val=n) for d, n in enumerate(source.shape))
     return emit(aten.view.default, value, [*sizes], val=source)

@@ -18,8 +18,8 @@ from pipeline.inputs import Input, is_input
 class Agreement:
     """The largest difference from eager over all outputs.
 
-    absolute: largest absolute difference; infinite where only one of the two is NaN or infinite.
-    relative: the same over the largest finite magnitude of that output in eager.
+    absolute: the largest absolute difference; infinite if an element is NaN or infinite in only one of the outputs.
+    relative: the same divided by the largest finite magnitude of that output in eager.
     executor: where the engines ran, ``"tensorrt"`` or ``"reference"``.
     """
 
@@ -32,7 +32,7 @@ class Agreement:
 
 
 def measure(compiled: Compiled, source: Source) -> Agreement:
-    """Measure the error of a compiled program against the model that it was compiled from, on one set of inputs."""
+    """Measure the error of a compiled program against its original model, on one set of inputs."""
     module = compiled.module()
     args, kwargs = random_inputs(source)
     ours = module(*_copied(args), **_copied(kwargs))
@@ -68,7 +68,7 @@ def _errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
 
 
 def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return inputs for a source: its own tensors, and random ones of the optimal shape for each `Input`."""
+    """Return the inputs of a source, with a random tensor of the optimal shape in place of each `Input`."""
     generator = torch.Generator().manual_seed(0)
     given: Any = (tuple(source.args), dict(source.kwargs))
     if isinstance(source.model, ExportedProgram):
@@ -88,7 +88,7 @@ def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def drawn(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return a random tensor: normal floats; integers 0 or 1, which are valid indices nearly everywhere; any bools."""
+    """Return a random tensor: floats of the normal distribution, integers 0 or 1 (mostly valid indices), or bools."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, generator=generator).to(dtype)
     return torch.randint(0, 2, shape, generator=generator).to(dtype)

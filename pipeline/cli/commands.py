@@ -1,8 +1,8 @@
 """The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``generate``,
-``report``, ``diff``, ``plan`` and more. A command's module is imported when the command is asked for.
+``report``, ``diff``, ``plan`` and more. A command's module is imported only if the command is run.
 
-Exit codes: 0; 1 if a valid request failed; 2 for wrong input, with one line on stderr that says why; 130 after Ctrl-C;
-141 if the output pipe was closed.
+Exit codes: 0 for success; 1 if a valid request failed; 2 for wrong input, with the reason on one line of stderr; 130
+after Ctrl-C; 141 if the output pipe was closed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; raise a `UsageError` that names what an unknown command or flag is close to."""
+    """Parse a command line; for an unknown command or flag, raise a `UsageError` that suggests similar names."""
     asked = next((word for word in words if not word.startswith("-")), "")
     if asked and asked not in COMMANDS:
         known = ", ".join(COMMANDS)
@@ -98,7 +98,7 @@ def _fail(code: int, message: str) -> int:
 
 
 def _drop_output() -> None:
-    """Drop printed output that cannot be written; otherwise Python tries again at exit, and reports an error."""
+    """Discard output that cannot be written; otherwise Python tries to write it again at exit, and reports an error."""
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
@@ -106,8 +106,8 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Return a context in which our own warnings are lines on stderr, and torch's are hidden. TensorRT's messages are
-    not shown: exceptions contain them."""
+    """Return a context in which pipeline's warnings are printed to stderr, and torch's are hidden. TensorRT's
+    messages are not printed, since exceptions contain them."""
     ours, theirs = logging.getLogger("pipeline"), logging.getLogger("torch")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("pipeline: %(message)s"))
@@ -158,7 +158,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class _Version(argparse.Action):
-    """``--version``: print the versions, for which TensorRT is loaded, and exit."""
+    """``--version``: load TensorRT, print the versions, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from pipeline.trt import LIBRARY
@@ -168,7 +168,7 @@ class _Version(argparse.Action):
 
 
 def _parser(asked: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of a command line, and of the command that it asks for, which alone has its arguments."""
+    """Return the parser of the command line, and that of the requested command, which alone has its arguments."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

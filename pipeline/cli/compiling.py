@@ -96,9 +96,9 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def run(pipeline: Any, source: Source) -> Any:
-    """Run the pipeline on a source; any error while the model is captured is an error of the input.
+    """Run the pipeline on a source; any error during capture is raised as a `CaptureError`.
 
-    The graphs that torch.export writes to stderr beside its exceptions are not shown.
+    The graphs that torch.export prints to stderr with its exceptions are not shown.
     """
     try:
         with contextlib.redirect_stderr(io.StringIO()):

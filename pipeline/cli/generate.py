@@ -1,4 +1,4 @@
-"""``pipeline generate``: generate tokens with a language model on the command line; prompts and results are ids."""
+"""``pipeline generate``: generate tokens with a language model; prompts and results are token ids."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _ids(text: str) -> list[int]:
 
 
 def _model(spec: str, seed: int) -> Any:
-    """Return a decoder-only model, with the weights in its folder, or random ones if there are none."""
+    """Return a decoder-only model, with the weights in its folder, or with random weights if the folder has none."""
     import transformers
 
     torch.manual_seed(seed)

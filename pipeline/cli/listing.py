@@ -70,7 +70,7 @@ def markdown() -> str:
 
 
 def _names(targets: list[str], known: Sequence[str]) -> str:
-    """Return the targets abbreviated: an operator without overloads, if these are all of its overloads in ``known``."""
+    """Return the targets; all overloads of an operator in ``known`` are abbreviated to the operator's name."""
     packets: dict[str, list[str]] = {}
     for target in targets:
         packets.setdefault(target.rpartition(".")[0], []).append(target)
@@ -87,7 +87,7 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def details(target: str) -> tuple[str, bool]:
-    """Return all that is declared for a target, or for every overload of it, and whether any of them is supported."""
+    """Describe the converters and decompositions of a target or all its overloads; return whether it has any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
         raise UsageError("there is no operator ''; `pipeline support` lists all that have a converter")
@@ -104,7 +104,7 @@ def details(target: str) -> tuple[str, bool]:
 
 
 def _is_meant(target: str, name: str) -> bool:
-    """Return whether a name, with or without namespace and overload, means this target."""
+    """Return whether a name, with or without namespace and overload, refers to this target."""
     return any(target == full or target.startswith(f"{full}.") for full in (name, f"aten.{name}"))
 
 

@@ -34,7 +34,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add ``--input DIMS``, given once for each input of the model to compile; ``text`` is the flag's help."""
+    """Add ``--input DIMS``, a flag that is repeated for each input of the model; ``text`` is its help."""
     metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
@@ -64,8 +64,8 @@ METAVARS: Final[Mapping[str, str]] = {
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add ``--precision``, and a flag for each field of CompilationSettings, with the first sentence of its
-    documentation and its default as help."""
+    """Add ``--precision``, and a flag for each field of CompilationSettings. The help text of a flag is the first
+    sentence of the field's documentation and the default."""
     parser.add_argument(
         "--precision",
         choices=("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),
@@ -99,14 +99,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def setting_texts() -> dict[str, str]:
-    """Return the first sentence on each field in the docstring of CompilationSettings, and its default."""
+    """Return, for each field of CompilationSettings, the first sentence of its documentation and its default."""
     text = inspect.cleandoc(CompilationSettings.__doc__ or "")  # Python 3.13 has it without indentation, -OO has none
     entries = re.findall(r"^(\w+): (.*(?:\n {4}.*)*)", text, re.M)
     return {name: _sentence(" ".join(text.split())) for name, text in entries}
 
 
 def _sentence(text: str) -> str:
-    """Return the first sentence of a text, and what it says of the default."""
+    """Return the first sentence of a text, and its remark about the default."""
     stops = (match.start() for match in re.finditer(r"\.(?= |$)", text))
     ends = (stop for stop in stops if text.count("(", 0, stop) == text.count(")", 0, stop))
     start, default = text[: next(ends, len(text))], re.search(r"Default (`[^`]*`|[\w ]+)", text)
@@ -126,7 +126,7 @@ def _settings(options: argparse.Namespace) -> CompilationSettings:
 
 
 def _operator(text: str) -> Any:
-    """Return the operator of a name, or all its overloads; reject an unknown name, which would have no effect."""
+    """Return the operator with a name, or all its overloads; reject an unknown name, since it would have no effect."""
     path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     value: object = torch.ops
     for part in path:

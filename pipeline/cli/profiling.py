@@ -50,7 +50,7 @@ def profiled(options: argparse.Namespace) -> str:
 
 
 def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
-    """Return the inputs in order: those of files, and random ones of the optimal sizes."""
+    """Return the inputs in order: from files, or random tensors of the optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
     found = inputs_by_name(program, given)
     for port in ports:

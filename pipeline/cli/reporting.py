@@ -32,8 +32,8 @@ from pipeline.viewing.sources import write_view
 
 @frozen
 class EngineFile:
-    """One engine: the file, the TensorRT that built it, and its inputs and outputs (``name: dtype[dims with
-    ranges]``)."""
+    """One engine: its file, the version of TensorRT that built it, and its inputs and outputs (``name: dtype[dims
+    with ranges]``)."""
 
     name: str
     file: str
@@ -57,7 +57,7 @@ class EngineFile:
 
 @frozen
 class CompilationReport:
-    """The facts about one compilation. ``agreement`` is None if it was not measured, with the reason in ``note``.
+    """The report of one compilation. If ``agreement`` was not measured, it is None, and ``note`` has the reason.
     ``verification`` is the agreement that ``--verify`` measured."""
 
     model: str
@@ -84,7 +84,7 @@ class CompilationReport:
     def of(
         cls, model: str, compiled: Compiled, ledger: Ledger, agreement: Agreement | None, note: str, precision: str
     ) -> CompilationReport:
-        """Create the report of a compiled program; ``precision`` is the requested one."""
+        """Create the report of a compiled program; ``precision`` is the requested precision."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -169,8 +169,8 @@ def _plain(_: object, __: object, value: object) -> Any:
 
 
 def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
-    """Write the engines, both reports and the program's page to a new folder, which appears once it is complete, or not
-    at all."""
+    """Write the engines, both reports and the program's page to a new folder, atomically: after an error there is no
+    folder."""
     with replaced(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):
             (scratch / file.file).write_bytes(memoryview(engine.checked()))
@@ -181,7 +181,7 @@ def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
 
 @contextlib.contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Yield a scratch folder beside ``folder`` that replaces it at the end; after an error ``folder`` is unchanged."""
+    """Yield a temporary folder that replaces ``folder`` at the end; after an error ``folder`` is unchanged."""
     folder = Path(os.path.realpath(folder))  # a link stays one: what it points to is replaced
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

@@ -88,7 +88,7 @@ def verified(options: argparse.Namespace) -> str:
 
 
 def _load_program(options: argparse.Namespace) -> Compiled:
-    """Load the program of the file; a missing GPU is not reported if the reference executor is requested."""
+    """Load the program from the file; do not warn of a missing GPU if the reference executor is requested."""
     with warnings.catch_warnings():
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)
@@ -118,7 +118,7 @@ def exported(options: argparse.Namespace) -> str:
 
 
 def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Return the inputs by name; raise a `UsageError` if one is missing."""
+    """Return the inputs by name; raise a `UsageError` if an input is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
@@ -142,7 +142,7 @@ def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
 
 
 def input_value(port: Port, text: str) -> Any:
-    """Return the tensor that the text stands for: the array of a file, or a number."""
+    """Return the tensor for a command-line value: the array in a file, or a number."""
     if port.kind != "tensor":
         try:
             return int(text)
@@ -165,7 +165,7 @@ def input_value(port: Port, text: str) -> Any:
 
 
 def _in_numpy(dtype: torch.dtype) -> bool:
-    """Return whether numpy has arrays of a dtype: not of bfloat16 and 8-bit floats, whose files have float32."""
+    """Return whether numpy supports a dtype. It lacks bfloat16 and 8-bit floats, which files store as float32."""
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 

@@ -34,7 +34,7 @@ SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 @frozen
 class Source:
-    """A model with the inputs it is compiled for, as `pipeline.Pipeline` takes them."""
+    """A model and the inputs for which it is compiled: the arguments of a `pipeline.Pipeline`."""
 
     name: str
     model: torch.nn.Module | ExportedProgram
@@ -43,7 +43,7 @@ class Source:
     dynamic_shapes: Spec = None
 
     def with_inputs(self, inputs: Sequence[Input]) -> Source:
-        """Return the same model for these inputs instead of its own: named ones by keyword, others by position."""
+        """Return the same model with these inputs in place of its own: named inputs by keyword, others by position."""
         if not inputs:
             return self
         if isinstance(self.model, ExportedProgram):
@@ -55,7 +55,7 @@ class Source:
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
     def checked(self) -> Source:
-        """Return the source; UsageError if the module's ``forward`` does not take these inputs."""
+        """Return the source; raise a `UsageError` if the module's ``forward`` does not accept its inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)
@@ -74,7 +74,7 @@ def names_a_model(spec: str) -> bool:
 
 
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """Load the model that a SPEC names, with its own inputs or those given; raise a `UsageError` if it names none."""
+    """Load the model that a SPEC names, with these inputs or its own; raise a `UsageError` if there is none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
     elif spec.endswith(tuple(READERS)):
@@ -104,7 +104,7 @@ def _file(path: Path) -> Source:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Return whether a file is one of torch.save: a pickle in a zip file, without TorchScript's constants."""
+    """Return whether torch.save wrote a file: a pickle in a zip file, without TorchScript's constants."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -170,8 +170,8 @@ def _attribute(module: object, module_name: str, path: str) -> object:
 
 
 def _source(spec: str, name: str, made: object) -> Source:
-    """Convert a factory's result: a module, a tuple that begins with one, an ExportedProgram or something
-    Source-like."""
+    """Convert a factory's result: a module, a tuple whose first item is a module, an ExportedProgram, or an object
+    with the attributes of a Source."""
     if isinstance(made, torch.nn.Module):
         return Source(name, made.eval())
     if isinstance(made, ExportedProgram):
@@ -194,7 +194,7 @@ def _source(spec: str, name: str, made: object) -> Source:
 
 
 def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
-    """Return the inputs in the program's order, if they fit those of its export: they set the optimal sizes."""
+    """Return the inputs in the program's order, after checking them against the export; they set the optimal sizes."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     names = list(exported.graph_signature.user_inputs)
     unnamed = iter([i for i in inputs if not i.name])

@@ -1,4 +1,4 @@
-"""``UsageError``, and the arguments that commands for saved programs share: light to import."""
+"""``UsageError``, and the arguments that commands for saved programs share. Importing this module is fast."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--input NAME=FILE.npy``, given once for each input; ``what`` describes the accepted values."""
+    """Add ``--input NAME=FILE.npy``, a flag that is repeated for each input; ``what`` describes the accepted values."""
     metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 

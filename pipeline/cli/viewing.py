@@ -1,4 +1,4 @@
-"""``pipeline report``, ``diff`` and ``plan``: show a program, two programs' differences, and engines to be built."""
+"""``pipeline report``, ``diff`` and ``plan``: show a program, the differences of two programs, and planned engines."""
 
 from __future__ import annotations
 

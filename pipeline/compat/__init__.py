@@ -1,1 +1,1 @@
-"""Run converters and models that were written for other compilers."""
+"""Compatibility: run converters and models that were written for other compilers and libraries."""

@@ -18,13 +18,13 @@ Kind: TypeAlias = Literal["started", "finished", "failed", "progress"]
 
 @attrs.frozen(eq=False)
 class Event:
-    """One thing that happened to one stage.
+    """An event of a stage.
 
     kind: started, progress (any number of times), then finished or failed.
-    stage: the stage's name in the pipeline; `capture` for the front door.
+    stage: the stage's name in the pipeline; `capture` for the capture of the model.
     seconds: how long the stage took; None until it has finished or failed.
     record: the stage's input (started, failed) or output (finished); None for progress. Do not change it.
-    done, total: the stage's progress, in steps of its own; None if it does not report it.
+    done, total: the completed and total steps of the stage; None if the stage does not report progress.
     detail: the current step, or the error that the stage failed with.
     """
 
@@ -41,7 +41,7 @@ Observer: TypeAlias = Callable[[Event], object]
 
 
 def as_observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
-    """Convert observers to a tuple; raise a `TypeError` for one that cannot be called."""
+    """Convert observers to a tuple; raise a `TypeError` for an observer that is not callable."""
     observers = tuple(value)
     for observer in observers:
         if not callable(observer):
@@ -56,8 +56,8 @@ _stage: ContextVar[str] = ContextVar("pipeline_stage", default="")
 def report(done: int, total: int | None = None, detail: str = "") -> None:
     """Report a stage's progress to the observers of the running pipeline. Call it inside a stage; it changes no result.
 
-    The observers are in a context variable, set only while a stage runs: elsewhere this does nothing. A thread that a
-    stage starts has a context of its own; run its work in `contextvars.copy_context().run` to let it report.
+    The observers are in a context variable that is set only while a stage runs; otherwise this function does nothing. A
+    thread that a stage starts has a new context; run its work by `contextvars.copy_context().run` to let it report.
     """
     tell = _progress.get()
     if tell is not None:
@@ -65,7 +65,7 @@ def report(done: int, total: int | None = None, detail: str = "") -> None:
 
 
 class Run:
-    """The notifier of observers in one run of a pipeline.
+    """Notifies the observers in one run of a pipeline.
 
     An observer that raises does not break the compilation: the error is logged as a warning, and the observer gets no
     more events of this run. KeyboardInterrupt and the like propagate.
@@ -75,7 +75,7 @@ class Run:
         self._observers = list(observers)
 
     def tell(self, event: Event) -> None:
-        """Notify every observer in turn; nothing that an observer does is reported."""
+        """Notify every observer in turn; progress that an observer reports is ignored."""
         with _reporting_to(None, ""):
             for observer in tuple(self._observers):
                 try:

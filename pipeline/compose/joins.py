@@ -1,4 +1,4 @@
-"""Check that stages fit each other and their arguments; raise errors that name what does not fit."""
+"""Check that adjacent stages and their arguments have compatible types; raise errors that name the mismatch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.settings import CompilationSettings
 
 
 def what(model: object) -> str:
-    """Describe what was passed as a model, for errors."""
+    """Describe an argument that was passed as a model, for errors."""
     if isinstance(model, type):
         return f"the class {model.__name__} (an instance is {model.__name__}(…))"
     if isinstance(model, FunctionType | BuiltinFunctionType):
@@ -32,7 +32,7 @@ def what(model: object) -> str:
 
 
 def _model_instead(model: object, takes: str) -> str:
-    """Return what to pass in place of something that is no model."""
+    """Return the hint what to pass instead of an argument that is not a model."""
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
     if isinstance(model, str | os.PathLike):
@@ -48,7 +48,7 @@ def _model_instead(model: object, takes: str) -> str:
 
 
 def empty(arguments: object) -> bool:
-    """Return whether there are no arguments; the truth of a tensor passed instead is not computed."""
+    """Return whether there are no arguments; a tensor passed by mistake is not converted to a bool."""
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
@@ -60,14 +60,14 @@ def checked(step: AnyStage, record: object) -> Any:
 
 
 class _NoStageError(KeyError):
-    """A `KeyError` that prints its message as it is."""
+    """A `KeyError` that prints its message without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def index_of(name: str, names: Sequence[str]) -> int:
-    """Return the place of the stage with this name; raise a `KeyError` that lists the names."""
+    """Return the index of the stage with this name; raise a `KeyError` that lists the names."""
     if name not in names:
         known = ", ".join(names) or "none"
         raise _NoStageError(f"no stage {name!r}; the stages are {known}{did_you_mean(name, names)}")
@@ -75,7 +75,7 @@ def index_of(name: str, names: Sequence[str]) -> int:
 
 
 def check_joins(stages: Sequence[AnyStage]) -> None:
-    """Raise an error if two stages have one name, or if a stage does not take what the one before it returns."""
+    """Raise an error if two stages have the same name, or if a stage does not accept the previous stage's result."""
     names = [stage.name for stage in stages]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         instead = 'swap the first with replace(), or give one another name with @stage(name="…")'
@@ -87,7 +87,7 @@ def check_joins(stages: Sequence[AnyStage]) -> None:
 
 
 def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
-    """Raise `TypeError` unless the stages start with a `Program` and this is a model; let stages `check_ready`."""
+    """Raise `TypeError` unless the first stage accepts a `Program` and this is a model; then call `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
@@ -99,7 +99,7 @@ def check_front_door(stages: Sequence[AnyStage], model: object, settings: Compil
 
 
 def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:
-    """Let the stages that have a method ``check_ready`` check what they need on this machine."""
+    """Call ``check_ready`` of the stages that have it, to check what they need on this machine."""
     for step in stages:
         inner = getattr(step, "function", getattr(step, "stage", step))
         if callable(check := getattr(inner, "check_ready", None)):
@@ -107,7 +107,7 @@ def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> No
 
 
 def check_known(unknown: Mapping[str, object]) -> None:
-    """Raise a `TypeError` for arguments that a pipeline does not have; its message says what to write instead."""
+    """Raise a `TypeError` for unknown arguments of a pipeline; the message suggests what to write instead."""
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
     for name in unknown:
         instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
@@ -120,8 +120,8 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
 
 
 def under(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
-    """Return a program with the settings that differ from the default in place of those that it was captured with; any
-    other record unchanged. Stages check what a program needs on this machine.
+    """Return a program with those settings replaced that differ from the defaults; return any other record unchanged.
+    Stages check what a program needs on this machine.
 
     Raises:
         ValueError: the program was captured for another device.

@@ -1,4 +1,4 @@
-"""``Ledger``: an observer that records each stage's seconds and memory, and the objects that hold weights after it."""
+"""``Ledger``: an observer that records each stage's time and memory, and which objects hold weights after the stage."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HOLDERS = ("model", "folded", "literals", "plans")
 class Ledger:
     """An observer: ``compile.observed_by(ledger := pipeline.Ledger())``; ``print(ledger)`` shows the table.
 
-    interval: how often memory is read, in seconds: shorter peaks can be missed.
-    entries: one for each stage that ended, in order. Use a ledger for one compilation at a time. Without Linux's /proc,
-    bytes of memory are 0.
+    interval: the seconds between two reads of memory; shorter peaks can be missed.
+    entries: an entry for each completed stage, in order. Use a ledger for one compilation at a time. Without Linux's
+    /proc, memory is 0.
     """
 
     def __init__(self, interval: float = 0.01) -> None:
@@ -69,7 +69,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def held(record: object) -> Iterator[tuple[str, int]]:
-    """Return the bytes of weights that a record holds, by holder; empty for records of other kinds."""
+    """Yield the bytes of weights in a record, by holder; nothing for records without weights."""
     program = _program(record)
     if program is not None:
         own = _storages(program.parameters)
@@ -83,13 +83,13 @@ def held(record: object) -> Iterator[tuple[str, int]]:
 
 
 def _program(record: object) -> Program | None:
-    """Return the program that a record contains; None for records of other kinds."""
+    """Return the program that a record contains; None for other records."""
     while record is not None and not isinstance(record, Program):
         record = getattr(record, "program", None) or getattr(record, "partitioned", None)
     return record
 
 
 def _storages(tensors: Mapping[str, torch.Tensor]) -> dict[int, int]:
-    """Return the bytes of each storage by its address: tensors that share one count once."""
+    """Return the bytes of each storage by address, so that shared storages count once."""
     storages = (tensor.untyped_storage() for tensor in tensors.values())
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -1,8 +1,8 @@
 """Stages and pipelines: a pipeline is an immutable value, checked when it is created.
 
-A stage takes one record and returns one. `@stage` makes one from an annotated function; a frozen record with an
-annotated `__call__` is already one. `|` joins stages and pipelines to a `Pipeline`, whose methods change it at stages
-addressed by name.
+A stage accepts one record and returns one record. `@stage` converts an annotated function to a stage; a frozen record
+with an annotated `__call__` already is a stage. `|` joins stages and pipelines to a `Pipeline`. Its methods, such as
+`replace`, return a changed pipeline, and address stages by name.
 """
 
 import functools
@@ -52,22 +52,22 @@ StageLike: TypeAlias = AnyStage | Callable[[Any], Any]
 
 
 class _Joined:
-    """A mixin for stages: the operator `|`, and how they print."""
+    """A mixin for stages: the operator `|` and the repr."""
 
     def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
         first: Pipeline[Takes, Gives] = Pipeline((self,))
         return first | other
 
     def __repr__(self: AnyStage) -> str:
-        """Return the stage's name, and the records it takes and returns."""
+        """Return the stage's name, and the record types of its input and output."""
         return f"<stage {described(self)}>"
 
 
 @attrs.frozen(slots=False, repr=False)
 class FunctionStage(_Joined, Generic[Takes, Gives]):
-    """A stage made of a function, or of a frozen record with `__call__`, whose annotations state its input and output.
+    """A stage from a function, or from a frozen record with `__call__`; the annotations declare its input and output.
 
-    Forward references are resolved when the types are first asked for. Calling it calls the function.
+    Forward references are resolved at the first read of the types. Calling the stage calls the function.
     """
 
     function: Callable[[Takes], Gives]
@@ -97,7 +97,7 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
         return record_types(self.function, self.name)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """Pickle by name if the stage is in its module under its function's name, else by its parts."""
+        """Pickle by name if the stage is an attribute of its module under its function's name, else by its fields."""
         module, name = getattr(self, "__module__", ""), getattr(self, "__qualname__", "")
         if name and getattr(sys.modules.get(module), name, None) is self:
             return str(name)
@@ -128,7 +128,7 @@ def stage(function: Callable[[Takes], Gives], /) -> FunctionStage[Takes, Gives]:
 @overload
 def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Takes, Gives]]: ...
 def stage(function: Callable[[Any], object] | None = None, /, *, name: str | None = None) -> object:
-    """Make a stage of a function from record to record: `@stage`, or `@stage(name="…")` for a name of its own.
+    """Convert a function from record to record to a stage: `@stage`, or `@stage(name="…")` for another name.
 
     Raises a `TypeError` that names what is missing if the parameter or the result is not annotated.
     """
@@ -138,7 +138,7 @@ def stage(function: Callable[[Any], object] | None = None, /, *, name: str | Non
 
 
 def as_stage(value: object) -> AnyStage:
-    """Convert to a stage: a stage or pipeline stays, a function or frozen record needs an annotated call.
+    """Convert a value to a stage. A stage or pipeline is unchanged; a function or frozen record needs annotations.
 
     A record's stage is named after its `name`, or its class in snake case: `OneEngine()` is `one_engine`.
     """
@@ -154,7 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
-    """Pass a stage that compiles again, such as `verify`, the stages before it, if it has a method ``following``."""
+    """Pass the preceding stages to a stage that compiles again, such as `verify`, if it has a method ``following``."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
@@ -163,7 +163,7 @@ def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
 
 
 def described(step: AnyStage) -> str:
-    """Describe a stage in one line: its name, its implementation if named differently, and both records."""
+    """Describe a stage in a line: its name, its implementation if that has another name, and its record types."""
     own = name_of(step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step)
     try:
         types = f"{type_name(step.takes)} -> {type_name(step.gives)}"
@@ -181,18 +181,18 @@ def _stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
 @immutable("replace, insert, without, until and | return others")
 @attrs.frozen(repr=False)
 class Pipeline(Generic[Takes, Gives]):
-    """Stages run one after the other: callable, immutable, and itself a stage.
+    """A sequence of stages, which is callable, immutable, and itself a stage.
 
-    ``Pipeline[Takes, Gives]`` names the record that its first stage takes and the one that its last stage returns:
-    ``pipeline.default()`` is a ``Pipeline[Program, Compiled]``. If a change by name can lead to records that a type
-    checker does not know, the result is a ``Pipeline`` of ``Any``; its joins are still checked when it is created.
+    ``Pipeline[Takes, Gives]`` has the input type of its first stage and the output type of its last stage:
+    ``pipeline.default()`` is a ``Pipeline[Program, Compiled]``. If a type checker cannot know the types after a change
+    by name, the result is a ``Pipeline`` of ``Any``; the types of adjacent stages are still checked at creation.
 
-    stages: the stages in order. `as_stage` converts each; each takes what the one before it returns.
-    settings: the settings for capturing models. None means the defaults, which `|` replaces by another's.
-    observers: called with every `Event`, in order. One that raises is logged and gets no more events of that run.
+    stages: the stages in order, converted by `as_stage`. Each stage accepts the previous stage's result.
+    settings: the settings for capturing models. None means the defaults; then `|` uses the other pipeline's settings.
+    observers: called with every `Event`, in order. An observer that raises is logged, and dropped for the run.
 
-    Raises a `TypeError` naming both stages and both records if a join does not fit, and a `ValueError` for a name used
-    twice. Pipelines are equal if their parts are. `Pipeline()` is the identity of `|`, which is associative.
+    Raises a `TypeError` that names both stages and record types if adjacent stages do not fit, and a `ValueError` for a
+    duplicate name. Pipelines are equal if their fields are. `Pipeline()` is the identity of `|`, which is associative.
     """
 
     stages: tuple[AnyStage, ...] = attrs.field(default=(), converter=_stages)
@@ -225,13 +225,13 @@ class Pipeline(Generic[Takes, Gives]):
         profiles: Sequence[object] | None = None,
         **unknown: object,
     ) -> object:
-        """Compile a model, or run the stages on the record that the first of them takes.
+        """Compile a model, or run the stages on a record of the first stage's input type.
 
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
-            `pipeline.capture`); or, as the only argument, the record. A program gets the settings that are set here.
+            `pipeline.capture`); or, as the only argument, the record. A program gets this pipeline's settings.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
-        output_names: the names of the model's outputs in engines, reports and files; None: their keys.
-        Returns the last stage's record. Exceptions of a stage propagate unchanged, with a note that names the stage.
+        output_names: the names of the model's outputs in engines, reports and files; None: their keys. Returns the last
+        stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         check_known(unknown)
         ledger = ledger_of(self.observers, self.settings.progress, self.names)
@@ -263,21 +263,21 @@ class Pipeline(Generic[Takes, Gives]):
 
     @property
     def name(self) -> str:
-        """Return its name as a stage of another pipeline: its own stages' names, joined."""
+        """Return the pipeline's name as a stage of another pipeline: the joined names of its stages."""
         return "|".join(self.names)
 
     @property
     def takes(self) -> Any:
-        """Return the type of record that the first stage takes; without stages, any."""
+        """Return the record type of the first stage's input; without stages, `Any`."""
         return self.stages[0].takes if self.stages else object
 
     @property
     def gives(self) -> Any:
-        """Return the type of record that the last stage returns; without stages, the type of its input."""
+        """Return the record type of the last stage's output; without stages, the type of the input."""
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return this, then the other. Settings are the leftmost's that has any; observers are those of both."""
+        """Return this pipeline followed by the other, with the first settings that are set and all observers."""
         after = _pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
@@ -300,9 +300,9 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def replace(self, name: str, stage: StageLike) -> "Pipeline[Any, Any]": ...
     def replace(self, name: str, stage: Any) -> Any:
-        """Return the pipeline with this stage in place of another, *under its name*: it can be replaced again.
+        """Return the pipeline with a stage replaced. The new stage has the *old name*, so it can be replaced again.
 
-        A pipeline in place of a stage runs as one stage, with its own observers.
+        A pipeline as the new stage runs as one stage, with its own observers.
         """
         at, made = self._index(name), as_stage(stage)
         if made.name != name:
@@ -346,11 +346,11 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def until(self, name: str) -> "Pipeline[Takes, Any]": ...
     def until(self, name: str) -> Any:
-        """Return the pipeline up to and including this stage; a call returns its record."""
+        """Return the pipeline up to and including this stage; a call returns this stage's result."""
         return self._with(self.stages[: self._index(name) + 1])
 
     def observed_by(self, *observers: Observer) -> Self:
-        """Return the pipeline with these observers, called after those that it has."""
+        """Return the pipeline with these observers added after the existing observers."""
         return attrs.evolve(self, observers=self.observers + observers)
 
     def _with(self, stages: tuple[AnyStage, ...]) -> "Pipeline[Any, Any]":
@@ -373,11 +373,11 @@ class Pipeline(Generic[Takes, Gives]):
         return len(self.stages)
 
     def __bool__(self) -> bool:
-        """Return True: without stages it is still a pipeline."""
+        """Return True, even for a pipeline without stages."""
         return True
 
     def __repr__(self) -> str:
-        """Return one line per stage: its name, and the records it takes and returns."""
+        """Return a line for each stage: its name, and the record types of its input and output."""
         facts = [repr(self._settings)] if self._settings is not None else []
         facts += [f"{len(self.observers)} observer{'s'[: len(self.observers) != 1]}"] if self.observers else []
         return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {described(step)}" for step in self.stages)])

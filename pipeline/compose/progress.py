@@ -17,11 +17,11 @@ from pipeline.compose.ledger import Ledger
 class StageProgress(Ledger):
     """A ledger that draws progress bars: pass it to ``Pipeline.observed_by`` and use it as a context manager.
 
-    Bars are drawn on a terminal only, unless ``show`` says otherwise. Its entries are those of a `Ledger`; a failed
-    stage counts.
+    Bars are drawn only on a terminal, unless ``show`` is set. The entries are those of a `Ledger`, including failed
+    stages.
 
     transient: remove the bars at the end.
-    interval: how often memory is read, in seconds.
+    interval: the seconds between two reads of memory.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ _DRAWING: Final = threading.Lock()
 
 
 class RunProgress(StageProgress):
-    """The progress of one run of a pipeline: bars from its first event until its ``last`` stage ends or one fails."""
+    """The progress bars of a run of a pipeline, from its first event until its ``last`` stage ends or a stage fails."""
 
     def __init__(self, last: str) -> None:
         super().__init__(show=True, transient=True, interval=0.05)

@@ -1,4 +1,4 @@
-"""Choose the ledger of a run: one of its observers, the progress on a terminal, or one that nobody sees."""
+"""Select the ledger of a run: an observer, the progress bars on a terminal, or a hidden ledger."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pipeline.compose.ledger import Ledger
 
 
 def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read once; else a new one that samples less, and
-    draws the run's progress if the setting says so or, if it is None, on a terminal. ``names``: the run's stages."""
+    """Return the first ledger among the observers, so that memory is read only once; else a new ledger that reads it
+    less often. The new ledger draws ``progress`` if set (None: on a terminal). ``names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
         return known
     if names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):

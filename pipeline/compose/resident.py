@@ -1,4 +1,4 @@
-"""Measure the resident memory of processes, on Linux; elsewhere it is 0."""
+"""Measure the resident memory of processes on Linux; on other systems it is 0."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @frozen
 class Resident:
-    """Resident bytes: ``anonymous`` ones are the process's own; the system may drop those that mirror a ``file``."""
+    """Resident bytes: ``anonymous`` memory of the process, and pages of a ``file``, which the system may drop."""
 
     anonymous: int = 0
     file: int = 0
 
     @property
     def total(self) -> int:
-        """Return the usual resident set size: both together."""
+        """Return the resident set size: the sum of both."""
         return self.anonymous + self.file
 
     def __add__(self, other: Resident) -> Resident:
@@ -30,7 +30,7 @@ class Resident:
 
 
 def resident(pid: int | None = None) -> Resident:
-    """Return the resident memory of one process (None: this one); zero once it has ended, or without /proc."""
+    """Return the resident memory of a process (None: this process); zero if it has ended, or without /proc."""
     try:
         _, total, shared, *_ = _numbers(f"/proc/{pid or 'self'}/statm")
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def resident(pid: int | None = None) -> Resident:
 
 
 def children(pid: int | None = None) -> Iterator[int]:
-    """Return the child processes of a process (None: this one), and theirs."""
+    """Yield the descendants of a process (None: this process)."""
     threads = f"/proc/{pid or 'self'}/task"
     try:
         names = os.listdir(threads)  # noqa: PTH208 - three times as fast, and called all the time
@@ -56,7 +56,7 @@ def children(pid: int | None = None) -> Iterator[int]:
 
 
 def _numbers(path: str) -> list[int]:
-    """Return the numbers in a file of /proc, read at once: five times as fast as a file object."""
+    """Return the numbers in a /proc file, with a single read: five times as fast as a file object."""
     file = os.open(path, os.O_RDONLY)
     try:
         return list(map(int, os.read(file, 1 << 16).split()))
@@ -65,12 +65,12 @@ def _numbers(path: str) -> list[int]:
 
 
 def family(pid: int | None = None) -> Resident:
-    """Return the resident memory of a process with its children. Shared pages of files are counted for each."""
+    """Return the resident memory of a process and its descendants; shared file pages are counted for each process."""
     return sum(map(resident, children(pid)), resident(pid))
 
 
 class Reader:
-    """A thread that lets samplers read every ``interval`` seconds; it ends when it wakes and none is left."""
+    """A thread in which samplers read memory every ``interval`` seconds; it ends when no sampler is left."""
 
     def __init__(self, interval: float = 0.01) -> None:
         self.interval = interval
@@ -79,7 +79,7 @@ class Reader:
         self._running = False
 
     def add(self, sampler: Sampler) -> None:
-        """Add a sampler, which reads from now on."""
+        """Add a sampler, which starts to read."""
         with self._lock:
             self._samplers.append(sampler)
             if not self._running:
@@ -87,7 +87,7 @@ class Reader:
                 threading.Thread(target=self._run, daemon=True).start()
 
     def drop(self, sampler: Sampler) -> None:
-        """Remove a sampler; it does not read again once this returns."""
+        """Remove a sampler; after the return it does not read again."""
         with self._lock:
             self._samplers.remove(sampler)
 
@@ -103,8 +103,8 @@ class Reader:
 
 
 class Sampler:
-    """A sampler: while entered, a reader, its own unless one is given, has it read the memory of a process and its
-    children, of which it records the maximum of each kind. Peaks shorter than the interval can be missed."""
+    """A context that records the peak memory, of each kind, of a process and its descendants. A `Reader` (by default
+    a new one) triggers the reads. Peaks shorter than the interval can be missed."""
 
     def __init__(self, pid: int | None = None, interval: float = 0.01, reader: Reader | None = None) -> None:
         self.pid = pid

@@ -1,7 +1,7 @@
-"""The protocol of stages, and the record types that annotations declare: may one be passed where another is expected?
+"""The protocol of stages, the record types in their annotations, and whether one type is accepted as another.
 
-A union fits if each of its members does. Types that cannot be checked at run time (Any, a type variable, a protocol
-that is not runtime-checkable) fit everywhere.
+A union is accepted if each of its members is. Types that cannot be checked at run time (Any, a type variable, a
+protocol that is not runtime-checkable) are accepted everywhere.
 """
 
 import inspect
@@ -15,7 +15,7 @@ Gives = TypeVar("Gives", covariant=True)
 
 
 class Stage(Protocol[Takes, Gives]):
-    """The protocol of stages: a name, the record types of input and output, and a pure call from one to the other."""
+    """The protocol of stages: a name, the record types of input and output, and a pure function between these."""
 
     @property
     def name(self) -> str:
@@ -23,11 +23,11 @@ class Stage(Protocol[Takes, Gives]):
 
     @property
     def takes(self) -> Any:
-        """Return the record type that the stage takes."""
+        """Return the record type of the stage's input."""
 
     @property
     def gives(self) -> Any:
-        """Return the record type that the stage returns."""
+        """Return the record type of the stage's output."""
 
     def __call__(self, record: Takes, /) -> Gives:
         """Return the stage's output for this record."""

@@ -1,6 +1,6 @@
-"""Make torch.export accept a model: patches of torch, example inputs in its form, and repeated attempts.
+"""Export models that torch.export alone rejects: patch torch, prepare example inputs, and retry with other options.
 
-`capture` asks for an export here, and for the contexts in which torch traces, and imports no other module of the room.
+`pipeline.capture` imports only the names below from this package.
 """
 
 from pipeline.export_fixes.dynamic_shapes import asked

@@ -1,6 +1,6 @@
-"""Declare the attempts at an export in their order: `exporter` takes the next one after a failure.
+"""The table of retries for a failed export. `exporter` makes them in this order until an export succeeds.
 
-``print(printed())`` shows it; the log of `pipeline.export_fixes.exporter` says which attempt was taken.
+``print(printed())`` shows the table; the logger `pipeline.export_fixes.exporter` reports which attempt succeeded.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ data-dependent branches are taken as for the example."""
 
 @frozen(eq=False)
 class First:
-    """The first export of a model, with the shapes that were requested, as Python runs it or by the example.
+    """The outcome of the first export of a model, with the requested shapes.
 
     Attributes:
         error: the error of the export; None if the export succeeded, but its graph fixes a number.
-        by_inputs: whether the ranges are those of `Input` s, and not torch's own ``Dim`` s, which have names.
+        by_inputs: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
         has_one_size: whether torch specialized a dynamic size to a constant.
-        is_narrower: whether torch accepts narrower ranges only, and no dim is derived from another.
+        is_narrower: whether torch accepts only narrower ranges, and no dim is derived from another dim.
     """
 
     model: torch.nn.Module
@@ -55,12 +55,12 @@ class First:
 
     @property
     def fails_for_the_model(self) -> bool:
-        """Whether the model's own code raised the error, not a range or a data-dependent branch."""
+        """Whether the model's own code raised the error; False for errors about ranges or data-dependent branches."""
         return self.way == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
 
     @property
     def reads_bytecode(self) -> bool:
-        """Whether Dynamo may trace: it is not tracing already, and the model caught no error of a check of data."""
+        """Whether Dynamo may trace the retry: it is not active, and the model caught no error of a value check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.way == "python" and CompileContext.try_get() is None and not is_caught
@@ -68,13 +68,13 @@ class First:
 
 @frozen(eq=False)
 class Attempt:
-    """A way to repeat an export that failed: a row of `ATTEMPTS`.
+    """A retry of a failed export: a row of `ATTEMPTS`.
 
     Attributes:
-        when, changes: the failures for which the attempt is made, and the change to the export, as text.
-        applies: whether the attempt may help.
-        way: how torch.export traces; None: as before.
-        shapes: the dynamic shapes of each export to try.
+        when, changes: descriptions of the failures that are retried, and of the change to the export.
+        applies: returns whether the attempt may help.
+        way: the trace mode of torch.export; None: the mode of the first export.
+        shapes: returns the dynamic shapes of each export to try.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Attempt:
     shapes: Callable[[First], Iterable[Spec]] = lambda first: (first.shapes,)
 
     def tries(self, first: First) -> Iterator[tuple[Spec, Way]]:
-        """Yield the shapes and the kind of trace of each export to try; none if the attempt cannot help."""
+        """Yield the shapes and the trace mode of each export to try; nothing if the attempt cannot help."""
         if self.applies(first):
             yield from ((each, self.way or first.way) for each in self.shapes(first))
 
@@ -95,20 +95,20 @@ NO_SIZE: Final = -2
 
 
 def remembered_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
-    """Return the shapes of tensors that a model's modules have as attributes, by their places."""
+    """Return the shapes that a model's modules store as attributes, by attribute path."""
     rows = ((within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
     return {place: value for place, value in rows if type(value) is torch.Size}
 
 
 @contextmanager
 def forgotten(model: torch.nn.Module) -> Iterator[None]:
-    """Return the context of a trace in which the shapes that a model remembers from its last call match no tensor; the
-    caller restores them.
+    """Return a context for a trace in which the shapes that a model stored in its last call are cleared, so that they
+    match no tensor. The caller restores them.
 
-    ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (heads of YOLO, caches of
-    positions): once the model was called, torch.export fixes sizes to the remembered ones. If the shape is cleared, the
-    trace computes the grid; `model_state` checks that no result depends on an earlier call. A call that leaves one as
-    it is, is a `CaptureError`: that is not the shape of the last call.
+    Consider ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (YOLO heads, position
+    caches). After a call of the model, torch.export would specialize sizes to the stored shape. With a cleared shape,
+    the trace computes the grid; `model_state` checks that no result depends on an earlier call. If the trace does not
+    assign a cleared shape, a `CaptureError` is raised, since it is not the shape of the last call.
     """
     found = remembered_shapes(model)
     for place, shape in found.items():
@@ -192,16 +192,16 @@ ATTEMPTS: Final = (
 
 
 def printed() -> str:
-    """Return the table: a line for each attempt, with when it is tried, and what it changes."""
+    """Return the table as text: for each attempt a line with the condition and the change."""
     rows = ((each.name, each.when, each.changes) for each in (NUMBERS, *ATTEMPTS))
     return in_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
 def tied(error: Argument, shapes: Spec) -> Iterator[Spec]:
-    """Yield the shapes with those dims tied which torch.export reports as equal; none if it suggests other changes too.
+    """Yield the shapes with one ``Dim`` for dims that torch reports as equal; nothing if it suggests other changes.
 
-    Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
-    Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
+    Each dim of an `Input` has a unique name, while a model may need equal dims (a mask and the masked tensor). The
+    ranges stay as requested: suggestions that narrow a range or make a dim static are ignored.
     """
     try:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)

@@ -1,8 +1,8 @@
-"""Compute both branches of a TorchScript `if` on data, and let data choose between their results.
+"""Trace both branches of a data-dependent TorchScript `if`, and select between their results at run time.
 
-The interpreter of TorchScript (`export_fixes.torchscript`) calls `either` where the condition of ``prim::If`` is
-data. Each branch is traced as if it were taken, and must be pure: `torch.where` chooses between values, and undoes no
-effects. An ``if`` of Python is not traced so; it is a `CaptureError`.
+The TorchScript interpreter (`export_fixes.torchscript`) calls `either` if the condition of a ``prim::If`` is
+data-dependent. Each branch is traced as if it were taken, and must be pure: `torch.where` selects values, but cannot
+undo side effects. A data-dependent ``if`` in Python code is not handled here; it raises a `CaptureError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HINT: Final = "torch.where(condition, one, other) chooses between values, torch.
 
 
 class Unset:
-    """The value of a name that a branch does not set."""
+    """The value of a variable that a branch does not assign."""
 
     def __repr__(self) -> str:
         return "not set"
@@ -44,7 +44,7 @@ class Branch:
 
     Attributes:
         memory: the memory that the branch allocates.
-        effect: the branch's first operation that must not run unless the branch is taken, with the reason; or empty.
+        effect: the branch's first operation with a side effect, and the reason; empty if the branch is pure.
     """
 
     memory: set[StorageWeakRef] = field(factory=set)
@@ -53,7 +53,7 @@ class Branch:
 
 @define
 class Choice:
-    """The memory of a result that `torch.where` selects, and of the two tensors of which eager returns one."""
+    """The memory of a result of `torch.where`, and of the two tensors of which eager would return one."""
 
     memory: frozenset[StorageWeakRef]
     place: str
@@ -72,15 +72,15 @@ trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None
 
 
 def is_open(condition: object) -> bool:
-    """Return whether a condition is a tensor of one element whose value is unknown until the program runs."""
+    """Return whether a condition is a data-dependent tensor of one element."""
     if trace.get() is None or not isinstance(condition, torch.Tensor):
         return False
     return is_unknown(condition) and set(shape_of(condition)) <= {1}
 
 
 def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> Argument:
-    """Trace both branches, and return results that `torch.where` selects by the condition when the program runs. Raise
-    `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot choose between."""
+    """Trace both branches, and return the results that `torch.where` selects by the condition at run time. Raise
+    `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot select."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
     results = [_result(branch, run, place) for branch, run in zip(branches, (yes, no), strict=True)]
@@ -107,7 +107,7 @@ def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument
 def _chosen_result(
     condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], place: str
 ) -> Argument:
-    """Return a tensor that equals one of two results. A name that one branch leaves unset is not read later."""
+    """Return the selected one of two results. A variable that one branch does not assign is not read later."""
     yes, no = pair
     if yes is no or no is UNSET or _is_same_number(yes, no):
         return yes
@@ -124,7 +124,7 @@ def _chosen_result(
 
 
 def noting(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
-    """Wrap torch's tracing of a call: record its effects in a branch; refuse writes to a chosen result."""
+    """Wrap torch's tracing of a call: record its side effects in a branch; reject writes to a selected result."""
     result, now = own(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open or now.choices):
         return result

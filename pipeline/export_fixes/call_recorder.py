@@ -1,4 +1,4 @@
-"""Define ``recorded``: record the calls of a submodule, to compile it with their inputs and varying sizes."""
+"""``recorded``: record the calls of a submodule, to compile it for their inputs, with dynamic sizes if they differ."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class TensorKind:
 
 @frozen
 class Call:
-    """One call of a module: the structure of its inputs, and each value by its path; tensors by dtype and rank."""
+    """One call of a module: the structure of its inputs, and each value by path; a tensor as its dtype and rank."""
 
     spec: Spec
     values: Mapping[str, Leaf]
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
-        """Return the record of a call with these inputs; ``way``: the number of positional ones, and the keywords."""
+        """Return the record of a call with these inputs; ``way``: the number of positional inputs, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
         kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
         return cls((spec, way), dict(zip((_path(path) for path, _ in rows), kinds, strict=True)))
@@ -50,8 +50,8 @@ class Call:
 class Calls:
     """The calls of a module that `recorded` has seen, in order.
 
-    ``compile(module, **calls.inputs)`` compiles the module for all of them. The first call is the example, and its
-    tensors are kept; of later calls only types and shapes are.
+    ``compile(module, **calls.inputs)`` compiles the module for all recorded calls. The first call is the example, and
+    its tensors are stored; of later calls only types and shapes are stored.
     """
 
     module: torch.nn.Module
@@ -75,12 +75,12 @@ class Calls:
 
     @property
     def inputs(self) -> dict[str, Argument]:
-        """Return ``args``, ``kwargs`` and ``dynamic_shapes`` for a pipeline or `pipeline.capture`. A size that differed
-        between calls varies from its smallest to its largest, as does a whole number; the first call's are tuned for.
+        """Return ``args``, ``kwargs`` and ``dynamic_shapes`` for a pipeline or `pipeline.capture`. Sizes and integers
+        that differed between calls are dynamic from their minimum to their maximum, and tuned for the first call.
 
         Raises:
-            CaptureError: there was no call; or two calls differ in more than sizes and whole numbers, so that no one
-                program is for both. The message names the input.
+            CaptureError: there was no call; or calls differ in more than sizes and integers of an input, which the
+                message names.
         """
         if self.refused is not None:
             raise self.refused
@@ -124,7 +124,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
             pipe(prompt, num_inference_steps=1, height=768)
         compiled = compile(pipe.unet, **calls.inputs)
 
-    Calls go on as before. Only calls of the module itself are seen, not those of its other methods.
+    Calls return their usual results. Only calls of the module itself are recorded, not those of its other methods.
 
     Raises:
         TypeError: ``module`` is not an ``nn.Module``.
@@ -149,19 +149,19 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
 
 
 def _plain_copy(x: torch.Tensor) -> torch.Tensor:
-    """Return an ordinary tensor with a copy of the values, whatever mode the program is in."""
+    """Return a plain copy of a tensor, even in inference mode."""
     with torch.inference_mode(False):
         return x.detach().clone()
 
 
 def _path(path: tuple[Leaf, ...]) -> str:
-    """Return where a value lies in the inputs: ``sample``, ``added['time_ids']``."""
+    """Return the path of a value in the inputs as text: ``sample``, ``added['time_ids']``."""
     first, *rest = path
     return f"{first.key}{keystr(tuple(rest))}"
 
 
 def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
-    """Return the entries of leaves, in order, as they are nested in ``dynamic_shapes``."""
+    """Nest the entries of leaves, in order, as ``dynamic_shapes`` nests them."""
     parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
     if len(parts) == 1 and parts[0] is value:
         return next(entries)
@@ -169,7 +169,7 @@ def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
 
 
 def _is_alike(own: Leaf, other: Leaf) -> bool:
-    """Return whether one program may serve both values."""
+    """Return whether a program can accept both values of an input."""
     if isinstance(own, TensorKind) and isinstance(other, TensorKind):
         return own.dtype == other.dtype and len(own.shape) == len(other.shape)
     if type(own) is type(other) is int:
@@ -180,6 +180,6 @@ def _is_alike(own: Leaf, other: Leaf) -> bool:
 
 
 def _range(sizes: Sequence[int]) -> Argument:
-    """Return a dim over these sizes; None if all are the same."""
+    """Return a ``Dim`` with the range of these sizes; None if all are equal."""
     low, high = min(sizes), max(sizes)
     return None if low == high else Dim.DYNAMIC(min=low, max=high)

@@ -1,4 +1,4 @@
-"""Compare the two calls in the graph of a model that was called twice: does the second compute what the first did?"""
+"""Decide from a graph with two calls of a model whether the second call computes the same function as the first."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "
 
 
 def computes_the_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Return whether a second call of a model computes the same function of its inputs as the first, so that it uses
-    nothing of the first call's inputs that the model has stored. The program makes both calls: it returns the outputs
-    of both, of these structures, and the inputs, copied by `AGAIN`."""
+    """Return whether the second call of a model computes the same function of its inputs as the first; then it uses
+    no state from the first call. The exported program makes both calls: it returns the outputs of both, with these
+    structures, and the inputs copied by `AGAIN`."""
     first, second = structures
     if first != second:
         return False
@@ -43,7 +43,7 @@ def computes_the_same_again(exported: ExportedProgram, structures: Sequence[Tree
 
 @define
 class _Values:
-    """Number the values that a graph's nodes compute: two nodes with one number compute the same.
+    """Value numbering of a graph: two nodes with the same number compute the same value.
 
     Attributes:
         numbers: the number of each expression: an operator and the numbers of its arguments.
@@ -68,7 +68,7 @@ class _Values:
         return number
 
     def of(self, value: Argument) -> object:
-        """Return the number of a node; what else is an argument is compared as it is printed."""
+        """Return the number of a node; for any other argument return its printed text."""
         if isinstance(value, Node):
             return self.nodes[value]
         if isinstance(value, list | tuple):
@@ -96,7 +96,7 @@ class _Values:
                 self.call(node)
 
     def placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
-        """Number an input; a constant by its value."""
+        """Assign a number to a placeholder; constants are numbered by value."""
         if spec.kind == InputKind.USER_INPUT:
             self.nodes[node] = self.inputs[node] = self.number("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -105,13 +105,13 @@ class _Values:
             self.nodes[node] = self.number("constant", _digest(constants.get(str(spec.target))))
 
     def begin_again(self) -> None:
-        """Begin the second call: values of inputs get new numbers, buffers keep theirs."""
+        """Begin the second call: values that depend on inputs get new numbers, buffers keep theirs."""
         self.first = self.nodes
         self.nodes = {n: self.number("before", v) if v in self.of_inputs else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
 
     def call(self, node: Node) -> None:
-        """Number a call; what it writes has a new number."""
+        """Assign a number to a call, and new numbers to the nodes that it writes."""
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
             self.nodes[node] = self.number("size", str(value))
@@ -128,7 +128,7 @@ class _Values:
 
 
 def _value_reads(node: Node) -> list[Node]:
-    """Return the nodes whose values a call reads, without those whose dtype, device or sizes alone it reads."""
+    """Return the nodes whose values a call reads, except nodes of which it reads only dtype, device or sizes."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
     if template is None or (template == 0 and does(node.target) is not Does.FILLS):
@@ -138,7 +138,7 @@ def _value_reads(node: Node) -> list[Node]:
 
 
 def _keeps_values(node: Node) -> bool:
-    """Return whether a call casts or copies a tensor that already has this dtype; a second call does so again."""
+    """Return whether a call is a copy, or a cast to the dtype that the tensor already has; it keeps the values."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if name not in COPIES or not node.all_input_nodes:
         return False
@@ -148,7 +148,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """Return the nodes that depend on these inputs, or on a tensor outside of the graph that it writes."""
+    """Return the nodes that depend on these inputs, or on tensors outside of the graph that the graph writes."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_value_reads(node)):
@@ -160,7 +160,7 @@ def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
 
 
 def _written_nodes(node: Node) -> Iterator[Node]:
-    """Yield the node that a call writes, and those that it may be a view of."""
+    """Yield the node that a call writes, and the nodes of which it may be a view."""
     written: object = next(iter(node.all_input_nodes), None)
     while isinstance(written, Node):
         yield written
@@ -168,7 +168,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
 
 
 def _digest(value: object) -> tuple[object, ...]:
-    """Return a key that distinguishes constants. A literal is a new tensor in each call."""
+    """Return a key of a constant by its value, since a literal is a new tensor in each call."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
     values = value.constant if isinstance(value, FakeTensor) else value

@@ -1,7 +1,8 @@
 """Merge the ranges of ``pipeline.Input`` with torch.export's ``dynamic_shapes``.
 
-torch.export specializes a size of 0 or 1 in an example, and raises the lower end of a range to 2 if no input has the
-``Dim`` itself, only one derived from it. Examples are made larger here, and such a ``Dim`` is replaced by one from 2.
+torch.export specializes dynamic dims whose example size is 0 or 1, so examples are created with larger sizes here. It
+also raises the minimum of a ``Dim`` to 2 if inputs contain only dims that are derived from it (``4*s``); here such a
+``Dim`` is replaced by a ``Dim`` from 2.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def has_derived(shapes: object) -> bool:
 def merged_dynamic_shapes(
     model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
 ) -> object:
-    """Return torch.export's dynamic_shapes for these inputs: the Inputs' ranges merged with those that were passed
-    beside them; `CaptureError` if both give a range for one dim, and the ranges differ."""
+    """Return torch.export's dynamic_shapes for these inputs: the ranges of Inputs merged with the ``dynamic_shapes``
+    argument; raise `CaptureError` if both have a range for a dim, and the ranges differ."""
     inputs = bound(model, args, kwargs)
     given = in_one(model, inputs, given)
     check_shapes(model, inputs, given)
@@ -83,14 +84,14 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
 
 @define
 class _Merger:
-    """Merges Inputs and dims; a dim that gets a range from an Input has it in all inputs. ``names``: names in use."""
+    """Merges Inputs and dims. A ``Dim`` with the range of an Input has it in all inputs. ``names``: names in use."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
     count: int = -1
 
     def merge(self, path: str, value: Argument, spec: Spec) -> object:
-        """Merge the dims of an input, in torch.export's form."""
+        """Return the merged dims of an input, as torch.export expects them."""
         if isinstance(value, Input):
             self.count += 1
             return self.of_input(path, value, by_dim(spec)) or None
@@ -131,7 +132,7 @@ class _Merger:
         return Dim(name, min=dim.min, max=dim.max)
 
     def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
-        """Return the dim, if its range is open or equals the Input's."""
+        """Return the dim, if its range is open or equal to the Input's range."""
         ends = _bounds(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
@@ -147,7 +148,7 @@ class _Merger:
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
     def ranged(self, entry: object) -> object:
-        """Return a dim with the range that an Input gave it."""
+        """Return a dim with the range that it got from an Input."""
         if not isinstance(entry, Dim):
             return entry
         root = getattr(entry, "root", entry)
@@ -159,15 +160,14 @@ class _Merger:
 
 
 def contained(value: object, entries: list[Argument], structure: Spec) -> object:
-    """Return the entries of a container's values in dynamic_shapes: Python's containers keep their type, as
-    torch.export requires, and classes that libraries register (transformers' outputs, though they are dicts) become
-    lists."""
+    """Nest the entries of a container's values for dynamic_shapes. As torch.export requires, Python's containers
+    keep their type, and pytree classes of libraries (even transformers' outputs, which are dicts) become lists."""
     own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
 
 
 def _bounds(entry: Spec) -> tuple[int | None, int | None]:
-    """Return the least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
+    """Return the bounds of an entry of dynamic_shapes; None for a missing bound."""
     if isinstance(entry, int):
         return entry, entry
     if isinstance(entry, Dim):
@@ -186,7 +186,7 @@ def _text(entry: Spec) -> str:
 
 
 def _with_roots(shapes: object) -> object:
-    """Replace a ``Dim`` that no input has itself, only derived (``4*s``), by one from 2, as torch.export requires."""
+    """Replace each ``Dim`` that occurs only in derived dims (``4*s``) by a ``Dim`` from 2, as torch.export requires."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
 
@@ -202,28 +202,28 @@ def _with_roots(shapes: object) -> object:
 
 
 def _derived_dim(entry: Spec, root: Any, by: int) -> object:
-    """Return the dim that is derived in the same way from a root larger by a number."""
+    """Return the same derived dim as an expression of another root, which is larger by ``by``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * by
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
 def relaxed(shapes: object) -> Iterator[object]:
-    """Yield the same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``), which becomes a
-    relation, checked at each call: first those of plain dims, then those of derived dims as well."""
+    """Yield the shapes with relaxed ranges (first of plain dims, then also of derived dims), for which torch.export
+    may add constraints (``s % 4 == 0``). These become relations that each call checks."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     for derived in sorted({hasattr(d, "root") for d in dims}):
         yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
 
 
 def roomier(shapes: object) -> Iterator[object]:
-    """Yield the ranges with 1..2 extended to 1..3: torch needlessly fixes dims of two sizes."""
+    """Yield the shapes with ranges 1..2 extended to 1..3: torch needlessly specializes dims of two sizes."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
 
 
 def _is_hint(entry: object) -> bool:
-    """Return whether an entry is `Dim.DYNAMIC`, which torch refuses for a dim that it fixes."""
+    """Return whether an entry is `Dim.DYNAMIC`, for which torch raises an error if it specializes the dim."""
     return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
 
 
@@ -237,7 +237,7 @@ def _opened(entry: object, derived: bool, room: int = 0) -> object:
 
 
 def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
-    """Return whether torch's error complains only about ranges of plain dims, not of derived ones."""
+    """Return whether torch's error is only about ranges of plain dims, not of derived dims."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
     found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
@@ -245,7 +245,7 @@ def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
 
 
 def specialised(exported: ExportedProgram, shapes: object) -> bool:
-    """Return whether a dim with a range has a single size in the export."""
+    """Return whether torch specialized a dim with a range to a single size."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
@@ -280,7 +280,7 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
 
 
 def wishes(exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object) -> Iterator[Wish]:
-    """Yield each size of an input that has a requested range or dim, and the request."""
+    """Yield each size of an input for which a range or dim is requested, with the request."""
     asked = _mapped(lambda value, spec: _Asked(by_dim(spec)), bound(model, *inputs), shapes)
     found = _as_nested(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
@@ -290,7 +290,7 @@ def wishes(exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, sh
 
 
 def unified(wishes: Iterable[Wish]) -> bool:
-    """Give sizes of one ``Dim`` one symbol, as requested; return False if they differ in the example."""
+    """Unify the symbols of sizes that share a ``Dim``; return False if the sizes differ in the example."""
     first: dict[str, Argument] = {}
     sizes = list(wishes)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
@@ -301,7 +301,7 @@ def unified(wishes: Iterable[Wish]) -> bool:
 
 
 def attended(exported: ExportedProgram) -> None:
-    """Equate the lengths of an attention's keys and values, which torch does not."""
+    """Unify the symbols of the lengths of an attention's keys and values, since torch does not."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
@@ -309,7 +309,7 @@ def attended(exported: ExportedProgram) -> None:
 
 
 def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
-    """Yield the range of the one symbol of a size, from that of the size."""
+    """Yield the range of a size's symbol that follows from the range of the size, if the size has a single symbol."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
     name = str(*size.free_symbols)
@@ -329,7 +329,7 @@ class _Asked:
 
 
 def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
-    """Return whether a size is an expression over symbols that are not bound to one value each."""
+    """Return whether a size depends on a symbol with more than one possible value."""
     if not isinstance(size, torch.SymInt):
         return False
     symbols = size.node.expr.free_symbols
@@ -338,8 +338,8 @@ def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
 
 
 def examples(model: torch.nn.Module, inputs: Inputs, shapes: object, place: Callable[[Input], torch.device]) -> Inputs:
-    """Example inputs: tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of
-    their own; other values unchanged."""
+    """Return example inputs. Inputs become tensors, whose dynamic sizes are at least 2; other tensors are given
+    separate storages; other values are unchanged."""
     derived = has_derived(shapes)
 
     def example(value: object, spec: object) -> Argument:
@@ -353,7 +353,7 @@ def examples(model: torch.nn.Module, inputs: Inputs, shapes: object, place: Call
 
 
 def _as_nested(model: torch.nn.Module, inputs: Inputs, made: Mapping[str, object]) -> Inputs:
-    """Arrange values by the names of parameters in the structure of the inputs."""
+    """Arrange values, which are by parameter name, in the structure of the inputs."""
     first = inspect.signature(model.forward).bind_partial(*inputs[0])
     first.arguments.update({name: made[name] for name in first.arguments})
     rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
@@ -361,7 +361,7 @@ def _as_nested(model: torch.nn.Module, inputs: Inputs, made: Mapping[str, object
 
 
 def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """``function(leaf, spec)`` over containers; the spec is None if there is none."""
+    """Map ``function(leaf, spec)`` over containers; ``spec`` is None for a leaf without an entry."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_mapped(function, v, s) for v, s in zip(value, given, strict=True))

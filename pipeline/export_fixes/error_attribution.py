@@ -1,4 +1,4 @@
-"""Name the inputs whose dtype or device the model does not take, instead of the operator that eager's error names."""
+"""Convert errors of torch.export to errors that name the inputs whose dtype or device the model does not accept."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ casts: the dtype is not at fault."""
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
-    """Return the error for a failed export. It names the inputs of wrong device or dtype. Errors about dtypes are
-    retried: first with all inputs of one dtype cast to another, then with fewer of them."""
+    """Return the error to raise for a failed export; it names the inputs of wrong device or dtype. To find inputs of
+    wrong dtype, repeat the export: first with all inputs of a dtype cast to another dtype, then with fewer of these."""
     if nameless := without_names(error):
         return nameless
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
@@ -102,13 +102,13 @@ def without_names(error: Exception) -> CaptureError | None:
 
 
 def deciding(error: BaseException) -> tuple[CodeType, int] | None:
-    """Return the innermost function of the model in an error's traceback, and its line."""
+    """Return the innermost function of the model in an error's traceback, and the line in it."""
     found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
 
 
 def place_of(file: str, line: int) -> str:
-    """Return a line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
+    """Return a line of a model as errors print it: ``model.py:41, if x.sum() > 0:``."""
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
@@ -136,7 +136,7 @@ def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | 
 
 
 def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """Return the error for a Python branch on data, with its line; None for other errors."""
+    """Return the error for a data-dependent Python branch, with its line; None for other errors."""
     is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
     found = deciding(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
     if found is None:
@@ -181,7 +181,7 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
 
 
 def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
-    """Return the error for an input or result of a type that torch.export does not take; None for other errors."""
+    """Return the error for an input or result of a type that torch.export does not support; None for other errors."""
     for path, value in rows:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
@@ -204,7 +204,7 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows
 
 
 def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """Return the error for a shape, numbers or a text passed in place of a tensor; None for other errors."""
+    """Return the error for a shape, numbers or a string in place of a tensor; None for other errors."""
     found = re.search(
         r"must be Tensor, not (\w+)|'(\w+)' object has no|int of type '(\w+)'|for \S+ '(\w+)'", str(error)
     )
@@ -223,7 +223,7 @@ def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs
 
 
 def _inside(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Rows:
-    """Return the leaves of each input, with their paths. The tuple of all positional inputs is no leaf."""
+    """Return the leaves of each input, with their paths. The tuple of all positional inputs is not a leaf."""
     return tree_flatten_with_path(inputs, is_leaf=lambda value: value is not inputs[0] and is_leaf(value))[0]
 
 
@@ -238,7 +238,7 @@ def _is_of_numbers(value: object) -> bool:
 
 
 def _tensor_instead(value: object) -> str:
-    """Return how to pass a tensor in place of a text, a shape or numbers."""
+    """Return the hint how to pass a tensor instead of a string, a shape or numbers."""
     if isinstance(value, str):
         return "pipeline.Input.parse reads a text such as '1..8x3x224x224:float16'"
     if isinstance(value, tuple | list) and {*map(type, value)} == {int}:
@@ -247,8 +247,8 @@ def _tensor_instead(value: object) -> str:
 
 
 def _unsupported_result(error: Exception) -> str | None:
-    """Return the type of a result that torch.export does not take, if the error is about one. Before 2.13 torch looks
-    the result up in a table, which fails for unhashable types."""
+    """Return the type of a result that torch.export does not support, if the error is about a result. Before 2.13,
+    torch looks the result up in a table, which fails for unhashable types."""
     found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))
     if found is None and any(f.f_code.co_name == "is_opaque_type" for f, _ in traceback.walk_tb(error.__traceback__)):
         found = re.search(r"unhashable type: '(?:.*\.)?(.+?)'", str(error))

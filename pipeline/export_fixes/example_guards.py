@@ -1,8 +1,9 @@
-"""Follow the example's branch where Python branches on data, and check the condition in each call.
+"""Trace data-dependent Python branches as the example input decides them, and check the condition in each call.
 
-torch computes the example beside its symbols (``propagate_real_tensors``), answers what only data can, and asserts the
-answer in the graph. Here each such assertion becomes an output of the program: whether a call decides otherwise. Sizes
-that data has are asked of the tensor that has them, when the program runs.
+With ``propagate_real_tensors`` torch also computes the example's values during the trace, evaluates data-dependent
+conditions with them, and adds assertions of the results to the graph. Here each such assertion becomes a bool output of
+the program, which is True if a call takes another branch than the example did. At run time, data-dependent sizes are
+read from tensors.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ OPERATORS: Final[Mapping[Target, Target]] = {
 
 @define
 class Decisions:
-    """The conditions on data that the example decided while a model was traced.
+    """The data-dependent conditions that the example decided while a model was traced.
 
     Attributes:
         places: the lines that branched on each data-dependent symbol: ``model.py:41, if x.sum() > 0:``.
-        beside: the symbols that each symbol was compared with, and itself.
-        exact: the lines where a float was fixed to the example's value.
+        beside: for each symbol, the symbol itself and the symbols with which it was compared.
+        exact: the lines where a float was specialized to the example's value.
     """
 
     places: dict[str, dict[str, None]] = field(factory=dict)
@@ -82,7 +83,7 @@ decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example",
 
 
 def computing(own: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
-    """Wrap `FakeTensorMode.__init__`: the mode computes the example as well."""
+    """Wrap `FakeTensorMode.__init__`: the mode also computes the example's values."""
     own(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
@@ -107,17 +108,17 @@ def noting(_: Kernel, shape_env: object, asked: Argument, answer: Argument) -> N
 
 
 def counting(own: Kernel, value: Argument) -> Argument:
-    """Wrap `len` to return a data-dependent size as a symbol, not as the example's number: a comparison decides."""
+    """Wrap `len` to return a data-dependent size as a symbol instead of the example's number."""
     rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
     return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
 
 
 def with_outputs(exported: ExportedProgram, decided: Decisions) -> tuple[str, ...]:
-    """Add to an export, in place, an output for each condition: whether a call decides otherwise. Return the places, in
-    the order of these outputs, which come last.
+    """Append to an export, in place, a bool output for each condition: whether a call takes the other branch. Return
+    the lines of the conditions, in the order of these outputs.
 
     Raises:
-        CaptureError: the program would hold for one number of a type that has many, or cannot check what was decided.
+        CaptureError: the program would be valid for a single value of a float, or cannot check a condition.
     """
     if decided.exact:
         place = next(iter(decided.exact))
@@ -153,7 +154,7 @@ _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
 def _decided_symbols(node: Node, decided: Decisions) -> set[str]:
-    """Return the symbols of an assertion's condition; none if torch only bounds a part of a tensor."""
+    """Return the symbols in an assertion's condition; empty if torch only bounds a part of a tensor."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decided.places.keys() if symbols <= decided.beside[name]}
@@ -161,7 +162,7 @@ def _decided_symbols(node: Node, decided: Decisions) -> set[str]:
 
 
 class _Tensors:
-    """Create 0-d tensors for the numbers that Python read in a graph, as they were when read."""
+    """Create 0-d tensors for the numbers that Python read in a graph, with the values at the time of the read."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph, self.names = graph, {node.name for node in graph.nodes}

@@ -1,4 +1,4 @@
-"""Wrap steps of torch.export: passes over buffers, guards, logs, the tracer's hooks in modules, and transforms."""
+"""Wrappers of torch.export's steps: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("pipeline.torch")
 def without_plain_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
 ) -> tuple[torch.fx.GraphModule, object]:
-    """Replace torch's pass that removes copies into buffers, even copies that cast or expand (torch 2.11 to 2.13):
+    """Replace torch's pass that removes copies into buffers, even if they cast or expand (torch 2.11 to 2.13):
     remove only copies without effect."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
@@ -53,13 +53,13 @@ _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violation
 
 
 def collected_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
-    """Return a context in which an export finishes although ranges are too wide; the list receives the errors.
-    torch.export raises an error for a range that is wider than the model accepts, but only after tracing it all."""
+    """Return a context in which an export completes although ranges are wider than the model accepts. The list
+    receives the errors, which torch.export would raise after the whole trace."""
     return set_to(_kept, [])
 
 
 def finishing(own: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
-    """Wrap `produce_guards_and_solve_constraints` to keep an error instead of raising it, where requested."""
+    """Wrap `produce_guards_and_solve_constraints`: in `collected_violations`, store errors instead of raising them."""
     try:
         return own(fake_mode, *args, **kwargs)
     except ConstraintViolationError as error:
@@ -71,7 +71,7 @@ def finishing(own: Callable[..., object], fake_mode: Any, *args: object, **kwarg
 
 
 def _fixing_lines(shape_env: Any) -> str:
-    """Return the lines of the model that fix a size to its value in the example, as lines of a message."""
+    """Return the lines of the model that specialize a size to its value in the example, as text."""
     found: dict[str, None] = {}
     for guard in shape_env.guards:
         sides = guard.expr.args if isinstance(guard.expr, sympy.Eq) else ()
@@ -86,8 +86,8 @@ def _fixing_lines(shape_env: Any) -> str:
 
 
 def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG: what matters it
-    raises as well. Who sets ``TORCH_LOGS`` gets torch's logs as well."""
+    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch
+    also raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles them, too."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
@@ -96,14 +96,14 @@ def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRe
 
 
 def prints(_: Callable[..., object], error: Argument) -> None:
-    """Replace `get_class_if_classified_error`: print no advice and no graph before an error."""
+    """Replace `get_class_if_classified_error`, so that torch prints no advice and no graph before an error."""
     if hasattr(error, "partial_fx_graph"):
         log.debug("what was traced before the error:\n%s", error.partial_fx_graph)
         del error.partial_fx_graph
 
 
 def said_already(reason: str) -> None:
-    """Keep back the warning in which Dynamo repeats why a graph was broken, unless ``TORCH_LOGS`` is set."""
+    """Suppress the warning in which Dynamo repeats the reason of a graph break, unless ``TORCH_LOGS`` is set."""
     if not os.environ.get("TORCH_LOGS"):
         dynamos = logging.getLogger("torch._dynamo.exc")
 
@@ -120,26 +120,26 @@ def said_already(reason: str) -> None:
 def calling(
     own: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap the tracer's `call_module`: calls of other threads run untraced. The tracer replaces `Module.__call__` and
-    `Module.__getattr__` for the whole process, and treats every call as the model's."""
+    """Wrap the tracer's `call_module` so that calls of other threads run untraced. The tracer replaces
+    `Module.__call__` and `Module.__getattr__` in the whole process, and treats every call as a call in the model."""
     return own(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
 
 
 def reading(own: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
-    """Wrap the tracer's `getattr`: other threads get the plain attributes."""
+    """Wrap the tracer's `getattr` so that other threads get the plain attributes."""
     return own(tracer, name, value, proxies) if is_tracing() else value
 
 
 def has_transforms(module: torch.fx.GraphModule) -> bool:
-    """Return whether a graph, or one that it calls, enters or leaves ``torch.vmap``, a transform of ``torch.func`` or
-    forward-mode derivatives. Operators between these calls act on wrapped tensors, so that the graph cannot be run as
-    it is; traced below autograd, it has the operators that the transforms call."""
+    """Return whether a graph, or a graph that it calls, enters or leaves ``torch.vmap``, a transform of
+    ``torch.func`` or forward-mode derivatives. Operators between these calls act on wrapped tensors, so the graph
+    cannot be run as it is. A trace below autograd replaces them by the operators that the transforms call."""
     graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
     return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
 
 
 def transforms_left() -> AbstractContextManager[None]:
-    """Return a context that leaves the transforms which a failed export has entered."""
+    """Return a context that exits the transforms which a failed export has entered."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
 
     def leave() -> None:
@@ -152,7 +152,7 @@ def transforms_left() -> AbstractContextManager[None]:
 
 
 def _is_forward() -> bool:
-    """Return whether forward-mode derivatives are active, also those that a failure left so."""
+    """Return whether forward-mode derivatives are active, even if a failed export left them active."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:

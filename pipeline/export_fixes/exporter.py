@@ -1,4 +1,4 @@
-"""Export a module with torch.export, with the requested ranges or the nearest that the model allows."""
+"""Export a module with torch.export, with the requested ranges or the closest ranges that the model allows."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def export(
     """Export a module or TorchScript, under the autocast that is active around the call.
 
     Raises:
-        CaptureError: torch.export cannot export it; torch's message is kept.
-        TypeError: it is no module, or the inputs do not fit it.
+        CaptureError: torch.export cannot export the module; the error contains torch's message.
+        TypeError: ``model`` is not a module, or ``forward`` does not accept the inputs.
     """
     module: torch.nn.Module = interpreted(model)
     request = requested(module, args, kwargs, dynamic_shapes, profiles)
@@ -81,8 +81,8 @@ def export(
 
 
 def signature_of(model: object) -> tuple[Parameter, ...]:
-    """Return the parameters of ``forward``, or those of an export, without ``*args`` and ``**kwargs``: a compiled
-    program is called as the model is."""
+    """Return the parameters of ``forward`` or of an export, without ``*args`` and ``**kwargs``. A compiled program
+    has the same signature."""
     inner = interpreted(model.module() if isinstance(model, ExportedProgram) else model)
     if not isinstance(inner, torch.nn.Module):
         return ()
@@ -101,7 +101,7 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
 def _traced(
     export: _Export, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Return the export and the notes: by the example if there is no other, and settings allow."""
+    """Return the export and the notes; as a last resort, if settings allow it, the example decides branches."""
     try:
         return _noted(export, shapes, constants, "python")
     except CaptureError:
@@ -132,7 +132,7 @@ def _noted(
 
 
 def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
-    """Warn of the first operator in training mode, which is rarely intended."""
+    """Warn of the first operator that runs in training mode, which is rarely intended."""
     for node in exported.graph.nodes if getattr(model, "training", False) else ():
         if isinstance(node.target, OpOverload):
             given = {each.name: argument(node, each.name) for each in node.target._schema.arguments}
@@ -146,7 +146,7 @@ def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
 
 @frozen(eq=False)
 class _Export:
-    """A model and example inputs, to export as on a device; None: where they are."""
+    """A model and example inputs, which are exported as on ``device``; None: on their own devices."""
 
     model: torch.nn.Module
     inputs: Inputs
@@ -178,7 +178,7 @@ class _Export:
     def first(
         self, shapes: Spec, way: Way, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Return the first export, and why it does not have the requested ranges."""
+        """Return the first export or None, and the error why it failed or lacks the requested ranges, or None."""
         try:
             exported = self.exported(shapes, way)
             kept = not ranges.has_derived(shapes) or all(ranges.is_of_plain_dims(each, shapes) for each in violations)
@@ -191,8 +191,8 @@ class _Export:
         return exported, None
 
     def attempted(self, first: First, fixed: int | None = None) -> ExportedProgram | None:
-        """Return the export of the first attempt in the table that has the requested ranges, and fewer fixed numbers
-        than these; None if none has."""
+        """Return the first export by an attempt of the table that has the requested ranges and fewer than ``fixed``
+        specialized numbers; None if no attempt succeeds."""
         name = type(self.model).__name__
         for attempt in ATTEMPTS if fixed is None else (NUMBERS,):
             for shapes, way in attempt.tries(first):
@@ -208,12 +208,12 @@ class _Export:
         return None
 
     def has_ranges(self, exported: ExportedProgram, shapes: Spec) -> bool:
-        """Return whether an export with relaxed ranges still has dynamic sizes for these dims."""
+        """Return whether dims that have ranges in ``shapes`` are dynamic in an export with relaxed ranges."""
         wishes = ranges.wishes(exported, self.model, self.inputs, shapes)
         return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
 
     def exported(self, shapes: Spec, way: Way) -> ExportedProgram:
-        """Return the export with these dynamic shapes, traced in a way."""
+        """Return the export with these dynamic shapes and this trace mode."""
         model, place = self.model, input_checks.places(self.model, self.inputs, self.device)
         inputs = ranges.examples(model, self.inputs, shapes, place)
         if self.device is not None and is_elsewhere(self.device, model, inputs):

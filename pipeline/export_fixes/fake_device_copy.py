@@ -1,12 +1,12 @@
-"""Capture for another device: trace a copy of the model whose tensors are fakes on that device.
+"""Capture for another device: trace a copy of the model with fake tensors on that device.
 
-The graph that torch traces depends on the device of the tensors, and fake tensors can claim to be on a GPU that the
-machine does not have. They have no values and take no memory; the program gets the user's own tensors.
+The graph that torch traces depends on the device of the tensors. Fake tensors may be on a GPU that the machine does not
+have; they have no values and need no memory. The captured program holds the user's original tensors.
 
-torch asks a device's guard for the current device: for ``x[0]``, ``x.to("cuda")``, for gradients. In builds with CUDA
-and no GPU ``FakeTensorMode`` installs a guard that answers 0; builds for the CPU have no guard, and raise "not linked
-with support for cuda devices" (torch 2.11 to 2.13). `ensure_cuda_guard` installs one: torch's own base for guards
-written in Python. It does not allow tensors with values on ``cuda``.
+For ``x[0]``, ``x.to("cuda")`` and gradients, torch asks the device guard for the current device. In CUDA builds on a
+machine without a GPU, ``FakeTensorMode`` installs a guard that returns 0. CPU-only builds have no guard, and raise "not
+linked with support for cuda devices" (torch 2.11 to 2.13). There `ensure_cuda_guard` installs torch's own base class
+for guards written in Python. Real tensors on ``cuda`` remain impossible.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from pipeline.export_fixes.value_hooks import with_numbers
 
 
 def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
-    """Return whether a tensor of the model or among the inputs is on another type of device."""
+    """Return whether a tensor of the model or of the inputs is on another type of device."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
 def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
-    """Return a copy of the model, and of its inputs, with fake tensors on the device. A tensor that is neither a
-    parameter nor a buffer stays on its device, unless ``model.to(device)`` would move it because its module
-    overrides ``_apply``: a grid stored by an earlier call. Tensors of few elements, such as strides, keep their values.
-    A module that cannot be copied, and one whose ``_apply`` fails, is a `CaptureError`."""
+    """Return a copy of the model and of its inputs with fake tensors on the device. A tensor that is neither a
+    parameter nor a buffer (a grid stored by an earlier call) stays on its device, unless its module overrides
+    ``_apply`` so that ``model.to(device)`` moves it. Tensors of few elements, such as strides, keep their values.
+    Raise a `CaptureError` if a module cannot be copied, or if its ``_apply`` fails."""
     if device == "cuda":
         ensure_cuda_guard()
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
@@ -78,7 +78,7 @@ def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class _Fakes:
-    """Fake tensors on a device: of the same shape, strides and dtype as the given ones, and without gradients."""
+    """Creates fake tensors on a device, with the shape, strides and dtype of the originals, and without gradients."""
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         self.mode, self.device = mode, device
@@ -110,7 +110,7 @@ _lock = threading.Lock()
 
 
 def ensure_cuda_guard() -> None:
-    """Install a guard for CUDA if torch has none, to stay, as torch's own does; `CaptureError` if torch takes none."""
+    """Install a permanent device guard for CUDA if torch has none; raise `CaptureError` if torch rejects it."""
     if torch.backends.cuda.is_built():
         return
     with _lock:
@@ -124,7 +124,7 @@ def ensure_cuda_guard() -> None:
 
 
 def _ensure() -> None:
-    """Let torch register a guard for its device type for private use, and move it to CUDA's place."""
+    """Let torch register a guard for the device type PrivateUse1, and move it to CUDA's slot in the registry."""
     types: Any = torch._C._autograd.DeviceType
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, REGISTRY)

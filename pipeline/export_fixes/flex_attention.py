@@ -1,8 +1,8 @@
-"""Expand ``torch.nn.attention.flex_attention`` to the operators that it computes, which engines have.
+"""Decompose ``torch.nn.attention.flex_attention`` into operators that engines support.
 
-torch.export keeps it as a call with two graphs: for the score, and for the mask of one query and one key. Below
-autograd `torch.vmap` extends the graphs to all queries and keys; if the scores are not modified, it becomes
-``scaled_dot_product_attention`` with a mask.
+torch.export keeps the call as one operator with two subgraphs: one modifies a score, one computes the mask, each for a
+single query and key. Below autograd, `torch.vmap` extends the subgraphs to all queries and keys. If the scores are not
+modified, the call becomes ``scaled_dot_product_attention`` with a mask.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def expanded(
     score_buffers: Sequence[Argument] = (),
     mask_buffers: Sequence[Argument] = (),
 ) -> Results:
-    """Expand the operator while a graph is traced; for other callers compute the result's shapes only."""
+    """Decompose the operator while a graph is traced; for other callers compute only the result's shapes."""
     rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
     if get_proxy_mode() is None:
         return own(operator, query, key, value, *rest)
@@ -62,7 +62,7 @@ def expanded(
 
 
 def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence[Argument]) -> torch.Tensor | None:
-    """Return the mask of all pairs, of size 1 in the dims that the function ignores; None if all are visible."""
+    """Return the mask of all pairs, with size 1 in the dims that the function ignores; None if no pair is masked."""
     inputs, result = _results(one)
     if getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default):
         return None

@@ -1,4 +1,4 @@
-"""Check the model and inputs that a user passes, while a mistake can still be explained in the user's terms."""
+"""Check the user's model and inputs before the export, so that errors can name the user's arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None
 
 
 def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return ``args`` and ``kwargs`` as a tuple and a dict; `TypeError` if they are something else."""
+    """Return ``args`` and ``kwargs`` as a tuple and a dict; raise `TypeError` for other types."""
     if isinstance(args, torch.Tensor | Input | str | bytes) or not isinstance(args, Sequence):
         raise TypeError(f"args is {kind_of(args)}: pass a tuple of inputs, such as args=(x,)")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -34,7 +34,7 @@ def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[st
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise `TypeError` for a module that is compiled already, `CaptureError` for one whose parameters have no
+    """Raise `TypeError` for an already compiled module, and `CaptureError` for a module whose parameters have no
     values."""
     if isinstance(model, CompiledModule):
         raise TypeError("model is compiled already: call it, or compile the module that it was made from")
@@ -52,8 +52,8 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
-    """Return the device of an Input's example: its own, else that of the model's tensors, else that of the other
-    inputs; the CPU where the capture shows all of them on another one."""
+    """Return a function from an Input to its example's device: that of the Input, else of the model's tensors, else
+    of the other inputs. It is the CPU if the capture traces fake tensors on another device (``shown``)."""
     cpu = torch.device("cpu")
     if shown is not None:
         return lambda _: cpu
@@ -64,8 +64,8 @@ def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callabl
 
 
 def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes; `TypeError`,
-    which lists the parameters, if ``forward`` does not take these inputs."""
+    """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes. If
+    ``forward`` does not accept the inputs, raise a `TypeError` that lists the parameters."""
     signature = inspect.signature(model.forward)
     try:
         return dict(signature.bind(*args, **kwargs).arguments)
@@ -75,7 +75,7 @@ def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str,
 
 
 def _inputs_instead(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
-    """Return what to pass in place of inputs that ``forward`` does not take."""
+    """Return the hint what to pass instead of inputs that ``forward`` does not accept."""
     if args and all(type(size) is int for size in args):
         return f"args are inputs, and {args} are numbers: args=(pipeline.Input(shape={args}),) stands for a tensor"
     known = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_POSITIONAL}
@@ -86,11 +86,11 @@ def _inputs_instead(signature: inspect.Signature, args: tuple[object, ...], kwar
 
 
 def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> None:
-    """Raise an error if ``dynamic_shapes`` names missing inputs or dims, so that no entry is silently ignored.
+    """Raise an error if ``dynamic_shapes`` names missing inputs or dims, so that every entry has an effect.
 
     Raises:
-        TypeError: it, or an entry, has a type that torch.export does not take.
-        ValueError: it names an input or a dim that the module does not have, or has another length.
+        TypeError: ``dynamic_shapes`` or an entry has a type that torch.export does not accept.
+        ValueError: an entry is for an input or dim that the module does not have, or a container has another length.
     """
     if given is None or callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
         return
@@ -99,8 +99,7 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: ob
 
 
 def specs_of(model: torch.nn.Module, inputs: Mapping[str, Any], given: object) -> list[tuple[str, object, object]]:
-    """Return each input's name, value and entry in ``dynamic_shapes``; raise the errors of `check_shapes` for its
-    form."""
+    """Return each input's name, value and entry in ``dynamic_shapes``; raise the errors of `check_shapes`."""
     names = ", ".join(inputs) or "none"
     if isinstance(given, Mapping):
         parameters = inspect.signature(model.forward).parameters.values()
@@ -129,7 +128,7 @@ def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, to
 
 
 def by_dim(spec: Spec) -> dict[int, Argument]:
-    """Return the entries of a tensor's dims, as far as it has some."""
+    """Return the entries of a tensor's dims by dim; dims without an entry are left out."""
     pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
     return {dim: entry for dim, entry in pairs if entry is not None}
 
@@ -150,8 +149,8 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
 
 
 def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) -> Spec:
-    """Return ``dynamic_shapes`` by position in which the entries of inputs that ``forward`` takes as ``*args`` are one
-    entry; `ValueError` if there are fewer entries than inputs, or more."""
+    """Return ``dynamic_shapes`` by position with one entry, a tuple, for all inputs that ``forward`` accepts as
+    ``*args``. Raise `ValueError` if the number of entries is not the number of inputs."""
     parameters = inspect.signature(model.forward).parameters.values()
     name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in inputs), None)
     if name is None or not isinstance(given, list | tuple):
@@ -168,15 +167,15 @@ def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) 
 
 
 def _is_of_one(spec: object, value: object) -> bool:
-    """Return whether an entry is for a tuple that contains this input, and is not the input's own tuple of dims."""
+    """Return whether an entry is for a tuple that contains this input, rather than the dims of the input itself."""
     if not isinstance(spec, list | tuple) or len(spec) != 1:
         return False
     return not isinstance(value, torch.Tensor | Input) or isinstance(spec[0], Mapping | list | tuple | None)
 
 
 def together(model: torch.nn.Module, given: Spec) -> Spec:
-    """``dynamic_shapes`` by the names of ``forward``'s parameters: ``{"other": …}`` is in ``{"kwargs": {"other": …}}``
-    if ``forward`` takes it as ``**kwargs``."""
+    """Return ``dynamic_shapes`` by the names of ``forward``'s parameters: ``{"other": …}`` becomes ``{"kwargs":
+    {"other": …}}`` if ``forward`` accepts it as ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     name = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
     others = {n: spec for n, spec in given.items() if n not in parameters} if isinstance(given, dict) else {}
@@ -189,7 +188,7 @@ def together(model: torch.nn.Module, given: Spec) -> Spec:
 def once(
     own: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **by: Argument
 ) -> Argument:
-    """Wrap torch.export's `make_constraints`, which gets inputs of ``**kwargs`` under two names."""
+    """Wrap torch.export's `make_constraints`, which otherwise receives inputs of ``**kwargs`` under two names."""
     twice = [
         name
         for name, value in inputs.items()

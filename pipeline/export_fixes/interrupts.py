@@ -1,8 +1,8 @@
-"""Undo a trace's changes to the process when an interrupt (Ctrl-C) stops it at any step.
+"""Undo the process-wide changes of a trace if an interrupt (Ctrl-C) stops it at any step.
 
-Python raises ``KeyboardInterrupt`` between any two of its steps: after a context was entered and before its ``with``
-knows, as ``__exit__`` begins, or while it runs. So a change is noted before it is made, and undone by steps that may
-run twice; what a ``with`` did not undo, `interruptible` does.
+Python may raise ``KeyboardInterrupt`` between any two bytecode instructions: after ``__enter__`` but before the
+``with`` block begins, or when ``__exit__`` begins or runs. So each change is recorded before it is made, and is undone
+by steps that may safely run twice. `interruptible` undoes the changes that a ``with`` statement did not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
 
 
 def thread_state() -> Callable[[], None]:
-    """Return a function that restores this thread's present state, as far as traces change it."""
+    """Return a function that restores this thread's current state, as far as traces change it."""
     grad, lifts = torch.is_grad_enabled(), torch._C._only_lift_cpu_tensors()
     contexts, operators = dict(vars(_guards._TLS)), _python_dispatch._get_current_dispatch_mode_stack()
     functions = overrides._get_current_function_mode_stack()
@@ -70,7 +70,7 @@ def _same(some: list[Argument], others: list[Argument]) -> bool:
 
 
 def process_state() -> Callable[[], None]:
-    """Return a function that reverts a trace's changes to the process while no other thread exports."""
+    """Return a function that reverts a trace's process-wide changes, if no other thread exports."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
     modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
     free = [place for place in (0, 1) if modes.get(place) is None]
@@ -88,7 +88,7 @@ def process_state() -> Callable[[], None]:
 
 
 def _fx_patches() -> Callable[[], None]:
-    """Return a function that takes back what tracers of torch.fx replace since, in `nn.Module` and elsewhere."""
+    """Return a function that undoes later replacements by torch.fx tracers, in `nn.Module` and elsewhere."""
     before = _symbolic_trace.CURRENT_PATCHER
     names = ("__call__", "__getattr__") if before is None else ()  # else what is there is another thread's
     own = {name: vars(torch.nn.Module)[name] for name in names}
@@ -127,8 +127,8 @@ _changes: ContextVar[list[_Change] | None] = ContextVar("changes of the process"
 
 @contextmanager
 def undoing(undo: Callable[[], None]) -> Iterator[None]:
-    """Return a context at whose end ``undo`` is called. After an interrupt `interruptible` calls it, once the inner
-    contexts of torch have ended; an interrupted ``undo`` is called again."""
+    """Return a context that calls ``undo`` at its end. After an interrupt, `interruptible` calls ``undo`` when
+    torch's inner contexts have ended; an interrupted ``undo`` is called again."""
     found, change = _changes.get(), _Change(undo)
     changes = [] if found is None else found
     changes.append(change)
@@ -145,7 +145,7 @@ def undoing(undo: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def set_to(variable: ContextVar[Argument], value: T) -> Iterator[T]:
-    """Return a context in which a context variable has a value; it yields the value."""
+    """Return a context in which a context variable has this value; yield the value."""
     token = variable.set(value)
     try:
         yield value
@@ -184,9 +184,9 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _end_contexts(error: BaseException, handled: BaseException | None) -> None:
-    """End the contexts that an interrupt left open: now, not when their frames are garbage-collected, since those that
-    restore a mode of torch would then do so after we have restored it. Tracebacks of the exception that the caller
-    handles (``handled``) are not cleared."""
+    """Close the contexts that an interrupt left open. Otherwise they would end when their frames are
+    garbage-collected, and could set a mode of torch again that was already restored. Tracebacks of the exception
+    that the caller handles (``handled``) are not cleared."""
     found: BaseException | None = error
     while found is not None and found is not handled:
         clear_frames(found.__traceback__)
@@ -195,7 +195,7 @@ def _end_contexts(error: BaseException, handled: BaseException | None) -> None:
 
 
 def _end(changes: list[_Change]) -> None:
-    """Undo changes, the last one first."""
+    """Undo changes in reverse order."""
     while changes:
         changes[-1].end()
         changes.pop()

@@ -1,12 +1,13 @@
 """Rules for the largest element of tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
-torch creates a new symbol for each number that Python reads from a tensor during a trace, and no engine can compute
-with that symbol. Instead the rules track the largest element of integer tensors made of sizes, as an expression,
-through arithmetic and operators that move elements; of a tensor with one element it is the number that is read.
+During a trace, torch creates a new symbol for each number that Python reads from a tensor, and no engine can compute
+with that symbol. The rules avoid such symbols: they track the largest element of integer tensors that are computed from
+sizes, as an expression, through arithmetic and operators that move elements. For a tensor with one element, this is the
+number that Python reads.
 
-A tensor of one float made of known integers has a `Ratio`. Rounded up or down, it gives an integer again:
-``torch.ceil((n - 7) / 4).to(int)``. The rules apply if the numbers are small enough that float rounding cannot reach
-the next integer. Other numbers computed from floats are left to torch, because Python computes in another precision.
+A tensor of one float that is computed from known integers has a `Ratio`. Rounding it up or down returns a known
+integer: ``torch.ceil((n - 7) / 4).to(int)``. The rules apply if float rounding errors cannot reach the next integer.
+Other numbers computed from floats are left to torch, because Python computes in another precision.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Rule: TypeAlias = Callable[..., Any]
 
 @frozen
 class Ratio:
-    """A quotient of integers that a float equals up to rounding."""
+    """A quotient of integers, which a float equals up to rounding errors."""
 
     above: Whole
     below: int = 1
@@ -54,7 +55,7 @@ class Ratio:
 
     @property
     def whole(self) -> Whole | None:
-        """The integer that the float is known to be."""
+        """The integer that equals the float, if there is one."""
         return self.above if self.below == 1 and not self.roundings else None
 
 
@@ -172,9 +173,9 @@ RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED,
 def largest(
     func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, numbers: Sequence[Argument]
 ) -> Number | None:
-    """Return the largest element of a call's result of this dtype and rank, if it is known.
+    """Return the largest element of a call's result, which has this dtype and rank; None if it is unknown.
 
-    numbers: the arguments, with the known numbers of tensors in place of these.
+    numbers: the arguments, with known numbers in place of tensors.
     """
     if dtype in (torch.float32, torch.float64):
         return _ratio(func, kwargs, numbers) if func in RATIOS and rank == 0 and len(args) < 3 else None
@@ -197,7 +198,7 @@ def _ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio
 
 
 def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
-    """Return whether the rule maps the largest elements of the arguments to the largest of the result."""
+    """Return whether the arguments' largest elements determine the result's largest element by the operator's rule."""
     if func in ALONE:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDED:

@@ -1,13 +1,13 @@
 """Track the known values beside fake tensors during an export.
 
-A fake tensor has all its elements (`FakeTensor.constant`) if it is computed from values that are the same in all calls:
-literals, buffers that the model never writes, inputs that are a `Constant`. Or it has its largest element
-(`FakeTensor.item_memo`, a `Ratio` for floats) as an expression of sizes (`known_numbers`). The graph holds only for the
-numbers that Python reads from either. A write to the tensor clears both.
+A fake tensor stores all its elements (`FakeTensor.constant`) if they are computed from values that are the same in all
+calls: literals, buffers that the model never writes, inputs that are a `Constant`. Otherwise it may store its largest
+element as an expression of sizes (`FakeTensor.item_memo`, a `Ratio` for floats; see `known_numbers`). If Python reads a
+number from such a tensor, the graph is valid for this number only. A write to the tensor clears both attributes.
 
-Each value has the names of the buffers that it was computed from. The program records the buffers whose numbers Python
-read, since other numbers would give another graph. Elements are on the CPU, whatever the tensor's device: values of a
-buffer on a GPU and of a `Constant` may be combined, and there may be no GPU.
+Each known value has the names of the buffers from which it was computed. The program records the buffers whose numbers
+Python read, since other numbers may lead to another graph. The elements are stored on the CPU, whatever the tensor's
+device: so a value of a GPU buffer can be combined with a `Constant`, and the machine needs no GPU.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Known:
 
     Attributes:
         inputs: the values of inputs, by their index.
-        is_of_model: whether a model is exported; False while a graph is traced again, which contains fakes.
+        is_of_model: whether a model is exported; False while a graph, which contains fake tensors, is traced again.
         names: the buffers whose numbers Python read.
         written: the buffers that the model writes, so that their numbers differ from call to call.
-        storages: the buffers in each storage: those of their fakes, and of their values.
-        own: the model's names of each buffer, by the tensor's id, since Dynamo renames them.
-        beside: fakes of the tensors that the model holds outside of its buffers, kept alive here.
+        storages: the buffers in each storage, both of fake tensors and of values.
+        own: the model's names of each buffer, by the tensor's id, because Dynamo renames buffers.
+        beside: fake tensors of the tensors that the model holds outside of its buffers; this list keeps them alive.
     """
 
     inputs: Mapping[int, torch.Tensor] = field(factory=dict)
@@ -73,7 +73,7 @@ class Known:
 
     @property
     def most(self) -> int:
-        """The most elements of a tensor whose value is tracked."""
+        """The maximum number of elements of a tensor whose value is tracked."""
         return MOST if self.inputs else FEW
 
     def start(self, written: frozenset[str] = frozenset()) -> None:
@@ -87,12 +87,12 @@ known: ContextVar[Known | None] = ContextVar("known values", default=None)
 
 
 def tracked(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
-    """Return a context that tracks values in exports; ``constants``: the inputs with one value, by index."""
+    """Return a context that tracks values in exports; ``constants``: the `Constant` inputs, by index."""
     return set_to(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
 def is_small(tensor: torch.Tensor, most: int = FEW) -> bool:
-    """Return whether a tensor has its elements in memory, and few of them."""
+    """Return whether a tensor stores its elements, and has at most ``most``."""
     return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most
 
 
@@ -102,14 +102,14 @@ def has_few(tensor: torch.Tensor) -> bool:
 
 
 def with_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
-    """Attach a value to a fake tensor, which loses it when it is written to."""
+    """Attach a value to a fake tensor; a write to the tensor removes it."""
     fake.constant = value
     fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
     return fake
 
 
 def number_of(tensor: torch.Tensor) -> Number | None:
-    """Return the largest element of a tensor, if it is known."""
+    """Return the largest element of a tensor; None if it is unknown."""
     elements = getattr(tensor, "constant", None)
     if tensor.is_floating_point() or tensor.is_complex():
         if RATIO not in vars(tensor):  # tensors of inference mode count no writes
@@ -124,7 +124,7 @@ def number_of(tensor: torch.Tensor) -> Number | None:
 def tracking(
     dispatch: Function, mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
 ) -> object:
-    """Wrap `FakeTensorMode.dispatch`: track results of known values, and record what Python reads."""
+    """Wrap `FakeTensorMode.dispatch`: propagate known values to results, and record the numbers that Python reads."""
     state = known.get()
     kwargs = kwargs or {}
     if not isinstance(func, OpOverload):
@@ -144,7 +144,7 @@ def tracking(
 
 
 def _with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
-    """Return a call's result, with its largest element, if it is known."""
+    """Return a call's result, and attach its largest element, if it is known."""
     rule = WRITES.get(func, func)
     if rule not in RULES and rule not in RATIOS:
         return call()
@@ -160,7 +160,7 @@ def _with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Func
 
 
 def _compute(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
-    """Return the result of a call that known values or numbers determine, with its value; else NotImplemented."""
+    """Return the result and its value for a call that known values or numbers determine; else NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
     if not _may_be_computed(state, func, leaves):
         return NotImplemented
@@ -176,7 +176,7 @@ def _compute(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argumen
 
 
 def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
-    """Return whether an operator computes from known values alone, or creates a tensor of numbers or a literal."""
+    """Return whether an operator computes only from known values, or creates a tensor from numbers or a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
         return False
@@ -192,7 +192,7 @@ def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -
 
 
 def _runs_on_cpu(func: OpOverload) -> bool:
-    """Return whether an operator has a CPU kernel, for values on the CPU: torch's operators have, others may not."""
+    """Return whether an operator has a CPU kernel: torch's operators have one, custom operators may have none."""
     if func.namespace in ("aten", "prims", "prim"):  # those of `prim` are TorchScript's alone
         return func.namespace != "prim"
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
@@ -200,7 +200,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 @contextmanager
 def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context in which a call's tensors have no values; they lose those that it may write."""
+    """Return a context in which a call's tensors have no values; restore them afterwards, unless the call writes."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:
@@ -222,14 +222,14 @@ def _on_cpu(leaf: Argument) -> Argument:
 
 
 def device_of(leaves: Sequence[object]) -> torch.device:
-    """Return the device of a result: the one that is named, or else that of the tensors, a GPU before the CPU."""
+    """Return the device of a result: the device argument, or else the tensors' device, a GPU before the CPU."""
     named = [x for x in leaves if isinstance(x, torch.device)]
     tensors = [x.device for x in leaves if isinstance(x, torch.Tensor)]
     return next(iter((*named, *sorted(tensors, key=lambda device: device.type == "cpu"))), torch.device("cpu"))
 
 
 def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
-    """Return a fake of a value, on the device of its tensor. Fakes of views of one value on the CPU share memory."""
+    """Return a fake tensor with a value, on a device. If values on the CPU share memory, their fake tensors do, too."""
     if device.type == "cpu":
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     with no_dispatch():
@@ -238,8 +238,8 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) ->
 
 
 def _with_fakes(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
-    """Return the arguments with fakes, which have values, of tensors that a model holds beside its buffers: its own, or
-    fakes of them, of another mode, on a GPU that the machine does not have."""
+    """Replace tensors that a model holds outside of its buffers by fake tensors with values. The arguments may
+    contain the tensors themselves or, for a GPU that the machine lacks, fake tensors of another mode."""
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor
@@ -254,7 +254,7 @@ def _with_fakes(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
 
 
 def _names(args: Argument) -> frozenset[str]:
-    """Return the buffers that the values of a call's tensors come from, of those whose values are known."""
+    """Return the buffers from which the known values of a call's tensors were computed."""
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
@@ -270,7 +270,7 @@ def _has_value(tensor: FakeTensor) -> bool:
 
 
 def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
-    """Return the storages that a call writes to: its first argument's, and that of the argument's known elements."""
+    """Return the storages that a call writes: that of its first argument, and that of the argument's known elements."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
     tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]
@@ -280,8 +280,8 @@ def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef,
 def _record_sources(
     state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, made: Any
 ) -> None:
-    """Record the buffers that a call reads numbers from, writes, and computes known results from. A write of a known
-    value counts as a read of its buffers, since views of the written tensor may be read."""
+    """Record the buffers from which a call reads numbers or computes known results, and those that it writes. A
+    write of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
     if READS.intersection(func.tags) and not free_unbacked_symbols(made):  # torch has made no symbol for it
         state.names |= names
     valued = [each for each in tree_leaves(made) if isinstance(each, FakeTensor) and _has_value(each)]

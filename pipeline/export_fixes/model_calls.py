@@ -1,5 +1,5 @@
-"""Replace calls in a model that torch.export refuses, or of which it makes constants: ``x.data``, masks of bytes,
-indices of rank 0, pooling over sizes that vary, and ``torch.istft`` of a dynamic length."""
+"""Replace calls in a model that torch.export rejects or replaces by constants: ``x.data``, uint8 masks, 0-d index
+tensors, pooling over dynamic sizes, and ``torch.istft`` with a dynamic length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Assign ``tensor.data = value``: the trace goes on with the new value."""
+    """Trace ``tensor.data = value``: later reads of the tensor return the new value."""
     mode = get_proxy_mode()
     new = value if mode is None or get_proxy_slot(value, mode.tracer, None) is not None else torch.clone(value)
     torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
@@ -35,8 +35,8 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def legacy(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace older code that eager accepts: ``x.data``, in which torch sees no operator, and ``torch.where`` with a mask
-    of bytes."""
+    """Trace legacy code that eager accepts: ``x.data``, which torch does not trace as an operator, and
+    ``torch.where`` with a uint8 mask."""
     if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
         return torch.Tensor.detach, args[:1], {}
     if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
@@ -56,10 +56,10 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def at_positions(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace reads and writes at indices of rank 0 whose numbers only data has: ``cache[:, i] = cache[:, j] + x``.
+    """Trace reads and writes at data-dependent 0-d indices: ``cache[:, i] = cache[:, j] + x``.
 
-    torch.export needs such an index as a number, which is known only in a call, and fails: for writes, and before torch
-    2.13 for reads. Here a write uses an index tensor of one element, and a read a symbol, as in torch 2.13.
+    torch.export reads the number from such an index and fails: for writes, and before torch 2.13 for reads. Here a
+    write uses an index tensor of one element, and a read uses a new symbol, as in torch 2.13.
     """
     name = getattr(func, "__name__", "")
     if name in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
@@ -73,7 +73,7 @@ def at_positions(mode: object, func: Target, args: Argument, kwargs: Argument) -
 
 
 def _is_position(index: object) -> bool:
-    """Return whether an index is a 0-d tensor whose value depends on data, even if it was read before."""
+    """Return whether an index is a data-dependent 0-d tensor, even if its number was read before."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
     number = index.item_memo
@@ -81,12 +81,12 @@ def _is_position(index: object) -> bool:
 
 
 def _is_basic(index: object) -> bool:
-    """Return whether an index yields a view: it has no tensor, list or bool."""
+    """Return whether an index is basic, so that it returns a view: it contains no tensor, list or bool."""
     return index is None or index is Ellipsis or isinstance(index, slice | torch.SymInt) or type(index) is int
 
 
 def _write(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
-    """Write to a view in which the dims of the positions come first."""
+    """Write at 0-d indices through a view in which the indexed dims come first."""
     view = tensor[tuple(slice(None) if _is_position(each) else each for each in index)]
     dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
@@ -94,7 +94,7 @@ def _write(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """Return the dims of the view that the positions index."""
+    """Return the dims of the view that 0-d tensors index."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
@@ -120,7 +120,7 @@ NAMES: Final = {func: ("input", *NONE, "ceil_mode") if func in MAXIMA else OF_ME
 
 
 def pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace pooling over sizes that vary, for which torch takes Python ints: windows as long as a dim
+    """Trace pooling over dynamic sizes where torch accepts only Python ints: windows as long as a dim
     (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
     if func in POOLS:
         given = {**dict(zip(NAMES[func], args, strict=False)), **kwargs}
@@ -131,7 +131,7 @@ def pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> Mod
 
 
 def _pool(func: Target, given: Mapping[str, Argument]) -> object:
-    """Reduce the dims that one window covers, and pool the others, in one rounding."""
+    """Reduce the dims that a single window covers, and pool the others, with a single rounding."""
     count, x, dtype = POOLS[func], given["input"], given["input"].dtype
     by_dim = {name: _per_dim(given.get(name, default), count) for name, default in NONE.items() if name in NAMES[func]}
     if not given.get("stride"):
@@ -163,7 +163,7 @@ def _per_dim(value: Argument, count: int) -> list[Argument]:
 
 
 def inverse_spectra(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Decompose ``torch.istft`` with a dynamic length, which torch accepts as a Python int alone."""
+    """Decompose ``torch.istft`` with a dynamic length; torch accepts only a Python int."""
     if func is torch.istft or func is torch.Tensor.istft:
         given = {**dict(zip(ISTFT, args, strict=False)), **kwargs}
         if isinstance(given.get("length"), torch.SymInt):

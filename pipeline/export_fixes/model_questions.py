@@ -1,7 +1,7 @@
-"""Answer a model that asks torch about the GPU or the export while it is traced; refuse one that seeds its generator.
+"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs. Reject models that seed.
 
-Models and torch ask ``torch.cuda`` about the GPU, and torch chooses its attention kernel accordingly, whose result has
-another memory layout than that of plain attention. If there is a GPU, its own answers count.
+Models and torch query ``torch.cuda`` for the GPU's properties. torch selects its attention kernel by them, and the
+kernels' results differ in memory layout. If the machine has a GPU, its actual properties are returned.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability tha
 
 
 def attention(own: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
-    """Choose the GPU's attention kernel for tensors on the GPU, torch's own choice elsewhere."""
+    """Select the GPU's attention kernel for tensors on a GPU, and torch's choice for other tensors."""
     return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
 
 
 def constant(own: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
-    """Copy a constant as torch does while it traces, but leave the copied values on the CPU."""
+    """Copy a constant as torch does during a trace, but keep the copied values on the CPU."""
     return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
 
@@ -48,8 +48,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Argument:
-    """Return an empty attention result in a GPU's memory layout: a kernel stores the heads of each position together,
-    plain attention the positions of each head. Below autograd, trace the operators that a GPU would run instead."""
+    """Return an empty attention result in the memory layout of a GPU kernel: heads are contiguous within a position,
+    while plain attention returns contiguous positions. Below autograd, trace the operators that a GPU would run."""
     has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given = (query, key, value, attn_mask)
@@ -68,9 +68,9 @@ def _attention(
 def _has_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gqa: bool
 ) -> bool:
-    """Return whether a GPU of compute capability 8.0 or later has a kernel for an attention: flash attention takes
-    halves without a mask, efficient attention also a mask with rows that are multiples of 16 bytes. Rows must be
-    contiguous in memory, in masks too: not expanded, and not a permuted table (ViT, T5)."""
+    """Return whether a GPU of compute capability 8.0 or later has a kernel for an attention. Flash attention
+    supports half precision without a mask; efficient attention also supports a mask whose rows are multiples of 16
+    bytes. Rows must be contiguous in memory, also in masks: neither expanded nor from a permuted table (ViT, T5)."""
     for each in (query, key, value, mask):
         if each is not None and not (each.dim() > 0 and statically_known_true(each.stride(-1) == 1)):
             return False
@@ -83,10 +83,10 @@ def _has_kernel(
 
 
 def hidden_from_models(own: Kernel) -> bool:
-    """Wrap `torch.compiler.is_compiling` and its like: torch's functions get the answer, the model gets False.
+    """Wrap `torch.compiler.is_compiling` and the like: torch's code gets the real result, the model gets False.
 
-    Models may go another way if they are exported: encoders of transformers make no mask, which some of them read. This
-    holds for calls through the module, as transformers' are, and not for ``from torch.compiler import is_exporting``.
+    Models may run other code if they are exported: encoders of transformers then create no mask, which some of them
+    need. Calls through the module are wrapped, as in transformers, but not ``from torch.compiler import is_exporting``.
     """
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(folder_of("pipeline")) and frame.f_back is not None:
@@ -95,7 +95,7 @@ def hidden_from_models(own: Kernel) -> bool:
 
 
 def refused(own: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """Wrap a function that seeds: torch.export calls it as it traces, and leaves it out; programs never seed."""
+    """Reject a call that seeds a generator: torch.export would run it during the trace, but omit it from the graph."""
     frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
     if frame.f_code.co_filename.startswith(NOT_THE_MODELS):
         return own(*args, **kwargs)

@@ -1,9 +1,10 @@
-"""Follow the state that a model keeps between calls in buffers that it assigns; refuse other state by name and line.
+"""Capture state that a model keeps between calls in buffers that it reassigns; reject any other state.
 
-While a model is exported, its ``forward`` is called by ours, which compares what its modules hold before and after.
-Each buffer that got another tensor is written, as if by ``copy_``. If anything else changed that the model's code
-reads, the model is exported a second time, called twice: if the second call computes what the first does, from its own
-inputs, nothing is carried on.
+During an export, our wrapper calls the model's ``forward`` and compares the attributes of its modules before and after.
+If ``forward`` assigned another tensor to a buffer, the tensor is written to the buffer as if by ``copy_``. If any other
+attribute changed that the model's code reads, the model is exported again with two calls in one graph. If the second
+call computes the same function of its own inputs as the first, no state is carried between calls. Otherwise a
+`CaptureError` names the attribute and the line that assigns it.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ keeps: ContextVar[Kept | None] = ContextVar("what an export's model keeps", defa
 
 @define
 class Kept:
-    """The state that an exported model keeps.
+    """The state that an exported model keeps between calls.
 
     Attributes:
         changes: the values after each call, by attribute path, of attributes other than buffers that changed.
-        memos: the changed attributes that were empty before, and now have a value that depends on no input.
-        again: repeats the last export that succeeded.
-        containers: the inputs that are lists or dicts, and whose entries the last call changed.
+        memos: the changed attributes that were empty before, and now have a value that is independent of inputs.
+        again: repeats the last successful export.
+        containers: the inputs that are lists or dicts whose entries the last call changed.
         twice: whether the model is called twice.
         structures: the structure of the outputs of each call.
     """
@@ -75,7 +76,7 @@ class Kept:
     structures: list[TreeSpec] = field(factory=list)
 
     def call(self, model: torch.nn.Module, forward: Callable[..., Argument], inputs: Inputs) -> object:
-        """Call a model as torch traces it: the model itself, or a stand-in for another device."""
+        """Call a model during a trace: the model itself, or its copy with fake tensors for another device."""
         self.changes, self.structures = {}, []
         before = _Before.of(model, inputs)
         outputs = self.called(before, forward, inputs)
@@ -89,7 +90,7 @@ class Kept:
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
     def called(self, before: _Before, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
-        """Call the model once; return its outputs after the assigned buffers are written."""
+        """Call the model once, write the buffers that it reassigned, and return its outputs."""
         args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
@@ -104,8 +105,8 @@ class Kept:
         return outputs
 
     def check(self) -> None:
-        """Raise `CaptureError` if a call depends on the state that an earlier call left in the model; it names the
-        attribute and the line that assigns it."""
+        """Raise `CaptureError` if a call depends on state that an earlier call left in the model. The error names
+        the attribute and the line that assigns it."""
         if self.containers:
             why = "%s changes entries of its input %s: a program does not, and returns what the model returns"
             log.warning(why, type(self.model).__name__, ", ".join(self.containers))
@@ -138,28 +139,28 @@ class Kept:
 
 
 def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bool:
-    """Return whether lists and dicts have the same contents as before."""
+    """Return whether lists and dicts have the same contents as before the call."""
     now, its = tree_flatten(value)
     return its == spec and all(map(operator.is_, now, leaves))
 
 
 def noted(again: Callable[[], ExportedProgram]) -> None:
-    """Note how to repeat the export of a model, which has just succeeded."""
+    """Record how to repeat the export of a model that has just succeeded."""
     kept = keeps.get()
     if kept is not None and not kept.twice:
         kept.again = again
 
 
 def changed() -> Collection[str]:
-    """Return where the exported model holds other values after a call, buffers aside."""
+    """Return the paths of attributes, other than buffers, whose values a call of the exported model changed."""
     kept = keeps.get()
     return kept.changes.keys() if kept is not None else ()
 
 
 @contextmanager
 def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
-    """Return a context in which a call of the model records the state that it keeps. A model that seeds torch's
-    generator is a `CaptureError`, unless the export ``may_draw`` from it."""
+    """Return a context in which a call of the model records the state that it keeps. Raise `CaptureError` if the
+    model seeds torch's random generator, unless the export ``may_draw`` random numbers."""
     kept = keeps.get()
     if kept is None:
         yield
@@ -189,7 +190,7 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
 
 @contextmanager
 def _unseeded() -> Iterator[None]:
-    """Return a context that raises an error if a model seeds: a trace must leave the generator unchanged."""
+    """Return a context that raises an error if a model seeds the random generator, which a trace must not change."""
     numbers = torch.get_rng_state()
     with undoing(lambda: torch.set_rng_state(numbers)):
         torch.default_generator.manual_seed(0x7C15F39CC0605CED)  # a seed that no model has
@@ -202,7 +203,7 @@ def _unseeded() -> Iterator[None]:
 
 @frozen
 class _Registered:
-    """A parameter, buffer or input before a call: its attribute path, shape, storage, and node in the trace."""
+    """A parameter, buffer or input before a call: its attribute path, shape, storage, and node in the traced graph."""
 
     place: str
     space: dict[str, torch.Tensor]
@@ -215,18 +216,18 @@ class _Registered:
 
     @classmethod
     def at(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _Registered:
-        """Return the tensor of a name; inputs, like buffers, may be written."""
+        """Return the record of the tensor with a name; inputs may be written, as buffers may."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
         return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _memory(tensor), slot)
 
     def is_moved(self, rebound: Sequence[torch.Tensor]) -> bool:
-        """Return whether another tensor was assigned to the attribute, or to the tensor's ``.data``."""
+        """Return whether the model assigned another tensor to the attribute or to the tensor's ``.data``."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
 
 def _dependence(inputs: object) -> Callable[[object], bool]:
-    """Return whether a value has a tensor that may depend on these inputs, or an object other than tensors."""
+    """Return a predicate: whether a value contains a tensor that may depend on these inputs, or another object."""
     mode = get_proxy_mode()
     if mode is None:
         return lambda value: True
@@ -248,7 +249,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that two tensors share if one can be copied to the other; varying sizes match nothing."""
+    """Return a key that is equal for two tensors if one can be copied to the other; dynamic sizes match nothing."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 
@@ -278,7 +279,7 @@ class _Before:
         return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
 
     def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
-        """Write each buffer that was assigned another tensor of its shape and dtype with that; return the outputs."""
+        """Copy tensors that the model assigned to buffers, if shapes and dtypes match, to these; return the outputs."""
         moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
         pairs = [
             (row, new) for row in moved if (new := row.space.get(row.name)) is not None and _copy_key(new) == row.like
@@ -288,7 +289,7 @@ class _Before:
         olds = {row.memory for row, _ in pairs}
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
-            """Return a tensor that a write to the buffers does not change."""
+            """Return a tensor, cloned if a write to the buffers would change it."""
             return tensor.clone() if _memory(tensor) in olds else tensor
 
         outputs = tree_map_only(torch.Tensor, apart, outputs)
@@ -312,7 +313,7 @@ class _Before:
         return found
 
     def changes(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
-        """Return the other objects and numbers that changed, by their places."""
+        """Return the changed objects and numbers by attribute path."""
         found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_moved(rebound)}
         for path, space in self.spaces:
             for name, value in space.changed():
@@ -328,7 +329,7 @@ _READS: Final = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def _names_read(model: torch.nn.Module) -> frozenset[str]:
-    """Return the attributes that the model's code may read: by name, or by a string (``getattr``)."""
+    """Return the names of the attributes that the model's code may read: as attributes or as strings (``getattr``)."""
     found: set[str] = set()
     for code in _codes(model):
         found.update(i.argval for i in dis.get_instructions(code) if i.opname in _READS)
@@ -337,7 +338,7 @@ def _names_read(model: torch.nn.Module) -> frozenset[str]:
 
 
 def _assigned_at(model: torch.nn.Module, place: str) -> str:
-    """Return the line that assigns an attribute, or one that reads what may be changed; empty if none does."""
+    """Return the line that assigns an attribute, or that reads an object that may be changed; "" if there is none."""
     path, _, name = place.rpartition(".")
     owner = dict(model.named_modules()).get(path, model)
     creating = ("__init__", "__new__", "__setstate__")
@@ -353,8 +354,8 @@ def _assigned_at(model: torch.nn.Module, place: str) -> str:
 
 
 def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
-    """Yield the code, except torch's own, that may read a model's attributes: of the classes of its modules and of the
-    objects in them, of the files that define these classes, and of functions in modules."""
+    """Yield the code objects, except torch's own, that may read a model's attributes: of the classes of its modules
+    and their attributes, of the files that define these classes, and of functions that modules hold."""
     kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in others(model))))
     own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
     files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
@@ -368,7 +369,7 @@ def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
 
 
 def _code_of(value: object) -> Iterator[CodeType]:
-    """Yield the code of a method, of a property's, and of what a decorator wraps."""
+    """Yield the code of a function, of a property's functions, and of functions that a decorator wraps."""
     functions = (value, *(getattr(value, name, None) for name in ("fget", "fset", "func", "__func__")))
     for function in functions:
         while function is not None:

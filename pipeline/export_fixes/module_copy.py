@@ -1,4 +1,4 @@
-"""Copy a module and replace some of the objects that it holds; make example tensors distinct from its own."""
+"""Copy a module and replace some of its attributes; make example tensors distinct from the module's own tensors."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pipeline.aten.types import Argument, Target
 
 
 def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Module:
-    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects. A
-    ``__deepcopy__`` may raise anything, and objects that cannot be copied, such as locks, a `TypeError`."""
+    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects.
+    Uncopyable objects, such as locks, raise a `TypeError`, and a custom ``__deepcopy__`` may raise any error."""
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     with _Shared():
         return copy.deepcopy(model, {**own, **others})
 
 
 class _Shared(TorchFunctionMode):
-    """A module that is copied without copying its tensors."""
+    """A module whose copy shares its tensors."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
 
 
 def unaliased(tensor: torch.Tensor) -> torch.Tensor:
-    """Make a tensor distinct from all others: torch.export identifies inputs and the model's tensors by identity, and a
-    write to one reaches every tensor of the same storage object.
+    """Return a tensor that is distinct from all others: torch.export distinguishes inputs and the model's tensors by
+    identity, and treats a write to a tensor as a write to every tensor of the same storage object.
 
-    A plain tensor lends its memory to the new one; sparse, quantized and nested ones are copied.
+    The new tensor shares a plain tensor's memory; sparse, quantized and nested tensors are copied.
     """
     given = tensor.detach()
     is_dense = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)

@@ -32,10 +32,10 @@ def zeroing(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """Wrap ``nn.TransformerEncoder.forward``: zero padded rows as eager does without gradients.
+    """Wrap ``nn.TransformerEncoder.forward`` to write zeros at padding, as eager does without gradients.
 
-    Eager then packs the rows of a batch without their padding, if that is at their end, and fills up with zeros before
-    the last norm. While torch traces, it does not, and padded places have values.
+    If padding is at the end of rows, eager packs the rows without padding, and pads them with zeros before the last
+    norm. During a trace torch does not, and padding has other values.
     """
     if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
         return own(encoder, src, mask, src_key_padding_mask, is_causal)
@@ -52,7 +52,8 @@ def zeroing(
 
 
 def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
-    """Return whether eager packs rows: without gradients, depending on the mask."""
+    """Return whether eager packs rows: in evaluation mode, without autocast, for 3-d inputs, if nested tensors are
+    enabled."""
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     asks = getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3
@@ -63,10 +64,10 @@ weights_stay: ContextVar[bool] = ContextVar("weights stay", default=False)
 
 
 def applied(_: Kernel, module: torch.nn.Module, fn: Kernel, recurse: bool = True) -> torch.nn.Module:
-    """Apply a function to all tensors of a module: ``self.router = self.router.to(torch.float32)`` in a ``forward``.
+    """Replace ``Module._apply``, for models whose ``forward`` runs ``self.router = self.router.to(torch.float32)``.
 
-    torch swaps the contents of tensors, which fails on those of a trace. Here a module gets the results in their place,
-    and `untouched` puts back what it held.
+    torch swaps the contents of tensors, which fails for tensors of a trace. This function assigns the results to the
+    module, and `untouched` restores the originals after the trace.
     """
     if weights_stay.get():
         return module

@@ -1,4 +1,4 @@
-"""Read an ONNX file as a module of torch, converted by onnx2fx, with inputs as the file describes them."""
+"""Read an ONNX file as a torch module, converted by onnx2fx, with the inputs that the file declares."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Node:
     arrays: tuple[Argument, ...]
 
     def word(self, name: str, default: str) -> str:
-        """Return an attribute that is a word."""
+        """Return a string attribute."""
         return str(self.attributes.get(name, default.encode()).decode())
 
     def has_input(self, place: int) -> bool:
-        """Return whether an optional input is there."""
+        """Return whether the node has an optional input."""
         return place < len(self.names) and bool(self.names[place])
 
 
 def _resize(node: Node) -> bool:
-    """Return whether a Resize is not one of torch's ``interpolate``."""
+    """Return whether torch's ``interpolate`` cannot compute a Resize."""
     mode, place = node.word("mode", "nearest"), node.word("coordinate_transformation_mode", "half_pixel")
     scales = node.arrays[2] if node.has_input(2) else np.ones(1)
     whole = scales is not None and bool(np.all(scales == np.round(scales)))
@@ -79,7 +79,7 @@ WRONG: Final[Mapping[str, Callable[[Node], bool]]] = {
 
 
 def wrong(file: Proto, nodes: Argument) -> Argument:
-    """Return the first node of a file, with inferred dtypes, that onnx2fx converts wrongly, or None."""
+    """Return the first node of a file, with inferred dtypes, that onnx2fx converts incorrectly, or None."""
     from onnx import helper, numpy_helper
 
     values = (*file.graph.value_info, *file.graph.input, *file.graph.output)
@@ -109,8 +109,8 @@ def is_onnx(model: object) -> bool:
 
 @frozen
 class OnnxFile:
-    """The module of a file, which takes the inputs by position and returns the outputs in a dict by name; its weights
-    are buffers. ``inputs`` describes the inputs, None where a size varies, which ``varies`` then names."""
+    """The module of an ONNX file. It accepts positional inputs, and returns a dict of outputs; its weights are
+    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``varies`` names."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
@@ -118,8 +118,8 @@ class OnnxFile:
 
 
 def opened(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
-    """Return the module and inputs of an ONNX file; anything else as it is. `ValueError` if no inputs are given, and
-    the sizes of one vary."""
+    """Return the module and inputs of an ONNX file; return any other model unchanged. Raise `ValueError` if no
+    inputs are given, and an input has dynamic sizes."""
     if not is_onnx(model):
         return model, args
     file = read(model)
@@ -132,11 +132,11 @@ def opened(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[A
 
 
 def read(path: str | os.PathLike[str]) -> OnnxFile:
-    """Read an ONNX file, and weights in files beside it.
+    """Read an ONNX file and its external weight files.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CaptureError: it is no ONNX file, or onnx2fx does not convert a node; the message names it.
+        CaptureError: it is not an ONNX file, or onnx2fx does not support a node, which the message names.
         ImportError: onnx or onnx2fx is not installed.
     """
     require("onnx", "onnx")
@@ -175,7 +175,7 @@ _OTHERWISE = "compile the PyTorch model that the file was exported from"
 
 
 def _checked(path: str) -> Proto:
-    """Return a file with its functions inlined, names of its nodes that differ, and the shapes that onnx infers."""
+    """Return the content of a file with inlined functions, unique node names, and the shapes that onnx infers."""
     from onnx import checker, external_data_helper, inliner, load, shape_inference
 
     checker.check_model(path)
@@ -191,7 +191,7 @@ def _checked(path: str) -> Proto:
 
 
 def _nodes(graph: Proto) -> Iterator[Proto]:
-    """Yield the nodes of a graph, and those of the graphs in them: branches and loops."""
+    """Yield the nodes of a graph and of its nested graphs (branches and loops)."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -204,7 +204,7 @@ SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 
 
 def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
-    """Write the sizes that onnx infers in the place of tensors of sizes: torch.export reads no number from a tensor."""
+    """Replace tensors of sizes by the sizes that onnx infers, since torch.export cannot read numbers from tensors."""
     found = (*file.graph.value_info, *file.graph.output)
     shapes = {value.name: _dims(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}
@@ -229,7 +229,7 @@ def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Prot
 
 
 def _shape(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
-    """Return the sizes of some dims: a tensor of one is known to torch.export, an element of several is not."""
+    """Return the sizes of some dims as a tensor. torch.export knows the value of a one-element tensor only."""
     sizes = x.shape[start:end]
     return torch.full((1,), sizes[0]) if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.int64)
 
@@ -237,7 +237,7 @@ def _shape(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
 def _size(
     graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]
 ) -> Argument:
-    """Return a number, the size of an input that has this symbol, or None."""
+    """Return a static size, or the size of an input that has this symbol; None if no input has it."""
     if isinstance(dim, int):
         return dim
     places = ((port.name, _dims(port).index(dim)) for port in ports if dim and dim in _dims(port))
@@ -246,7 +246,7 @@ def _size(
 
 
 def _dims(value: Proto) -> list[int | str]:
-    """Return the sizes of a value: numbers, and symbols, of which "" is one that is not named."""
+    """Return the sizes of a value: numbers, or names of symbols, which are "" for unnamed symbols."""
     dims = value.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
 
@@ -263,8 +263,8 @@ def _input(port: Proto) -> Input | None:
 
 
 def _by_name(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
-    """Return a module with the graph's code and tensors, which makes new tensors where its inputs are, and returns a
-    dict: torch.export makes an immutable one of the dict that a GraphModule returns."""
+    """Return a module with the graph's code and tensors that returns a dict of outputs by name, and creates new
+    tensors on the device of its inputs. A GraphModule itself would return an immutable dict in torch.export."""
     (values,) = module.graph.output_node().args
     rows = zip(names, values if isinstance(values, Sequence) else [values], strict=True)
     module.graph.output_node().args = (dict(rows),)

@@ -1,8 +1,8 @@
 """Capture packed sequences: ``pack_padded_sequence``, recurrent layers on its data, and ``pad_packed_sequence``.
 
-torch.export has no shapes for them. While a model is traced, a packed sequence carries its padded rows and their
-lengths, which the layers and the padding take instead of the data (`aten.packed_rnn_ops`). Where a model itself
-computes with the data, these are packed as in eager.
+torch.export cannot represent the shapes of packed sequences. During a trace, a packed sequence also has its padded rows
+and their lengths, from which recurrent layers and ``pad_packed_sequence`` compute instead (`aten.packed_rnn_ops`). If
+the model itself reads the packed data, they are computed as in eager.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ ASKS: Final = (
 
 @frozen(eq=False)
 class Packed:
-    """Padded rows [T, B, ...] and lengths [B], from which a packed tensor was made. ``versions``: the version counters
-    of the rows and of that tensor: if either has changed, the tensor is no longer the packed rows."""
+    """Padded rows [T, B, ...] and lengths [B], from which a packed tensor was computed. ``versions``: the version
+    counters of the rows and of the packed tensor. If either changes, the tensor no longer has the rows."""
 
     rows: Tensor
     lengths: Tensor
@@ -56,7 +56,7 @@ class Packed:
 
 
 def packing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Compute a call on a packed sequence."""
+    """Replace a call on a packed sequence by its computation on padded rows; other calls are unchanged."""
     name = getattr(func, "__name__", "")
     if name in OURS and not kwargs:
         result = OURS[name](*args)
@@ -78,14 +78,14 @@ def of_sizes(value: object) -> Packed | None:
 
 
 def _data(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the packed data of padded rows; `of_data` finds the rows again."""
+    """Return the packed data of padded rows; `of_data` returns their origin."""
     data = PACKED_ROWS(rows, lengths)
     vars(data)[DATA] = Packed(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Return the data and the batch sizes of padded rows."""
+    """Return the packed data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
     vars(sizes)[SIZES] = Packed(rows, lengths, (0, 0))
@@ -124,7 +124,7 @@ def _pad(
 def pad(
     data: Tensor, sizes: object, batch_first: bool, padding: float, length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    """Return rows padded to a length with a number, and their lengths; None where they are not packed."""
+    """Return the rows, padded to a length with a number, and their lengths; None if the data are not packed rows."""
     packed = of_sizes(sizes)
     if packed is None:
         return None
@@ -140,7 +140,7 @@ def pad(
 
 
 def longest(sizes: object) -> Argument:
-    """Return the length of the longest row, which depends on data; None where nothing is packed."""
+    """Return the data-dependent length of the longest row; None if these are not sizes of a packed sequence."""
     packed = of_sizes(sizes)
     if packed is None:
         return None
@@ -159,7 +159,7 @@ def _has_total_length() -> bool:
 
 
 def item(sizes: object, index: object) -> Tensor | None:
-    """Return the first of the batch sizes: the number of rows, since none is empty; None for other items."""
+    """Return the first of the batch sizes, which is the number of rows, since no row is empty; None for other items."""
     packed = of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None
@@ -167,7 +167,7 @@ def item(sizes: object, index: object) -> Tensor | None:
 
 
 def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
-    """Return the result of a function that computes each row of packed data alone; None for other functions."""
+    """Return the result of a function that computes each row of packed data separately; None for other functions."""
     notes = list(map(of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]
@@ -179,8 +179,8 @@ def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None
 
 
 def settled(exported: ExportedProgram) -> None:
-    """Remove unread data of packed sequences from our own export, and the assertions on their sizes; `CaptureError` if
-    something reads the batch sizes."""
+    """Remove unused data of packed sequences, and the assertions about their sizes, from an export of pipeline's.
+    Raise `CaptureError` if a node reads the batch sizes."""
     graph = exported.graph
     sizes, data = (graph.find_nodes(op="call_function", target=target) for target in (BATCH_SIZES, PACKED_ROWS))
     for node in sizes:

@@ -1,4 +1,4 @@
-"""Contexts that replace functions of torch, by the rows of `TABLE`, and of ModelOpt while a model is traced."""
+"""Contexts that patch functions of torch (the rows of `TABLE`) and of ModelOpt while a model is traced."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _modelopts: dict[Argument, Places] = {}
 
 @contextmanager
 def exported_quantizers() -> Iterator[None]:
-    """Return a context in which the quantizers of NVIDIA ModelOpt, if it is loaded, are exported as operators, on every
-    device. On a CPU it computes INT8 by arithmetic that inspects its scales' values, which cannot be traced."""
+    """Return a context in which NVIDIA ModelOpt's quantizers, if ModelOpt is loaded, are exported as operators on
+    every device. On a CPU, ModelOpt's INT8 arithmetic reads the values of scales, which cannot be traced."""
     module = sys.modules.get("modelopt.torch.quantization.tensor_quant")
     utilities = sys.modules.get("modelopt.torch.quantization.utils.core_utils")
     if module is None or utilities is None:
@@ -60,8 +60,8 @@ def _as_operator(
 
 
 def tracing() -> AbstractContextManager[None]:
-    """Return a context for tracing: a varying size may be 0 or 1, decisions on that become guards, and sizes that
-    operators compute from it are expressed in terms of it."""
+    """Return a context for tracing with dynamic sizes: a size may be 0 or 1, branches on this become guards, and
+    sizes that operators compute from a symbol are expressions of the symbol."""
     return _places.taken("trace")
 
 
@@ -76,28 +76,28 @@ def exporting() -> Iterator[None]:
 
 @contextmanager
 def by_the_example() -> Iterator[None]:
-    """Return a context for an export that follows the example's branches on data, without the user's generator."""
+    """Return a context for an export in which the example decides branches; restore torch's random state at the end."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), _places.taken("example"):
         yield
 
 
 def exporting_by(way: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export of a model that is not told so, or whose sizes the example compares."""
+    """Return a context for an export with the patches of ``way``, as described in `Replacement`."""
     return _places.taken(way)
 
 
 @contextmanager
 def moving() -> Iterator[None]:
-    """Return a context in which moving a model moves only tensors other than its parameters and buffers."""
+    """Return a context in which ``model.to`` moves only tensors that are neither parameters nor buffers."""
     with _places.taken("export"), set_to(module_methods.weights_stay, True):
         yield
 
 
 @contextmanager
 def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[None]:
-    """Return a context for tracing for ``device``: questions that ``torch.cuda`` cannot answer here are answered for a
-    GPU of the least of these compute capabilities, autocast for ``cuda`` is not switched off, and attention uses a
+    """Return a context for tracing for ``device``. Without a GPU, queries of ``torch.cuda`` return the properties of
+    a GPU of the lowest of these compute capabilities, autocast for ``cuda`` stays enabled, and attention uses a
     GPU's kernel."""
     if device != "cuda" or torch.cuda.is_available():
         yield

@@ -1,9 +1,9 @@
-"""Replace torch's functions while we trace, and only for the tracing thread.
+"""Patch torch's functions while pipeline traces, and only in the tracing thread.
 
-torch looks up its kernels in tables that all threads read. Here an entry of such a table gets a function that checks
-which thread calls it: a thread that traces for us gets our function, every other one torch's own, even if it exports
-meanwhile. Entries are restored as soon as no thread traces for us. A lock guards the entries while they change, and
-nothing else.
+torch looks up its kernels in tables that all threads share. A patched entry is a function that checks which thread
+calls it. A thread in which pipeline traces calls our function; every other thread calls torch's original, even if it
+runs an export of its own. Entries are restored when the last trace of pipeline ends. A lock is held only while entries
+are changed.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ def traces(during: When) -> bool:
 
 @frozen(eq=False)
 class Replacement:
-    """A replacement of one of torch's functions by one of ours.
+    """A patch: one of torch's functions and our function that replaces it.
 
     Attributes:
-        owner: the object in which torch looks it up: a module, a class, a table, or an operator with kernels in Python.
+        owner: the object in which torch looks up the function: a module, class, table, or operator with Python kernels.
         name: the name that torch looks up: an attribute, a key, or a dispatch key.
-        ours: our function, which gets torch's own before its arguments.
-        why: what torch does without it.
+        ours: our function; its first argument is torch's function, followed by the call's arguments.
+        why: what torch does without the patch.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or functionalized; the next ones
             in some exports: ``"example"``: the example decides branches; ``"called"``: ``is_exporting()`` is False in
             the model; ``"comparing"``: the example decides comparisons of sizes; ``"gpu"``: torch traces for a GPU that
             this machine does not have; ``"modelopt"``: the model is quantized by ModelOpt. Other tables have other
             names.
-        before: the first version of torch that does not need it; None: all versions do.
-        since: the first version that needs it.
-        until: the version of torch at which the row expires: a test fails with it until somebody deletes the row, or
-            finds that this torch needs it, too, and sets a later version.
-        everywhere: whether all threads get our function, which must then check which thread calls it.
+        before: the first version of torch that does not need the patch; None: all versions need it.
+        since: the first version of torch that needs the patch.
+        until: the version of torch with which the row expires. With this version a test fails, until a developer
+            deletes the row or, if this torch needs the patch too, sets a later version.
+        everywhere: whether all threads call our function, which must then check the calling thread itself.
     """
 
     owner: Any
@@ -81,7 +81,7 @@ class Replacement:
 
     @property
     def versions(self) -> str:
-        """The versions of torch that need it, as text."""
+        """The versions of torch that need the replacement, as text."""
         first = f"from {_dotted(self.since)}" if self.since > (0, 0) else ""
         last = f"before {_dotted(self.before)}" if self.before is not None else ""
         return " ".join(filter(None, (first, last))) or "all"
@@ -118,7 +118,7 @@ class Replacement:
             setattr(self.owner, self.name, value)
 
     def beside(self, own: Kernel | None) -> Kernel:
-        """Return a function that calls ours in threads that trace, torch's own in others."""
+        """Return a function that calls ours in threads that trace, and torch's own in other threads."""
         ours, during, theirs = self.ours, self.during, own
         if theirs is None and isinstance(self.owner, OpOverload):
             theirs = functools.partial(self.owner._op_dk, self.name)
@@ -140,7 +140,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def printed(table: Sequence[Replacement]) -> str:
-    """Return a table of replacements as text: what is replaced, when, for which versions, and what it mends."""
+    """Return a table of replacements as text: the function, when it is replaced, for which torch versions, and why."""
     heads = ("replaced", "during", "torch", "expires with", "torch without it")
     return in_columns(heads, *((str(r.called), r.during, r.versions, _dotted(r.until), r.why) for r in table))
 
@@ -180,7 +180,7 @@ class Places:
                 yield
 
     def _restore(self, during: When, trace: object) -> None:
-        """Restore torch's function if no other trace is active; doing so twice changes nothing."""
+        """Restore torch's functions if no other trace is active; a second call has no effect."""
         with self._lock:
             self._traces[during].discard(trace)
             if not self._traces[during]:

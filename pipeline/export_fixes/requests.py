@@ -1,5 +1,5 @@
-"""``Request``: the inputs and ranges that a model is captured for, checked once, with the sizes of each profile; and
-``ExportNotes``: what is learnt during an export, beside the ``ExportedProgram``."""
+"""``Request``: the checked inputs and ranges of a capture, with the sizes of each profile. ``ExportNotes``: facts
+found during an export that the ``ExportedProgram`` does not contain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.shapes.environment import Range
 
 @frozen
 class Wish:
-    """One profile's ranges for one input: the least, the best and the greatest size of dims."""
+    """One profile's ranges for one input: the minimum, optimal and maximum size of dims."""
 
     leaf: int
     ranges: Mapping[int, Range]
@@ -30,8 +30,8 @@ class Wish:
 
 @frozen
 class Tuned:
-    """A dim of a profile with the size that engines are tuned for, ``opt``. For torch.export's ``Dim``, which has none,
-    it is the example's size, or the greatest where the example is outside of the profile."""
+    """A dim of a profile with ``opt``, the size for which engines are tuned. torch.export's ``Dim`` has no ``opt``:
+    then it is the example's size, or the maximum if the example is outside of the profile."""
 
     name: str
     min: int
@@ -46,10 +46,10 @@ class Tuned:
 def stated(
     model: object, given: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> tuple[Spec, list[list[Wish]]]:
-    """Return the ``dynamic_shapes`` that cover all profiles (without profiles, those given), and each profile's ranges.
+    """Return the ``dynamic_shapes`` over all profiles (without profiles, the argument), and each profile's ranges.
 
     Raises:
-        TypeError: profiles are given twice, or beside ``dynamic_shapes``.
+        TypeError: profiles are given twice, or together with ``dynamic_shapes``.
         ValueError: inputs have different numbers of profiles, or there are none.
     """
     leaves = tree_leaves(given, is_leaf=is_input)
@@ -118,7 +118,7 @@ def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
 def _union(
     path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], wishes: list[list[Wish]]
 ) -> dict[int, Any]:
-    """Return the range of each dim over all profiles; each profile's own range is noted."""
+    """Return the range of each dim over all profiles; append each profile's range to ``wishes``."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
@@ -158,9 +158,9 @@ class Request:
     """The checked inputs and ranges of a capture.
 
     Attributes:
-        args: the example inputs by position: tensors, `Input` s, other values; tensors in place of constants.
+        args: the positional example inputs: tensors, `Input` s, other values; tensors in place of constants.
         kwargs: the same by keyword.
-        constants: the inputs that have one value, by the places of their leaves.
+        constants: the `Constant` inputs, by the index of the leaf.
         dynamic_shapes: as in torch.export, over all profiles.
         profiles: for each profile the ranges of inputs.
     """
@@ -180,8 +180,8 @@ class Request:
 def requested(
     model: object, args: object, kwargs: object, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> Request:
-    """Return the request for a model, a module or an ``ExportedProgram``. Raise the errors of `stated`, and
-    `TypeError` for inputs of a wrong form."""
+    """Return the request for a module or an ``ExportedProgram``. Raise the errors of `stated`, and `TypeError` for
+    inputs of a wrong type."""
     positional, named = arguments(args, kwargs)
     leaves, structure = tree_flatten((positional, named), is_leaf=lambda value: isinstance(value, Constant))
     constants = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Constant)}
@@ -194,18 +194,18 @@ def requested(
 
 @frozen(eq=False)
 class ExportNotes:
-    """Facts about the module and its trace that an export lacks. For a user's ``ExportedProgram`` only inputs and
-    profiles are known.
+    """Facts about the module and its trace that an export does not contain. For a user's ``ExportedProgram`` only
+    inputs and profiles are known.
 
     Attributes:
-        inputs: the example inputs, in order: tensors, `Input` s and other values. Empty: those of the export.
+        inputs: the example inputs, in order: tensors, `Input` s and other values. Empty: the inputs of the export.
         profiles: for each profile the ranges of inputs.
-        ranges: the requested least and greatest size (None: no bound) by the export's symbol.
-        constants: the inputs that have one value, by their places.
-        tensors: the module's tensors by name. An export of another device has fake ones in their place.
-        checks: where the module checks its data, as ``file:line``; the checks are assumed to pass.
-        reads: the buffers whose numbers Python read: the graph holds for these numbers only.
-        decisions: the lines where the example decided a branch; the last outputs, one for each, check it in a call.
+        ranges: the requested minimum and maximum (None: no bound) of each symbol of the export.
+        constants: the `Constant` inputs, by index.
+        tensors: the module's tensors by name. An export for another device has fake tensors in place of these.
+        checks: the locations of the module's checks of values, as ``file:line``; the checks are assumed to pass.
+        reads: the buffers whose numbers Python read; the graph is valid for these numbers only.
+        decisions: the lines where the example decided a branch; for each line, one of the last outputs checks a call.
     """
 
     inputs: tuple[object, ...] = ()

@@ -1,8 +1,8 @@
 """Restore a model, and settings of the process, after the model is traced.
 
-While torch.export traces, a model runs on fake tensors. What its modules keep for the next call (the grid of a
-detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards. Where it calls
-``torch.cond``, ``flex_attention`` or their like, torch compiles by Dynamo, which changes settings of the process.
+During a trace by torch.export, a model runs on fake tensors. If its modules store tensors for the next call (the grid
+of a detector, a mask, an entry of a dict), these are fake, and later calls of the model would fail. If the model calls
+``torch.cond``, ``flex_attention`` or similar operators, torch runs Dynamo, which changes process-wide settings.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return a context that restores a model's modules: their attributes, the lists, dicts and sets among these, and
-    the values of buffers of one element, to which torch writes during a trace if it reaches them other than through
-    modules. Objects in the modules keep their changes, unless these have fake tensors: then they are restored as well,
-    and a ``functools.lru_cache`` is cleared."""
+    the values of one-element buffers, which torch writes during a trace if other objects refer to them. Other
+    objects in the modules are restored only if they contain fake tensors; then a ``functools.lru_cache`` is cleared."""
     spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
     objects = [Space.of(vars(each)) for each in beside]
     caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), beside))]
@@ -63,9 +62,8 @@ def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
 
 
 def distribution_checks_restored() -> AbstractContextManager[None]:
-    """Return a context that restores the default of ``torch.distributions`` for checks of arguments. Dynamo turns these
-    checks off when it compiles its first function; it will do so again for the user's own first one, as if we had not
-    compiled."""
+    """Return a context that restores the default argument validation of ``torch.distributions``. Dynamo disables
+    validation when it compiles its first function; afterwards it will do so again for the user's first function."""
     before = Distribution._validate_args
 
     def restore() -> None:
@@ -95,8 +93,8 @@ def within(path: str, name: str) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is an object with attributes whose class is not Python's, torch's or a module's. It may be
-    a proxy, which answers for another object or fails."""
+    """Return whether a value is an object with attributes whose class is not Python's, torch's or a module's. The
+    value may be a proxy, whose attributes may be those of another object or raise errors."""
     kind = type(value)
     theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
     if issubclass(kind, theirs) or _is_torchs(kind):
@@ -111,7 +109,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _caches(values: Iterable[object]) -> Iterator[Cache]:
-    """Yield each ``functools.lru_cache`` of objects' methods and of the functions in their files."""
+    """Yield each ``functools.lru_cache`` of objects' methods, and of functions in the files of their classes."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())
@@ -119,7 +117,7 @@ def _caches(values: Iterable[object]) -> Iterator[Cache]:
 
 
 def _has_fakes(value: object, deep: bool = True) -> bool:
-    """Return whether a value, or an object within it, has a fake tensor."""
+    """Return whether a value, or an object within it, is or contains a fake tensor."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
@@ -128,7 +126,7 @@ def _has_fakes(value: object, deep: bool = True) -> bool:
 
 @frozen
 class Space:
-    """The attributes of an object, and what was in them."""
+    """The attributes of an object, and a snapshot of their contents."""
 
     now: dict[str, Argument]
     before: dict[str, Argument]
@@ -140,19 +138,19 @@ class Space:
         return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
     def has_fakes(self) -> bool:
-        """Return whether there is a fake tensor that was not there before."""
+        """Return whether an attribute contains a fake tensor that it did not contain before."""
         new = (value for name, value in self.now.items() if self.before.get(name) is not value)
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed(self) -> Iterator[tuple[str, object]]:
-        """Yield the attributes whose object, or an object in it, is another one; equal numbers are no change."""
+        """Yield the attributes whose object, or an object within it, was replaced; equal numbers are no change."""
         for name in {**self.before, **self.now}:
             value, before = self.now.get(name), self.before.get(name)
             if not _equal(value, before) or any(self._is_filled(each) for each in _containers(value)):
                 yield name, value
 
     def filled_in(self, name: str) -> Sequence[object] | None:
-        """Return what is new in an empty attribute or in a dict that kept its entries; None if more changed."""
+        """Return the new values in an empty attribute or in a dict that kept its entries; None if more changed."""
         value, before = self.now.get(name), self.before.get(name)
         if before is None:
             return [value]
@@ -177,7 +175,7 @@ class Space:
 
 
 def _containers(value: Argument) -> Iterator[Argument]:
-    """Yield a list, dict or set, and those in it."""
+    """Yield a list, dict or set, and the containers in it."""
     left = [value]
     while left:
         each = left.pop()
@@ -197,7 +195,7 @@ def _equal(one: Argument, other: Argument) -> bool:
 
 
 def _same(some: Argument, others: Argument) -> bool:
-    """Return whether two containers have the same objects by the same keys, in the same order; sets are unordered."""
+    """Return whether two containers have the same objects by the same keys, in the same order except for sets."""
     if isinstance(some, set):
         return {*map(id, some)} == {*map(id, others)}
     one, other = (each.items() if isinstance(each, dict) else enumerate(each) for each in (some, others))

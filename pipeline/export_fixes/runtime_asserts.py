@@ -1,9 +1,8 @@
-"""Assume that a model's checks of its data hold: ``assert (x >= 0).all()`` and ``if x.isnan().any(): raise
-ValueError``.
+"""Assume that a model's checks of values pass: ``assert (x >= 0).all()``, ``if x.isnan().any(): raise ValueError``.
 
-torch.export fails if Python branches on data. If one of the two branches only raises an error, the graph of the other
-is the model's for all inputs that the model accepts. Such checks are collected for a warning: engines do not make
-them.
+torch.export fails at data-dependent Python branches. If one of the two branches only raises an error, the trace takes
+the other branch, which is correct for all inputs that the model accepts. A warning lists these checks, since engines do
+not perform them.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ LEAVES: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "D
 
 @define
 class Checks:
-    """The checks of data in a model.
+    """The value checks in a model.
 
     Attributes:
-        places: where checks were taken to hold, as ``file:line``.
-        caught: where one was met whose error the model may catch, or nothing. Dynamo takes it to hold nevertheless, and
-            the model may catch the error of its trace.
+        places: the locations of checks that were assumed to pass, as ``file:line``.
+        caught: the location of a check whose error the model may catch; empty if there is none. Dynamo would assume
+            that the check passes, and the model may catch the error of its trace.
     """
 
     places: dict[str, None] = field(factory=dict)
@@ -68,8 +67,8 @@ checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
 
 @contextmanager
 def none_is_caught() -> Iterator[None]:
-    """Return a context for one trace of a model; `CaptureError` if the model caught torch.export's error about a branch
-    that data decides: the program would have the branch of its ``except``, whatever the data."""
+    """Return a context for a trace of a model. Raise `CaptureError` if the model caught torch.export's error about a
+    data-dependent branch: the program would always run the ``except`` branch."""
     errors: list[Exception] = []
     with set_to(guard_provenance.unanswered, errors):
         yield
@@ -84,13 +83,13 @@ def none_is_caught() -> Iterator[None]:
 
 
 def taken_to_hold(place: str) -> None:
-    """Note a check, as ``file:line``."""
+    """Record the location of a check, as ``file:line``."""
     if (found := checks.get()) is not None:
         found.places[place] = None
 
 
 def holding(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace the truth value of a data-dependent tensor by the one that a check needs to pass."""
+    """Replace the truth value of a data-dependent tensor by the value with which a check passes."""
     if func in CHECKED:
         return _as_model_code(mode, func), args, kwargs
     if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
@@ -101,7 +100,7 @@ def holding(mode: AbstractContextManager[object], func: Target, args: Argument, 
 
 
 def _as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
-    """Return a function of torch's that torch.export traces as the model's own code."""
+    """Return a function of torch that torch.export traces as if it were the model's code."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
     bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -121,14 +120,14 @@ def unasked(own: Callable[..., None], distribution: Argument, value: Argument) -
 
 
 def is_unknown(tensor: object) -> bool:
-    """Return whether a tensor's value depends on data."""
+    """Return whether a tensor's value is data-dependent."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
         return False
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
 def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
-    """Return the truth value that a check of data needs to pass, and record the check; None for other conditions."""
+    """Return the truth value with which a check passes, and record the check; None for other conditions."""
     found = checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
@@ -151,14 +150,14 @@ def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
 
 
 def _is_not_the_models(frame: FrameType) -> bool:
-    """Return whether a frame is torch's or ours and checks no data."""
+    """Return whether a frame belongs to torch or pipeline, and checks no values."""
     name = frame.f_code.co_filename
     return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
 
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
-    """Return the truth value that avoids a branch which only raises an error, and the error's name; else None."""
+    """Return the truth value that avoids a branch which only raises an error, and the error's name; else None, ""."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
     if place < len(steps) and steps[place].opname == "TO_BOOL":
@@ -174,7 +173,7 @@ def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
 
 
 def _raised_error(steps: Sequence[dis.Instruction], place: int) -> str:
-    """Return the name of the error if the instructions from a place on only raise it; else empty."""
+    """Return the name of the error if the instructions from a position on only raise it; else an empty string."""
     name = ""
     for step in steps[place : place + LONGEST]:
         if step.opname == "RAISE_VARARGS":
@@ -189,14 +188,14 @@ def _raised_error(steps: Sequence[dis.Instruction], place: int) -> str:
 
 
 def _error(name: object) -> type[BaseException] | None:
-    """Return the error of Python's own of this name."""
+    """Return Python's built-in error with this name; None if there is none."""
     found = getattr(builtins, str(name), None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 @functools.lru_cache(1024)
 def _may_catch(code: CodeType, at: int, error: str) -> bool:
-    """Return whether an ``except`` around a place in a function may catch an error."""
+    """Return whether an ``except`` around a position in a function's bytecode may catch an error."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)

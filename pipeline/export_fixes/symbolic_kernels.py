@@ -1,10 +1,10 @@
-"""Define kernels for symbolic sizes, where torch's own lose a symbol or fix it to a constant.
+"""Replacement kernels for symbolic sizes, where torch's kernels lose a symbol or specialize it to a constant.
 
-torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Before, torch created a symbol without a definition,
-and fixed a varying exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide by the size of a
-resized dim minus 1, which may be 0; torch 2.11 adds up weights as integers. ``create_unbacked_symint``, by which a fake
-implementation asks for a size that data has (``torchvision.ops.nms``), makes it 2 or more. ``torch_patches.py`` says
-which versions need which kernel. Sizes that do not vary, and indices of unknown sign, are left to torch's own kernels.
+torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Earlier versions created a symbol without a
+definition, and specialized a dynamic exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide
+by the size of a resized dim minus 1, which may be 0. torch 2.11 sums the weights of ``bincount`` as integers.
+``create_unbacked_symint``, which fake implementations call for a data-dependent size (``torchvision.ops.nms``), assumes
+a size of at least 2. ``torch_patches.py`` lists which versions need which kernel. Other cases are left to torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipeline.export_fixes.patching import Kernel, traces
 
 
 def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
-    """Answer a comparison of several sizes by the example where torch cannot decide it, such as ``b // c == 1`` for the
-    batches of two inputs that must be equal. The answer becomes a condition on the sizes of calls."""
+    """Evaluate a comparison of several sizes with the example's sizes if torch cannot decide it, such as ``b // c ==
+    1`` for two batch sizes that must be equal. The result becomes a condition on the sizes of each call."""
     answer: bool = own(asked, default)
     if answer != default or not isinstance(asked, torch.SymBool) or not asked.node.has_hint():
         return answer
@@ -41,7 +41,7 @@ def sliced(
     end: Argument = None,
     step: int = 1,
 ) -> Argument:
-    """Slice a tensor; the size is expressed in terms of the bounds.
+    """Slice a tensor; express the result's size by the bounds.
 
     slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
     """
@@ -63,7 +63,7 @@ def sliced(
 
 
 def _clamped_position(index: Argument, size: Argument) -> Argument:
-    """Return the position of a slice's index, 0 to size; None if its sign is unknown."""
+    """Return a slice's index, clamped to 0..size; None if its sign is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
             return index
@@ -76,7 +76,7 @@ def _clamped_position(index: Argument, size: Argument) -> Argument:
 
 
 def raised(own: Kernel, self: object, exponent: object) -> Argument:
-    """Compute a power with a varying base or exponent through a tensor.
+    """Compute a power with a symbolic base or exponent as a tensor.
 
     pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)
     """
@@ -88,13 +88,13 @@ def raised(own: Kernel, self: object, exponent: object) -> Argument:
 
 
 def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
-    """Return a number as a tensor of rank 0, which promotes others as the number does."""
+    """Return a number as a 0-d tensor, which takes part in type promotion as the number does."""
     dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
 
 def scaled(own: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-    """Return the step between two elements of a resized dim; one element alone is the first, whatever the step."""
+    """Return the step between two elements of a resized dim; a single element is the first, whatever the step."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
     return own(in_size, out_size, align_corners, scale)
@@ -120,7 +120,7 @@ def rooted(own: Kernel, x: object, /) -> object:
 
 
 def classified(own: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
-    """Make the number of classes data-dependent if it is not given.
+    """Compute ``one_hot``; the number of classes is data-dependent if it is not given.
 
     one_hot(Tensor self, SymInt num_classes=-1) -> Tensor
     """
@@ -136,6 +136,6 @@ KEY: Final = DispatchKey.CompositeImplicitAutograd
 
 
 def whole(shapes: Kernel) -> Kernel:
-    """Return a replacement for the kernel of a recurrent layer that computes only the shapes, from those of its inputs:
-    torch.export unrolls the steps of ``aten.lstm`` and the like, which fixes the length and takes long."""
+    """Return a kernel for a recurrent layer that computes only the result's shapes, by ``shapes``. torch.export
+    would unroll the time steps of ``aten.lstm`` and similar operators, which is slow and makes the length static."""
     return lambda own, *args, **kwargs: shapes(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The table of replacements for torch's functions while it traces."""
+"""The table of patches of torch's functions that are active during traces."""
 
 from __future__ import annotations
 

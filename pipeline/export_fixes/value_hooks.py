@@ -1,5 +1,5 @@
-"""Wrap the steps of torch outside of `FakeTensorMode.dispatch` that handle known values: making fakes of buffers and
-inputs, reading numbers of proxies, and indexing by tensors."""
+"""Wrappers of the steps of torch, outside of `FakeTensorMode.dispatch`, that handle known values: creation of fake
+buffers and inputs, reads of numbers from proxies, and indexing by tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exported_again(export: Callable[[], Argument], model: torch.nn.Module) -> Ar
 
 
 def with_numbers(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Give the fake of a tensor of few elements their values. The tensor may be a fake itself."""
+    """Attach the values of a tensor of few elements to its fake tensor. The tensor may itself be a fake tensor."""
     elements = value.constant if isinstance(value, FakeTensor) else value
     if isinstance(fake, FakeTensor) and elements is not None and has_few(elements):
         with_value(fake, elements.detach().to("cpu", copy=True))
@@ -45,7 +45,7 @@ def with_numbers(fake: torch.Tensor, value: torch.Tensor) -> None:
 def buffers(
     own: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
-    """Wrap torch.export's making of fake parameters and buffers: buffers of few elements have their values."""
+    """Wrap torch.export's creation of fake parameters and buffers: attach values to buffers of few elements."""
     made, state = own(mode, module), known.get()
     if state is None:
         return made
@@ -63,7 +63,7 @@ def buffers(
 
 
 def inputs(own: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument) -> Argument:
-    """Wrap torch.export's making of fake inputs: those of constants have their values."""
+    """Wrap torch.export's creation of fake inputs: attach values to inputs that are constants."""
     made, state = own(module, args, kwargs, *rest, **options), known.get()
     values = state.inputs if state is not None else {}
     for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
@@ -76,7 +76,7 @@ def inputs(own: Kernel, module: object, args: object, kwargs: object, *rest: Arg
 
 
 def reading(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
-    """Wrap torch's tracing of a call: a number is read from the fake tensor, not from the literal behind a proxy."""
+    """Wrap torch's tracing of a call to read numbers from the fake tensor, not from the literal behind a proxy."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:
@@ -85,7 +85,7 @@ def reading(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args:
 
 
 def left_out(specialize: Callable[..., object], graph: Argument) -> object:
-    """Wrap Dynamo's search for float inputs, which treats each number of a tensor as a symbol."""
+    """Wrap Dynamo's search for float inputs, which would treat each number read from a tensor as a symbol."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
@@ -94,15 +94,15 @@ def left_out(specialize: Callable[..., object], graph: Argument) -> object:
 
 
 def indexing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace index tensors by their known numbers. torch would fix their value in the example (2.11 when it reads;
-    2.13 when it writes, or beside indices that are tensors)."""
+    """Replace index tensors by their known numbers. torch would specialize them to the example's values (2.11 for
+    reads; 2.13 for writes, and for reads with other index tensors)."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         args = (args[0], indices(args[1], _known_index), *args[2:])
     return func, args, kwargs
 
 
 def indices(index: Argument, replaced: Function) -> object:
-    """Return an index in which a function has replaced each part, also the ends of slices."""
+    """Return an index in which a function has replaced each item, including the bounds of slices."""
     if isinstance(index, tuple):
         return tuple(indices(each, replaced) for each in index)
     if isinstance(index, slice):

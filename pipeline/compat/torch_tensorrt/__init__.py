@@ -1,7 +1,7 @@
-"""Torch-TensorRT's names for writing converters, from its Dynamo and FX frontends. Where its modules are called
-``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``, write ``pipeline.compat.torch_tensorrt``.
+"""Torch-TensorRT's names for writing converters, from its Dynamo and FX frontends. Import them from
+``pipeline.compat.torch_tensorrt`` instead of ``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``.
 
-Importing or calling these names changes no global state: ``register`` puts a declared converter into a registry.
+Importing or calling these names changes no global state: add a declared converter to a registry with ``register``.
 """
 
 from typing import TypeAlias

@@ -1,7 +1,7 @@
-"""The operators of the older FX frontend: each is the equivalent ATen operator, so that it can be a converter's key.
+"""The operators of the older FX frontend: each name is the equivalent ATen operator, so it can be a converter's key.
 
 ``acc_ops.linear`` is ``torch.ops.aten.linear.default``. Converters read their arguments by FX's names,
-``kwargs["input"]``, which `named_arguments` provides. The names are frozen: none is added.
+``kwargs["input"]``, which `named_arguments` provides. No names will be added.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ RENAMED: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
 
 
 def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> dict[str, Argument]:
-    """Return all arguments of a call by FX's names, with defaults filled in; those of a Python function unchanged."""
+    """Return all arguments of a call by FX's names, with defaults; the arguments of a Python function are unchanged."""
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]

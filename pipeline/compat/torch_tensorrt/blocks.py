@@ -1,5 +1,5 @@
-"""Building blocks: functions that return the ATen calls that they stand for, with Torch-TensorRT's four arguments
-before their own."""
+"""Building blocks: functions that return the equivalent ATen calls. The first four parameters are those of
+Torch-TensorRT."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FIRST: Final = tuple(
 
 
 class BlockError(PipelineError, NotImplementedError):
-    """A building block is missing, or does not take these arguments; the message gives the reason and an
+    """A building block is missing, or does not accept these arguments; the message has the reason and an
     alternative."""
 
 
 def block(function: Callable[..., Expression], does: str = "") -> Function:
-    """Make a building block of a function from arguments to `Call`s; ``does`` says what an expression computes.
+    """Make a building block from a function that returns `Call`s; ``does`` describes its result.
 
     It is called `(ctx, target, source_ir, name, …)` and returns the calls' results: an ``ITensor``, or a list. ``ctx``
     may be the network of a LEGACY converter. ``target`` and ``source_ir`` have no effect: layers are called ``name``.
@@ -47,7 +47,7 @@ def block(function: Callable[..., Expression], does: str = "") -> Function:
 
 
 def of_one(target: Operator, *names: str, **defaults: Argument) -> Function:
-    """Create the block of one call, which takes its arguments in order by these names; the last ones have defaults."""
+    """Create the block of one ATen call; ``names`` are its parameters, the last of which have ``defaults``."""
 
     def one(*args: Argument) -> Expression:
         return call(target, *args)

@@ -1,7 +1,7 @@
 """The helpers of Torch-TensorRT's converters, with its signatures. ``ctx`` may be the network of a LEGACY converter.
 
-Two things differ: a constant keeps its dtype and shape (a Python int is int64, theirs int32), and a view of a parameter
-can still be refitted.
+They differ from Torch-TensorRT's in two points: a constant keeps its dtype and shape (a Python int becomes int64, not
+int32), and a view of a parameter can still be refitted.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ __all__ = [
 def get_trt_tensor(
     ctx: Conversion, input_val: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
-    """Make a constant layer of a tensor, array, number or size known at run time; an ``ITensor`` is returned as it is.
-    ``dtype`` is the constant's: torch's, TensorRT's or numpy's; None for its own. A number has ``min_rank`` dims."""
+    """Create a constant layer from a tensor, array, number or run-time size; an ``ITensor`` is returned unchanged.
+    ``dtype`` is a dtype of torch, TensorRT or numpy; None keeps the value's dtype. A number gets ``min_rank`` dims."""
     return input_val if isinstance(input_val, trt.ITensor) else create_constant(ctx, input_val, name, dtype, min_rank)
 
 
@@ -91,26 +91,26 @@ def cast_trt_tensor(
     target: Target = "",
     source_ir: SourceIR | None = None,
 ) -> trt.ITensor:
-    """Return the tensor in another dtype: torch's, TensorRT's or numpy's; itself if it has that already."""
+    """Cast a tensor to a dtype of torch, TensorRT or numpy; return the same tensor if it already has the dtype."""
     ctx, wanted = context_of(ctx), torch_dtype(dtype)
     assert wanted is not None
     return base.cast(ctx, name, get_trt_tensor(ctx, input_val, name), wanted)
 
 
 def cast_int_int_div_trt_tensor(ctx: Conversion, lhs_val: Argument, rhs_val: Argument, name: str) -> list[trt.ITensor]:
-    """Return two tensors to divide: in float32 if both are integers."""
+    """Return the two operands of a division, cast to float32 if both are integers."""
     both = [lhs_val, rhs_val]
     whole = all(base.dtype_of(each) in (torch.int32, torch.int64) for each in both)
     return [cast_trt_tensor(ctx, each, torch.float32, name) if whole else each for each in both]
 
 
 def cast_int_or_float_to_bool(ctx: Conversion, name: str, tensor: trt.ITensor) -> trt.ITensor:
-    """Return a bool tensor that is True where a tensor is not zero."""
+    """Return a bool tensor that is True at the nonzero elements of a tensor."""
     return cast_trt_tensor(ctx, tensor, torch.bool, name)
 
 
 def broadcastable(a: Argument, b: Argument) -> bool:
-    """Return whether the shapes of two tensors broadcast; a size of -1 does with -1 and with 1."""
+    """Return whether the shapes of two tensors broadcast; a size of -1 (dynamic) broadcasts with -1 and 1."""
     pairs = zip(reversed(tuple(a.shape)), reversed(tuple(b.shape)), strict=False)
     return all(x == y or 1 in (x, y) for x, y in pairs)
 
@@ -118,7 +118,7 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Bring two tensors to one rank by leading dims of size 1; ``a`` then has ``preset_diff`` more dims."""
+    """Bring two tensors to one rank by leading dims of size 1; then add ``preset_diff`` more such dims to ``a``."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
@@ -133,7 +133,7 @@ def broadcast_to_same_shape(
 
 
 def prepend_ones(ctx: Conversion, tensor: trt.ITensor, name: str, num_prepend_ones: int) -> trt.ITensor:
-    """Return a tensor with so many leading dims of size 1 added."""
+    """Prepend ``num_prepend_ones`` dims of size 1 to a tensor."""
     return base.unsqueeze(context_of(ctx), name, tensor, range(num_prepend_ones))
 
 
@@ -143,13 +143,13 @@ def has_dynamic_shape(shape: Sequence[int]) -> bool:
 
 
 def get_axes_for_reduce_op(dim: int | Sequence[int], has_implicit_batch_dimension: bool = False) -> int:
-    """Return dims, counted from the start, as the bit mask that TensorRT's layers take."""
+    """Return nonnegative dims as the bit mask that TensorRT's layers accept."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return base.axes_mask(dims, max(dims, default=0) + 1)
 
 
 def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
-    """Return a tuple of ``num_elem`` copies of a single value; several values as a tuple."""
+    """Return a single value as a tuple of ``num_elem`` copies; convert several values to a tuple."""
     return tuple(per_dim(val, num_elem))
 
 
@@ -167,7 +167,7 @@ def calculate_strides(shape: Sequence[int]) -> list[int]:
 
 
 def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
-    """Return a tensor or number as an array (bfloat16 as float32); None for None. It shares a tensor's memory."""
+    """Return a tensor or number as a numpy array (bfloat16 as float32), with a tensor's memory; None for None."""
     tensor = to_torch(value)
     if tensor is None:
         return None
@@ -177,7 +177,7 @@ def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
 
 
 def to_torch(value: Argument, dtype: Argument = None) -> torch.Tensor | None:
-    """Return an array or number as a CPU tensor, a number with one dim; None for None."""
+    """Return an array as a CPU tensor, or a number as a CPU tensor with one dim; None for None."""
     if value is None:
         return None
     if isinstance(value, np.ndarray):
@@ -217,7 +217,7 @@ def set_item(original_tensor: Argument, index: int, new_value: Argument) -> Expr
 
 
 def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
-    """Return a value as a tensor of at least one dim, in another's dtype."""
+    """Return a value as a tensor with the dtype of ``like`` and at least one dim."""
     if not isinstance(value, trt.ITensor):
         value = torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
     wanted = base.dtype_of(like)
@@ -242,18 +242,18 @@ def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | 
 
 
 def has_dynamic_shapes(node: Node) -> bool:
-    """Return whether a size of the node's result or of one of its arguments varies."""
+    """Return whether the node's result or one of its arguments has a dynamic size."""
     return any(symbolic_places(node.args, node.kwargs, node.meta.get("val")))
 
 
 def has_static_shapes(node: Node) -> bool:
-    """Return whether no size of the node's result and arguments varies."""
+    """Return whether the node's result and arguments have static sizes only."""
     return not has_dynamic_shapes(node)
 
 
 def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """Return a validator that accepts calls in which a size of the arguments at these positions (None: of any)
-    varies."""
+    """Return a validator that accepts calls with a dynamic size in the arguments at these positions (None: any
+    argument)."""
 
     def dynamic(node: Node) -> bool:
         """Sizes of these arguments vary."""
@@ -264,8 +264,8 @@ def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = No
 
 
 def has_static_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """Return a validator that accepts calls in which no size of the arguments at these positions (None: of any)
-    varies."""
+    """Return a validator that accepts calls without dynamic sizes in the arguments at these positions (None: any
+    argument)."""
     dynamic = has_dynamic_shapes_in_args(arg_positions_to_check)
 
     def static(node: Node) -> bool:

@@ -1,5 +1,5 @@
-"""The ATen calls that a building block stands for, as records inside each other, and their conversion inside a
-converter: decomposed, validated and converted like those of a model."""
+"""The ATen calls of a building block as nested records, and their conversion within a converter: the calls are
+decomposed, validated and converted as the calls in a model are."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Call:
     kwargs: FrozenDict[str, Argument]
 
     def __getitem__(self, index: int) -> Call:
-        """Return one of the results of a call that returns several."""
+        """Return the result with this index, for a call with several results."""
         return call(operator.getitem, self, index)
 
 
@@ -53,8 +53,8 @@ def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
 
 
 def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
-    """Add the layers of a call, or of each of a list of calls; return their results as ``ITensor``s. Raise a
-    `NetworkError` if torch or all our converters refuse a call."""
+    """Add the layers of a call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise a
+    `NetworkError` if torch or every converter rejects a call."""
     graph = _Graph(StandIns.of(ctx))
     several = isinstance(value, list | tuple)
     graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
@@ -62,7 +62,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     env = _converted(ctx, name, validated, graph.env)
 
     def tensors(made: Argument) -> Argument:
-        """Return a result as a tensor of the network, or a list of them; None for an absent one."""
+        """Return a result as a tensor of the network, or as a list of tensors; None for an absent result."""
         made = env[made.name] if isinstance(made, torch.fx.Node) else made
         if isinstance(made, list | tuple):
             return list(map(tensors, made))
@@ -106,7 +106,7 @@ def _convert(
 
 @frozen(eq=False)
 class _Graph:
-    """A graph of calls: its placeholders stand for existing values of the network, by name in ``env``."""
+    """A graph of calls. Its placeholders represent existing values of the network, which ``env`` has by name."""
 
     stand_ins: StandIns
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
@@ -123,7 +123,7 @@ class _Graph:
         return self.tensor(value) if "Tensor" in kind else self.number(value)
 
     def tensor(self, value: Argument) -> torch.fx.Node:
-        """Return the node for an ``ITensor``, constant or number that the operator takes as a tensor."""
+        """Return the node for an ``ITensor``, constant or number that is a tensor argument of an operator."""
         if isinstance(value, SymbolicInt):
             value = base.scalar_of(self.stand_ins.ctx, "size", value)
         if not isinstance(value, trt.ITensor | torch.Tensor):
@@ -133,7 +133,7 @@ class _Graph:
         return self.placeholder(value, self.stand_ins.tensor(value))
 
     def number(self, value: Argument) -> Argument:
-        """Return a Python number, or the node for a size that is known at run time."""
+        """Return a Python number, or the node of a size that is known only at run time."""
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
@@ -163,7 +163,7 @@ class _Graph:
         return node
 
     def program(self) -> Program:
-        """Return the graph as a program without inputs: ``env`` has the values of its placeholders."""
+        """Return the graph as a program without inputs; ``env`` has the values of its placeholders."""
         ctx = self.stand_ins.ctx
         return Program(
             graph_module=over(torch.nn.Module(), self.graph),

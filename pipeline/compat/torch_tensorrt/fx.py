@@ -1,5 +1,5 @@
-"""Converters of the older FX frontend: `(network, target, args, kwargs, name)`, with arguments by name. Frozen: FX gets
-no new names here."""
+"""Converters of the older FX frontend: functions `(network, target, args, kwargs, name)`, with arguments by name. No
+names will be added to this module."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def tensorrt_converter(
 ) -> Callable[[Function], Function]:
     """Declare a function as a LEGACY converter of ``key``, such as ``acc_ops.linear`` or an ATen operator.
 
-    It is called `(network, target, args, kwargs, name)`, with all arguments in ``kwargs`` by FX's names (``input``,
-    ``negative_slope``) and ``args`` as the model's call has them. No registry changes: add the result to one with
-    ``register(f)``, or ``ConverterRegistry.from_legacy({key: f})``.
+    The function is called `(network, target, args, kwargs, name)`. ``kwargs`` has all arguments by FX's names
+    (``input``, ``negative_slope``), and ``args`` has the positional arguments of the model's call. Add the result to a
+    registry with ``register(f)``, or with ``ConverterRegistry.from_legacy({key: f})``.
 
     ``no_implicit_batch_dim`` has no effect: networks have explicit batches here, and ``no_explicit_batch_dim`` is a
     `ValueError`. With ``enabled=False`` nothing is declared. ``capability_validator`` is called ``(node) -> bool`` or
-    ``(node, settings) -> bool | Rejection``; None takes every call. The priority is HIGH, since FX's registry keeps the
-    newest only; STANDARD comes after the built-in converters. ``supports_dynamic_shapes``: whether it takes sizes that
-    are known only at run time.
+    ``(node, settings) -> bool | Rejection``; None accepts every call. The default priority is HIGH, since FX's registry
+    keeps only the newest converter; with STANDARD, built-in converters are tried first. ``supports_dynamic_shapes``:
+    whether the converter supports sizes that are known only at run time.
     """
     if no_explicit_batch_dim:
         raise ValueError(
@@ -57,7 +57,7 @@ def tensorrt_converter(
 
 
 def by_name(function: Function) -> Function:
-    """Wrap a function to receive all arguments by FX's names; itself if it does already."""
+    """Wrap a function to receive all arguments by FX's names; return a wrapped function unchanged."""
     if attached(function, "__by_name__"):
         return function
 
@@ -69,7 +69,7 @@ def by_name(function: Function) -> Function:
 
 
 def _built_in(target: Operator) -> Function:
-    """Return the LEGACY form of our converter of an operator."""
+    """Return the built-in converter of an operator as a LEGACY converter."""
 
     def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
         values = list(zip(target._schema.arguments, named_arguments(target, args, kwargs).values(), strict=True))

@@ -1,7 +1,7 @@
-"""Values in a user's converter: ``SourceIR``; dtypes of torch, TensorRT and numpy; both first arguments, a conversion
-context or a network (LEGACY convention); views of parameters that stay refittable, since layers transpose the parameter
-and not a copy of it; sizes of tensors that a user's own layers return; and fake tensors, so that torch can compute the
-result type of a call."""
+"""Helpers for values in a user's converter: ``SourceIR``; dtypes of torch, TensorRT and numpy; the first argument,
+which is a conversion context or (LEGACY convention) a network; refittable views of parameters, which layers
+transpose in the network; sizes of tensors that a user's own layers return; and fake tensors, from which torch
+computes the result type of a call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def torch_dtype(dtype: Argument) -> torch.dtype | None:
 
 
 def per_dim(value: Argument, dims: int) -> list[Argument]:
-    """Return a value for each dim: the same one if there is a single one."""
+    """Return a list with a value for each dim; a single value is repeated."""
     values = list(value) if isinstance(value, list | tuple | trt.Dims) else [value]
     return values * dims if len(values) == 1 else values
 
@@ -64,7 +64,7 @@ def context_of(given: Conversion) -> ConversionContext:
 
 
 def of_parameter(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
-    """Express a transposed view of a constant as layers over that constant; any other tensor unchanged."""
+    """Express a transposed view of a constant as layers that transpose the constant; other tensors are unchanged."""
     constant = None if ctx.constant_at(value) is not None else ctx.constant_below(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():
@@ -100,14 +100,14 @@ def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
 
 
 def _one(column: tuple[Argument, ...]) -> Argument:
-    """Return the size that these sizes of one dim broadcast to; None if it is unknown."""
+    """Return the broadcast size of several sizes of one dim; None if it is unknown."""
     sizes = [size for size in column if size != 1]
     return sizes[0] if all(size == sizes[0] for size in sizes) else None
 
 
 @frozen(eq=False)
 class StandIns:
-    """The fake tensors of one network's values, in the fake mode of the program that is converted."""
+    """The fake tensors of a network's values, in the fake mode of the program that is converted."""
 
     ctx: ConversionContext
     mode: FakeTensorMode
@@ -135,8 +135,8 @@ class StandIns:
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
 
     def size(self, value: trt.ITensor, dim: int | None) -> int | torch.SymInt:
-        """Return the size of a dim, or (None) the number that a tensor of one element holds: the program's symbol for
-        it, or a new one if it is unknown."""
+        """Return the size of a dim or, if ``dim`` is None, the number in a one-element tensor: as the program's
+        symbol, or as a new symbol if it is unknown."""
         size = self.ctx.held_sizes.get(id(value), (None,))[0] if dim is None else sizes_of(self.ctx, value)[dim]
         if size is not None:
             return size if isinstance(size, int) else self.symbolic(size)

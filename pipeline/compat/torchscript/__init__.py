@@ -1,4 +1,4 @@
-"""TorchScript: scripts as models, evaluators of their nodes, and converters declared by schema.
+"""TorchScript: script modules as models, evaluators of their nodes, and converters declared by operator schema.
 
 from pipeline.compat.torchscript import EVALUATORS, Weights, converter, model
 """

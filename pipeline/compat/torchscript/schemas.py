@@ -1,5 +1,5 @@
-"""Converters declared by the schema of an operator as TorchScript writes it, and weights with the metadata that such
-converters read."""
+"""Converters that are declared by an operator's schema in TorchScript syntax, and ``Weights`` with the metadata that
+such converters read."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def converter(
     ``ITensor``, or a tuple of them. Names that it sets on layers and tensors stay, except for outputs of the
     engine, which have the model's names. Stackable, one decorator per schema.
 
-    By default it takes precedence over the built-in converter and receives nodes whose sizes vary; ``priority`` and
-    ``supports_dynamic_shapes`` change that. The schema of an in-place operator stands for the one that returns a new
-    tensor, since programs are functionalized before conversion.
+    By default it takes precedence over the built-in converter and receives nodes with dynamic sizes; ``priority`` and
+    ``supports_dynamic_shapes`` change that. The schema of an in-place operator declares a converter of the operator
+    that returns a new tensor, because programs are functionalized before conversion.
 
     Raises:
         ValueError: no operator has this schema; the message has the nearest ones.
@@ -77,7 +77,7 @@ def _by_schema(function: Convert) -> Function:
 
 
 def operator_of(schema: str) -> Operator:
-    """Return the operator of a schema; for an in-place one, the one that returns a new tensor."""
+    """Return the operator with a schema; for an in-place schema, the operator that returns a new tensor."""
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
         example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
@@ -100,7 +100,7 @@ def _overloads(packet: object) -> list[Operator]:
 
 
 def _plain(schema: str) -> str:
-    """Return a schema in TorchScript's form: without symbolic sizes and aliasing, and with numbers written alike."""
+    """Return a schema in TorchScript syntax: without symbolic sizes and alias annotations, with normalized numbers."""
     try:
         text = str(torch._C.parse_schema(schema))
     except RuntimeError:
@@ -109,7 +109,7 @@ def _plain(schema: str) -> str:
 
 
 def _out_of_place(overload: Operator) -> Operator:
-    """Return ``aten::relu`` for ``aten::relu_``, if it takes the same arguments."""
+    """Return the functional variant, ``aten::relu`` for ``aten::relu_``, if it has the same arguments."""
     schema = overload._schema
     namespace, _, name = schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
@@ -123,8 +123,8 @@ def _out_of_place(overload: Operator) -> Operator:
 class Weights:
     """Weights for layers: ``Weights(ctx, value)``.
 
-    They share the value's memory if it is contiguous and on the CPU; then weights made from a parameter's tensor, or
-    from its ``.numpy()``, can be refitted. A Python int is int64, a float is float32.
+    They share the value's memory if it is contiguous and on the CPU; then weights of a parameter's tensor, or of its
+    ``.numpy()``, can be refitted. A Python int becomes int64, a float becomes float32.
 
     Attributes:
         data: the ``trt.Weights``.

@@ -1,4 +1,4 @@
-"""Attention and experts that replace transformers' in a capture: one form for prompts and single tokens."""
+"""Attention and mixture-of-experts functions for captures, which trace to one graph for prompts and single tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _turn = threading.RLock()
 
 @contextmanager
 def replaced(table: dict[str, Any], **ours: object) -> Iterator[None]:
-    """Return a context in which these entries are in a table: of functions, or the attributes of an object."""
+    """Return a context in which entries of a table of functions, or attributes of an object, are replaced by these."""
     before = {name: table[name] for name in ours if name in table}
     table.update(ours)
     try:
@@ -50,11 +50,10 @@ def attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of queries [batch, heads, length, width] to keys of as many heads or fewer, where the mask
-    allows.
+    """Compute masked attention of queries [batch, heads, length, width] to keys of as many heads or fewer (GQA).
 
-    It is transformers' ``sdpa`` without its branches on the number of queries. The converter chooses the kernels, since
-    it knows how many queries there may be.
+    The function is transformers' ``sdpa`` without branches on the number of queries. The converter selects the kernels
+    by the range of that number.
     """
     if kwargs.get("softcap") is not None and _refuses_a_cap():
         raise ValueError(f"sdpa attention caps no scores (softcap): {WITH_CAP}")
@@ -77,8 +76,8 @@ def _scaled(query: torch.Tensor, scale: float) -> torch.Tensor:
 
 @cache
 def _refuses_a_cap() -> bool:
-    """Return whether transformers' ``sdpa`` raises an error if scores are to be capped. That of 5.17 ignores the cap,
-    and so does the compiled attention."""
+    """Return whether transformers' ``sdpa`` raises an error for attention logit soft-capping. The ``sdpa`` of 5.17
+    ignores the cap, and so does the compiled attention."""
     one = torch.zeros(1, 1, 1, 1)
     try:
         sdpa_attention_forward(torch.nn.Module(), one, one, one, None, softcap=1.0)
@@ -99,8 +98,8 @@ def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dty
 
 @contextmanager
 def attention_by(model: Pretrained, name: str) -> Iterator[None]:
-    """Return a context in which a model's layers compute attention by transformers' function of this name; by that of
-    ``eager`` masks are tensors."""
+    """Return a context in which a model's layers compute attention by transformers' function of this name. With
+    ``eager``, masks are tensors."""
     configs = (getattr(each, "config", None) for each in model.modules())
     with ExitStack() as stack:
         for each in {id(each): each for each in configs if hasattr(each, "_attn_implementation_internal")}.values():
@@ -156,8 +155,8 @@ rows."""
 
 @contextmanager
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which layers of a step that share keys and values compute the last row only, if only its
-    logits are requested, for any number of tokens. transformers itself branches there on the number of tokens."""
+    """Return a context in which the layers of a step that share keys and values compute only the last row, if only
+    its logits are requested. transformers' own code branches on the number of tokens; this works for any number."""
     with ExitStack() as stack:
         for each in step.modules():
             if hasattr(type(each), SLICES):
@@ -169,7 +168,7 @@ def last_rows(step: torch.nn.Module) -> Iterator[None]:
 def _as_many(
     _: torch.nn.Module, args: tuple[object, ...], given: dict[str, Pretrained], made: Pretrained
 ) -> Pretrained:
-    """Expand the last row to the number of tokens, for a head that takes the last row."""
+    """Expand the last row to the number of tokens, for a head that selects the last row."""
     if _is_last(given.get("logits_to_keep")):
         every: tuple[Pretrained, ...] = (given.get("input_ids"), given.get("inputs_embeds"), *args)
         ids = next(each for each in every if each is not None)
@@ -178,7 +177,7 @@ def _as_many(
 
 
 def _is_last(wanted: object) -> bool:
-    """Return whether only the last row's logits are wanted; a tensor lists rows of drafted tokens."""
+    """Return whether only the last row's logits are requested; a tensor would list the rows of draft tokens."""
     return isinstance(wanted, int) and wanted == 1
 
 
@@ -202,8 +201,8 @@ def _last_rows(
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """Return a context in which transformers' ``sdpa`` is `attention`, and its ``eager`` experts, a loop of a
-    data-dependent length, are its grouped matmuls (`grouped_mm_experts_forward`). One thread at a time."""
+    """Return a context in which transformers' ``sdpa`` is `attention`, and its ``eager`` experts, a loop of
+    data-dependent length, are replaced by its grouped matmuls (`grouped_mm_experts_forward`). Not thread-safe."""
     attentions, experts = ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_EXPERTS_FUNCTIONS._local_mapping
     with _turn, replaced(attentions, sdpa=attention), replaced(experts, eager=grouped_mm_experts_forward):
         yield
@@ -212,8 +211,8 @@ def one_form() -> Iterator[None]:
 @contextmanager
 def without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows of a step; a mask selects those
-    routed to it. transformers runs them in a loop whose number of steps depends on data; for other mixtures of experts
-    it has grouped matmuls (`one_form`)."""
+    routed to it. transformers runs them in a loop of data-dependent length; for other mixtures of experts it has
+    grouped matmuls (`one_form`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":

@@ -1,4 +1,4 @@
-"""Caches of transformers over buffers that a program updates: for capture, and for ``generate``."""
+"""transformers' KV caches over buffers that a program updates: for capture, and for ``generate``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ KEPT: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
 
 @frozen
 class Kept:
-    """A tensor that a layer caches, described for one row and at most one position: its shape, its dtype, and the dim
-    of positions; None for a recurrent state, which has no such dim."""
+    """A description of a tensor that a layer caches: its shape for one row and one position, its dtype, and the dim
+    of positions, which is None for a recurrent state."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     positions: int | None = None
 
     def buffer(self, rows: int, positions: int, device: torch.device) -> torch.Tensor:
-        """Return zeros for so many rows and positions."""
+        """Return a buffer of zeros for this number of rows and positions."""
         shape = [rows, *self.shape[1:]]
         if self.positions is not None:
             shape[self.positions] = positions
@@ -71,7 +71,7 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         return torch.arange(length, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
-        """Return the number of filled positions, a tensor."""
+        """Return the number of filled positions as a tensor."""
         return self.start
 
 
@@ -117,7 +117,7 @@ class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
-    """A layer of cross attention, whose keys and values are inputs of the program."""
+    """A cross-attention layer, whose keys and values are inputs of the program."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__(keys.shape[2])
@@ -125,7 +125,8 @@ class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class Captured(Cache):
-    """A cache for captures: its masks are computed alike for one token and several. ``start``: the first's position."""
+    """A cache for captures, with the same mask operators for any number of tokens. ``start``: the first token's
+    position."""
 
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
@@ -137,7 +138,7 @@ class Captured(Cache):
         return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> Pretrained:
-        """Return the number of filled positions, a tensor; 0 for a layer that caches nothing."""
+        """Return the number of filled positions as a tensor; 0 for a layer that caches nothing."""
         if not self.attends:
             return self.start
         layer = self.layers[layer_idx]
@@ -169,17 +170,17 @@ def layer_of(
 
 @define(eq=False)
 class Latest:
-    """The owner of the tokens in a program's buffers: the `Filled` that began last."""
+    """The owner of the tokens in a program's buffers: the last `Filled` that began a sequence."""
 
     filled: weakref.ref[Filled] | None = None
 
 
 class Filled(Cache):
-    """The cache that ``generate`` sees: counts in Python how much of the program's own cache is filled.
+    """The cache object that ``generate`` uses: it counts in Python the filled positions of the program's cache.
 
-    ``cross`` are the keys and values of cross attention, once the encoder's output is known. ``mask`` [batch,
-    max_cache_len] is True for positions that attention reads. ``runner`` holds the program's own cache, and ``latest``
-    names the owner of the tokens in it.
+    ``cross`` has the keys and values of cross attention, after the encoder ran. ``mask`` [batch, max_cache_len] is True
+    for positions that attention reads. ``runner`` holds the program's cache buffers, and ``latest`` refers to the owner
+    of the tokens in these buffers.
     """
 
     def __init__(self, max_cache_len: int, runner: CompiledModule, latest: Latest) -> None:
@@ -191,7 +192,7 @@ class Filled(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def take_turn(self) -> None:
-        """Begin to fill the program's own cache, or continue; raise an error if another sequence has begun since."""
+        """Begin or continue to fill the program's cache; raise an error if another sequence has begun since."""
         self._check_turn()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
@@ -220,7 +221,7 @@ class Filled(Cache):
 
     @property
     def self_attention_cache(self) -> DynamicCache:
-        """Return the filled part of the program's own keys and values [batch, heads, length, width], as a view: later
+        """Return a view of the filled part of the program's keys and values [batch, heads, length, width]; later
         steps change it."""
         self._check_turn()
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
@@ -260,8 +261,8 @@ class Filled(Cache):
         self.length = length
 
     def heard(self, cross: tuple[torch.Tensor, ...] | None, rows: int) -> tuple[torch.Tensor, ...]:
-        """Return the keys and values of cross attention, repeated for so many rows: each prompt has equally many, as
-        beams or samples. ``cross`` are those of a new encoder output; None if it was passed before."""
+        """Return the keys and values of cross attention, repeated for ``rows`` rows: each prompt has the same number
+        of beams or samples. ``cross`` are those of a new encoder output, or None if they are stored."""
         if cross is not None and cross is not self._heard:
             each = rows // cross[0].shape[0]
             self._heard = cross
@@ -276,7 +277,7 @@ def has_tokens(cache: Cache) -> bool:
 
 
 def goes_back(runner: CompiledModule) -> bool:
-    """Return whether the last tokens in a program's cache can be removed: not if it has recurrent states."""
+    """Return whether the last tokens in a program's cache can be removed; False if the cache has recurrent states."""
     return all(positions is not None for _, positions in _buffers(runner))
 
 
@@ -289,7 +290,7 @@ def _buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int | None]
 
 
 class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
-    """A `Filled` for a model with an encoder, of the class that some models check for."""
+    """A `Filled` for encoder-decoder models, derived from the cache class that some models check for."""
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
@@ -297,11 +298,11 @@ class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
 
     @cross_attention_cache.setter
     def cross_attention_cache(self, cache: DynamicCache) -> None:
-        """Ignore the cache: T5Gemma sets an empty one with other windows before it begins."""
+        """Ignore an assigned cache: T5Gemma assigns an empty cache with other windows before it begins."""
 
 
 def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
-    """Return alternating keys and values as a cache of transformers."""
+    """Return a transformers cache of these tensors, which are alternating keys and values."""
     made = DynamicCache()
     for layer, (keys, values) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
         made.update(keys, values, layer)
@@ -309,8 +310,8 @@ def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
 
 
 def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
-    """Return the tensors that each layer caches, by name (``key``, ``value`` and, if there are, ``indexer``,
-    ``conv_0``, ``recurrent_0``): this calls the model with one token of one row."""
+    """Call the model with one token of one row, and return the tensors that each layer caches by name: ``key``,
+    ``value`` and, in some models, ``indexer``, ``conv_0``, ``recurrent_0``."""
     check_callable(model)
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     start = torch.zeros((), dtype=torch.int64, device=model.device)
@@ -333,7 +334,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
 
 
 def _recording_layer(layer: Layer, start: torch.Tensor, model: str) -> Layer:
-    """Return a layer that records which states there are, in place of a layer with states; another layer unchanged."""
+    """Return, for a layer with recurrent states, a layer that records them; any other layer unchanged."""
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)
@@ -365,5 +366,5 @@ def takes(model: torch.nn.Module, name: str) -> bool:
 
 
 def cache_name(model: Pretrained) -> str:
-    """Return the name under which a model takes and returns its cache."""
+    """Return the name of the cache among a model's arguments and outputs."""
     return "cache_params" if takes(model, "cache_params") else "past_key_values"

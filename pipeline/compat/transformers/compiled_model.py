@@ -69,8 +69,8 @@ def shell(
     towers: Mapping[str, Kind],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
-    """Return the model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and,
-    for a multimodal model, all modules but its language model, and the programs of its towers."""
+    """Return a copy of the model with meta tensors as weights, which has every attribute that ``generate`` reads. A
+    multimodal model has programs as towers, and keeps the weights of all modules but the language model."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -92,8 +92,8 @@ class CompiledGeneration:
     Attributes:
         compiled: the programs by name; `Compiled` records.
         runners: the modules that run them; the decoder's has the cache as its state.
-        limits: positions of the cache, and the most rows, tokens and drafted tokens of one call of the decoder.
-        agreement: the errors of its logits, if it was compiled with ``verify``.
+        limits: the positions of the cache, and the maximum of rows, tokens and draft tokens in one call of the decoder.
+        agreement: the errors of the logits, if the model was compiled with ``verify``.
     """
 
     compiled: Mapping[str, Compiled]
@@ -106,7 +106,7 @@ class CompiledGeneration:
     def over(
         self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
     ) -> CompiledGeneration:
-        """Set these programs; return the same object."""
+        """Set the programs and limits; return the same object."""
         place = runners["decoder"].device
         self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
         self.__dict__.update(_latest=Latest(), _starts=torch.arange(limits.max_cache_len, device=place))
@@ -123,20 +123,20 @@ class CompiledGeneration:
         return self.__dict__["_float"]  # type: ignore[no-any-return]
 
     def new_state(self) -> CompiledGeneration:
-        """Return another object over the same engines and weights, with a cache of its own, to generate other sequences
-        at the same time."""
+        """Return another object with the same engines and weights, but a separate cache, to generate other sequences
+        concurrently."""
         runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
         made.__dict__["_modules"] = {name: copy.copy(each) for name, each in self.__dict__["_modules"].items()}
         return made.over(self.compiled, runners, self.limits)
 
     def save(self, path: StrPath, weights: StrPath = "inside") -> None:
-        """Save the model: `pipeline.load` returns an object with ``generate``, and needs transformers, but neither the
-        model's weights nor code beside it.
+        """Save the model to a file, from which `pipeline.load` returns an object with ``generate``. Loading needs
+        transformers, but neither the model's checkpoint nor its code.
 
         Args:
-            path: the file; the program of an encoder is in another beside it (``NAME.encoder.trtp``).
-            weights: as for `Compiled.save`, of the decoder.
+            path: the file; the program of an encoder is saved beside it (``NAME.encoder.trtp``).
+            weights: how to save the decoder's weights, as in `Compiled.save`.
 
         Raises:
             ArtifactError: the model is multimodal, or its class is not one of transformers.
@@ -167,8 +167,8 @@ class CompiledGeneration:
         save(self.compiled["decoder"], place, weights, json.dumps(record))
 
     def save_pretrained(self, save_directory: StrPath) -> None:
-        """Save the model to a folder, with ``config.json`` and ``generation_config.json``, as `save` does to a file;
-        `pipeline.load` takes the folder."""
+        """Save the model to a folder, as `save` does to a file, with ``config.json`` and ``generation_config.json``;
+        `pipeline.load` loads the folder."""
         os.makedirs(save_directory, exist_ok=True)  # noqa: PTH103 - a path of any kind
         self.save(Path(save_directory) / FOLDER)
         self.config.save_pretrained(save_directory)
@@ -189,7 +189,7 @@ class CompiledGeneration:
         their training: that changes no token.
 
         Raises:
-            ValueError: an option needs another cache or other outputs of the model, or the model cannot be assisted so.
+            ValueError: an option needs another cache or other outputs, or assisted generation is impossible.
         """
         _check_tokens(next(iter(args), kwargs.get("input_ids", kwargs.get("inputs"))))
         config = kwargs.get("generation_config") or self.generation_config
@@ -234,9 +234,9 @@ class CompiledGeneration:
         logits_to_keep: int = 1,
         **kwargs: Any,
     ) -> Any:
-        """Return the logits of the last ``logits_to_keep`` tokens (at least one), as the decoder's program computes
-        them, and the cache with the tokens added: the one passed, from an earlier call, or a new one. More tokens than
-        ``max_prompt_len``, or logits of more than ``max_draft_len`` beside the last, take several calls of the program.
+        """Return the logits of the last ``logits_to_keep`` tokens (at least one) and the cache with the tokens added:
+        the cache of an earlier call, if it is passed, or a new cache. The program is called several times for more
+        tokens than ``max_prompt_len``, or for logits of more than ``max_draft_len`` tokens before the last.
 
         Raises:
             ExecutionError: the cache has no room for the tokens, is not from an earlier call, or has been overwritten;
@@ -272,7 +272,7 @@ class CompiledGeneration:
 
 
 def _check_tokens(given: object) -> None:
-    """Raise an error for a prompt that is no tensor with rows."""
+    """Raise an error if a prompt is not a tensor with rows."""
     if isinstance(given, str | list | tuple) and not (given and isinstance(given[0], torch.Tensor)):
         how = "tokenizer(text, return_tensors='pt').input_ids" if isinstance(given, str) else "torch.tensor(ids)"
         raise TypeError(f"a prompt is a tensor of token ids [rows, tokens], not {kind_of(given)}: {how} makes one")
@@ -294,7 +294,7 @@ def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Input
 
 
 def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
-    """Return a `Filled`: the given one, or a new one for None or for an empty cache, which transformers creates
+    """Return the given `Filled`, or a new `Filled` for None and for an empty cache, which transformers creates
     first."""
     if isinstance(given, Filled):
         return given
@@ -306,7 +306,7 @@ def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
 
 
 def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
-    """Raise a ValueError if a model cannot be assisted by another, or (None) by prompt lookup."""
+    """Raise a ValueError if assisted generation by another model, or (None) by prompt lookup, is impossible."""
     if isinstance(assistant, CompiledGeneration):
         if assistant.runners["decoder"] is model.runners["decoder"]:
             raise ValueError("a model assists itself, and both write to one cache: pass new_state() of it")

@@ -1,4 +1,4 @@
-"""Read or replace the inputs with which a model's own code calls its language model."""
+"""Read or replace the inputs that a multimodal model's code passes to its language model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 1024
 
 
 class ReachedError(PipelineError):
-    """A model's own code called its language model; ``given`` are the inputs of that call."""
+    """A multimodal model's code called its language model; ``given`` are the inputs of that call."""
 
     def __init__(self, given: Mapping[str, Pretrained]) -> None:
         super().__init__("the language model is called")
@@ -44,8 +44,8 @@ def reaching(
     kinds: tuple[str, ...] = (),
     by_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """Return a context in which the language model also gets the inputs that a multimodal prompt has beside embeddings;
-    ``ahead`` changes the masks of the kinds of layers that it names."""
+    """Return a context in which the language model also gets the inputs of a multimodal prompt other than
+    embeddings."""
 
     def give(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]
@@ -73,21 +73,21 @@ def reaching(
 
 
 def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """Return a mask [rows, 1, length, positions] that lets tokens attend to later ones too, where ``ahead`` is True."""
+    """Return a mask [rows, 1, length, positions] that also allows attention to later tokens if ``ahead`` is True."""
     if mask.dtype == torch.bool:
         return mask | ahead[:, None]
     return mask.masked_fill(ahead[:, None], 0)
 
 
 class Passed(BaseModelOutputWithPast):
-    """An output in place of the language model's, which nothing uses: every missing field is None."""
+    """A substitute for the language model's output, which is never used: every missing field is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
-    """Return the inputs with which a model's own code calls its language model. It can be traced: it raises nothing."""
+    """Return the inputs that a model's own code passes to its language model, without an error: it can be traced."""
     found: list[Mapping[str, Pretrained]] = []
 
     def forward(*_: object, **given: Pretrained) -> Passed:
@@ -101,7 +101,7 @@ def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]
 
 
 def embeds_ids_itself(model: Pretrained) -> bool:
-    """Return whether a model's own code embeds some ids otherwise than by its table (Gemma 3n, Gemma 4)."""
+    """Return whether a model's own code embeds some ids other than by its embedding table (Gemma 3n, Gemma 4)."""
     table = model.get_input_embeddings()
     with torch.no_grad(), suppress(Exception):  # a model that does not take ids alone has no such embeddings
         for ids in torch.arange(table.weight.shape[0], device=model.device).split(CHUNK):

@@ -1,4 +1,4 @@
-"""Run towers (encoders of images and sound) in parts: split a call, precompute, run a program for each part, join.
+"""Run towers (image and audio encoders) in parts: split a call, precompute, run a program for each part, join results.
 
 `pipeline.compat.transformers.part_families` declares the parts of each family of towers.
 """
@@ -40,7 +40,7 @@ MOST_REPORTED: Final = 8
 
 @frozen
 class Described:
-    """A call of a tower with one floating-point tensor and integers that describe its layout: grids, sizes, lengths."""
+    """A tower call with one floating-point tensor, and integers that describe its layout: grids, sizes, lengths."""
 
     call: TowerCall
     floats: torch.Tensor = field(repr=False)
@@ -48,7 +48,7 @@ class Described:
 
     @classmethod
     def of(cls, call: TowerCall) -> Described | None:
-        """Return the tensors of a call; None if it has others. Integers beside the lengths of sounds are not read."""
+        """Return a call's record; None if it has other tensors. Integers other than audio lengths are not read."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
@@ -56,7 +56,7 @@ class Described:
         return cls(call, floats[0], numbers[0]) if len(floats) == len(numbers) == 1 else None
 
     def replaced(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
-        """Return ``args`` and ``kwargs`` of a call with these tensors instead."""
+        """Return ``args`` and ``kwargs`` of the call with these tensors in place of its own."""
         own = self.call.args, dict(self.call.kwargs)
         found: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, own)
         return found
@@ -69,7 +69,7 @@ class Described:
 
 @frozen
 class Family:
-    """A family of towers: how a call splits, and what is precomputed for a part. ``example`` is one of its calls."""
+    """A family of towers: how to split a call, and what to precompute for a part. ``example`` is one of its calls."""
 
     tower: torch.nn.Module
     example: Described
@@ -84,7 +84,7 @@ class Family:
     @classmethod
     @abstractmethod
     def layouts(cls, given: Described) -> list[tuple[int, ...]]:
-        """Return the layouts in a call, such as the grids of its images; none for a call of another family."""
+        """Return the layouts in a call, such as the grids of its images; empty for a call of another family."""
 
     @classmethod
     @abstractmethod
@@ -96,7 +96,7 @@ class Family:
         """Split a call."""
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return ``args`` and ``kwargs`` of the tower for each part of a call; none if it is not like the example."""
+        """Return the tower's ``args`` and ``kwargs`` for each part of a call; empty if it is not like the example."""
         given = Described.of(call)
         if given is None or not given.is_like(self.example) or not self.layouts(given):
             return []
@@ -104,12 +104,12 @@ class Family:
 
     @abstractmethod
     def precomputed(self, part: Part) -> Inputs:
-        """Return ``args`` and ``kwargs`` of the tower for a part, with what it would compute in Python."""
+        """Return ``args`` and ``kwargs`` of the tower for a part, with the values that it would compute in Python."""
 
     @abstractmethod
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield calls, each as floats and numbers, whose parts have the least and largest sizes, and others. The first
-        is the largest part, and is not compared."""
+        """Yield calls, each as floats and numbers, whose parts have the minimum, the maximum and other sizes. The
+        first call is the largest part; its outputs are not compared."""
 
 
 @frozen
@@ -118,11 +118,11 @@ class Kind:
 
     Attributes:
         module, inputs: the module to compile, and ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
-        sizes: the sizes that the program takes, of each dim of each tensor.
-        parts: returns the ``args`` and ``kwargs`` of the program for each part of a call, whatever its sizes.
-        text: what the program is compiled for, as the log says it.
+        sizes: the sizes that the program accepts, for each dim of each tensor.
+        parts: returns the program's ``args`` and ``kwargs`` for each part of a call of any size.
+        text: a description of these calls for the log.
         dim: the dim along which the outputs of parts are joined.
-        calls: the examples, if there is a program for these as a whole.
+        calls: the example calls, if the program runs them as a whole.
     """
 
     path: str
@@ -136,14 +136,14 @@ class Kind:
     calls: tuple[TowerCall, ...] = ()
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; none if the program is not for it."""
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if it cannot run the call."""
         parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_shape(part), self.sizes, strict=True))
         return parts if fit else []
 
 
 def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
-    """Return the program for calls that differ only in sizes of floats, each as a whole. Integers are constants."""
+    """Return the kind of calls that differ only in sizes of floats, and run as a whole. Integers are constants."""
     first = calls[0]
     seen = Calls(tower, [Call.of(bound(tower, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
@@ -163,8 +163,8 @@ def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
 
 
 def in_parts(family: Family, seen: Sequence[Inputs]) -> Kind:
-    """Return a family's program for parts between these, the largest of which is the first. Sizes that differ between
-    them are dynamic; sizes that are proportional in all of them stay so."""
+    """Return a family's kind of calls for part sizes between these; the first part is the largest. Sizes that differ
+    between the parts are dynamic; sizes that are proportional in all parts are derived dims."""
     dims: dict[tuple[int, ...], Dim] = {}
 
     def varying(*sizes: int) -> Argument:
@@ -193,7 +193,7 @@ def _shape(part: Inputs) -> list[int]:
 
 
 class OnePart(torch.nn.Module):
-    """A tower of a family, which is called for one part."""
+    """A module that runs a family's tower for one part."""
 
     def __init__(self, family: Family) -> None:
         super().__init__()
@@ -206,8 +206,8 @@ class OnePart(torch.nn.Module):
 
 
 def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind | None:
-    """Return the program for all sizes of a tower's calls. None if they are of another family; or, with the reason in
-    the log, if the tower's outputs are not the joined outputs of parts, or no size varies."""
+    """Return a kind that covers all sizes of a tower's calls; None for calls of another family. Log the reason and
+    return None if the tower's outputs are not the joined outputs of parts, or no size varies."""
     given = [each for call in calls if (each := Described.of(call)) is not None and kind.layouts(each)]
     if not given or len(given) < len(calls):
         return None
@@ -220,8 +220,8 @@ def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCa
 
 
 def _checked_program(family: Family, given: Sequence[Described]) -> Kind:
-    """Return the program of a family for parts of its trials. Raise a `ValueError` if the tower returns other values
-    for a trial, or for an example, than for its parts, or if no size varies."""
+    """Return a family's kind for the parts of its trials. Raise a `ValueError` if the tower's outputs for a trial or
+    an example differ from the joined outputs of its parts, or if no size varies."""
     own, path = family.example, family.example.call.path
     trials = (own.replaced(x, torch.tensor(each).to(own.numbers)) for x, each in family.trials())
     calls = [TowerCall(path, *each) for each in trials]
@@ -249,7 +249,7 @@ def _compare(found: Argument, want: Argument) -> None:
 
 
 def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:
-    """Group calls that one program may run, in order."""
+    """Group calls that can share a program, in order."""
     found: list[Kind] = []
     for call in calls:
         place = next((i for i, each in enumerate(found) if each.parts(call)), None)
@@ -272,8 +272,7 @@ def joined(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 def tower_programs(
     kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], full: bool
 ) -> dict[str, tuple[Kind, Compiled]]:
-    """Return the programs of towers, by name. A tower that cannot be captured is logged; with ``full`` compilation it
-    is an error."""
+    """Return the programs of towers by name. Log towers that cannot be captured or, with ``full``, raise an error."""
     found = [each for kind in kinds for each in _programs(kind, compile, full)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
@@ -295,7 +294,7 @@ def _programs(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -> li
 
 
 class Tower(torch.nn.Module):
-    """A tower whose programs run the calls that they were compiled for; the module runs others."""
+    """A tower that runs calls by the programs that were compiled for them, and other calls by the original module."""
 
     def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
         super().__init__()
@@ -324,7 +323,7 @@ class Tower(torch.nn.Module):
 
 
 def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
-    """Replace the towers of a model's shell by those that run programs."""
+    """Replace the towers in a model's shell by `Tower` s that run programs."""
     for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
         parent = shell.get_submodule(within)

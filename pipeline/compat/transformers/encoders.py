@@ -1,4 +1,4 @@
-"""The encoder of an encoder-decoder, which takes tokens, or embeddings that a model's own code computes."""
+"""The encoder of an encoder-decoder model, whose input is tokens, or embeddings that the model's own code computes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.errors import CaptureError, ExecutionError
 
 @frozen
 class Embedded:
-    """The inputs of an encoder that takes embeddings [rows, length, width], as an example showed.
+    """The inputs of an encoder that accepts embeddings [rows, length, width], as observed for an example.
 
     Attributes:
         width, dtype: those of an embedding.
-        of_ids: True if the encoder returns the same for ids as for the model's embeddings of them.
+        of_ids: True if the encoder returns the same values for ids as for the model's embeddings of these ids.
         towers: the calls of the model's tower.
     """
 
@@ -51,7 +51,7 @@ def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embed
 
 
 def _embeds_ids(model: Pretrained) -> bool:
-    """Return whether an encoder returns the same for ids as for the model's embeddings of them."""
+    """Return whether an encoder returns the same values for ids as for the model's embeddings of these ids."""
     ids, encoder = torch.arange(1, 5, device=model.device)[None], model.get_encoder()
     mask = torch.ones_like(ids)
     try:
@@ -66,14 +66,14 @@ def _embeds_ids(model: Pretrained) -> bool:
 def mask_of(
     module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
 ) -> torch.Tensor | None:
-    """Return the mask that a program takes under this name: ones if ``mask`` is None; None if it takes no mask."""
+    """Return the mask for a program's input of this name: ones if ``mask`` is None; None if there is no such input."""
     if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
         return None
     return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
 
 
 class CompiledEncoder(torch.nn.Module):
-    """An encoder whose forward pass runs an engine; its output has keys and values of cross attention, ``cross``."""
+    """An encoder whose forward pass runs an engine; its output's ``cross`` has the keys and values for decoders."""
 
     def __init__(
         self, shell: torch.nn.Module, module: CompiledModule, embedded: Embedded | None, embed: torch.nn.Module

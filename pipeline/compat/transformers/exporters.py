@@ -25,8 +25,8 @@ FORMAT: Final = "pipeline"
 
 @dataclass
 class PipelineConfig(DynamoConfig):
-    """The configuration of an export: that of ``DynamoConfig``, ``precision`` as for `pipeline.compile`, and the fields
-    of `pipeline.CompilationSettings` that differ from the default ones."""
+    """The configuration of an export: ``DynamoConfig`` with ``precision``, as for `pipeline.compile`, and the fields
+    of `pipeline.CompilationSettings` that differ from their defaults."""
 
     export_format: Argument = FORMAT
     precision: str | None = None
@@ -70,7 +70,7 @@ class PipelineRunner(ModelRunner):
 
     @classmethod
     def from_program(cls, program: Compiled, metadata: ExportMetadata, device: Argument = None) -> PipelineRunner:
-        """Return a runner; its results are on ``device``: by default the GPU, or without one the CPU."""
+        """Return a runner whose results are on ``device``: by default the GPU, or the CPU if there is no GPU."""
         default = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(program, metadata, torch.device(device or default))
 

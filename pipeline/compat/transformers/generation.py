@@ -1,4 +1,4 @@
-"""``compile_for_generation``: the programs of a language model of transformers, and the profiles of their engines."""
+"""``compile_for_generation``: compile the programs of a transformers language model, with their engine profiles."""
 
 from __future__ import annotations
 
@@ -72,26 +72,26 @@ def compile_for_generation(
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
 
     Args:
-        model: a decoder or encoder-decoder with a head for tokens. It stays as it is, and is not needed afterwards.
-        max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
-        max_batch: the most sequences at once; each beam is one.
-        max_prompt_len: the most tokens of one call; a prompt may take several. ``max_cache_len`` if None.
-        max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
-        max_encoder_len: the most tokens of an encoder.
-        encoder_example: an input of an encoder that takes no tokens: pixels or sound [rows, …]; Whisper needs none. For
-            a multimodal decoder: its processor's output for the largest prompt, or a list of them, for all between.
-        prompt_lens: lengths of prompts for which ``max_batch`` rows have engines of fixed sizes, which are faster.
+        model: a decoder or encoder-decoder with a language-model head. It is not changed, and not needed afterwards.
+        max_cache_len: the positions of the KV cache: the maximum number of tokens in a prompt and its continuation.
+        max_batch: the maximum number of sequences in a call; each beam is a sequence.
+        max_prompt_len: the maximum number of tokens in a call; a longer prompt needs several. None: ``max_cache_len``.
+        max_draft_len: the maximum number of draft tokens in a call, which has a separate engine; more need several.
+        max_encoder_len: the maximum number of tokens in an encoder's input.
+        encoder_example: an input of an encoder without token ids: pixels or audio [rows, …]; Whisper needs no example.
+            For a multimodal decoder: its processor's output for the largest prompt, or a list for several sizes.
+        prompt_lens: lengths of prompts of ``max_batch`` rows that get engines of fixed sizes, which are faster.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
-        shared_weights: let engines share one copy of the weights: then prompts and single tokens have separate
-            engines, and layers of one structure share one (`pipeline.shared_weights`, ``in_pieces``).
-        verify: compare logits with the model's own in a wider dtype, as `pipeline.verify` does; ``"warn"`` only warns.
-        settings: of the compilation, by name.
+        shared_weights: let engines share a copy of the weights. Then prompts and single tokens have separate engines,
+            and layers of equal structure share an engine (`pipeline.shared_weights`, ``in_pieces``).
+        verify: compare logits with the model's in a wider dtype, as `pipeline.verify` does; ``"warn"`` warns of errors.
+        settings: fields of `pipeline.CompilationSettings`, by name.
 
     Returns: a `CompiledGeneration`, which is an instance of the model's class too.
 
     Raises:
-        AgreementError: ``verify`` finds wrong logits.
+        AgreementError: ``verify`` finds logit errors beyond the bound.
         CaptureError: the model caches more than keys, values and states, or cannot be captured.
         ValueError: a size is out of range, an argument does not apply to the model, or ``encoder_example`` is missing.
     """
@@ -108,7 +108,7 @@ def compile_for_generation(
 def _over_programs(
     model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile the decoder, encoder (both by ``step``) and towers; return the model that runs their programs."""
+    """Compile decoder, encoder (both by ``step``) and towers; return the model that runs their programs."""
     seen, heard, calls = _samples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
@@ -123,8 +123,8 @@ def _over_programs(
 
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
-    """Return the pipeline: the default one with ``settings`` if none is given. Raise a `TypeError` if ``model`` is no
-    language model, if a setting is a misspelled argument of `compile_for_generation`, or if both are given."""
+    """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is not
+    a language model, a setting is a misspelled argument of `compile_for_generation`, or both are given."""
     if isinstance(model, CompiledGeneration):
         raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
     if not isinstance(model, GenerationMixin):
@@ -149,9 +149,9 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
 ) -> tuple[dict[str, Compiled], dict[str, Kind]]:
-    """Return the programs of a model's towers, for its examples' calls and for every size, each with the calls that it
-    runs. If a tower has several programs for examples, their engines share the weights, as a decoder's do; those for
-    every size always do."""
+    """Return the programs of a model's towers, for the examples' calls and for all sizes, each with the kind of
+    calls that it runs. Engines share weights in programs for all sizes, and if a tower has several programs for
+    examples."""
     kinds = kinds_of(model, calls)
     counts = Counter(kind.path for kind in kinds)
     for path in counts:
@@ -171,8 +171,8 @@ def _towers(
 
 
 def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
-    """Return, for examples that are prompts, the decoder's samples or the encoder's inputs; and the calls of towers.
-    Refuse a model that generates by calling ``generate`` of a model inside it."""
+    """Return, for prompts as examples, the decoder's samples or the encoder's inputs, and the calls of towers.
+    Reject a model whose ``generate`` calls ``generate`` of a model inside it."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
@@ -192,7 +192,7 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
-    """Return the pipeline with the stages that leave weights out of engines, and build an engine for each profile."""
+    """Return the pipeline with stages that exclude weights from engines, and build an engine for each profile."""
     if "partition" in compile and "shared_weights" not in compile:
         compile = compile.insert(outside.shared_weights(), after="partition")
     if "shared_weights" in compile and "engine_per_profile" not in compile:
@@ -259,14 +259,14 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
 
 
 def _after(count: int, along: Along) -> Along:
-    """Return the same sizes for dims that come after so many others."""
+    """Return the same sizes, for dims shifted by ``count``."""
     return {dim + count: size for dim, size in along.items()}
 
 
 def _encoder_decoder(
     model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
 ) -> dict[str, Compiled]:
-    """Compile the encoder with the cross attention's keys and values, and the step of the decoder."""
+    """Compile the encoder, which also computes the keys and values of cross attention, and the decoder's step."""
     if sizes.fixed:
         raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
     parts = model.get_encoder(), model.get_decoder()
@@ -294,8 +294,7 @@ def _encoder_decoder(
 def _encoder_inputs(
     model: Pretrained, batch: int, length: int | None, example: torch.Tensor | Embedded | None
 ) -> torch.Tensor:
-    """Return inputs of the encoder: tokens, embeddings, rows like those of the example, or features and frames as
-    Whisper takes."""
+    """Return inputs of the encoder: tokens, embeddings, rows like the example's, or audio features for Whisper."""
     encoder = model.get_encoder()
     if isinstance(example, Embedded):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)

@@ -1,4 +1,4 @@
-"""Find the towers (encoders of images and sound) of multimodal models, and record their calls."""
+"""Find the towers (image and audio encoders) of multimodal models, and record their calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Called: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argum
 
 @frozen
 class TowerCall:
-    """A model's call of its tower for an example: the tower's path, and the arguments."""
+    """A call of a tower for an example: the tower's path in the model, and the arguments."""
 
     path: str
     args: tuple[Argument, ...] = field(repr=False)
@@ -90,7 +90,7 @@ def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
 
 
 def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:
-    """Return the calls of the largest modules that were called; none if none was."""
+    """Return the calls of the called modules with the most parameters; empty if there were no calls."""
     sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in called}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}

@@ -23,16 +23,16 @@ OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embe
 
 @frozen
 class Sight:
-    """The form in which a multimodal model passes a prompt to its language model.
+    """The inputs that a multimodal model passes to its language model for a prompt: which ones, and their sizes.
 
     Attributes:
         width, dtype: those of a token's embedding.
-        positions: the number of position ids of a token, as in M-RoPE; None for a single one without a dim of its own.
+        positions: the number of position ids of a token, as in M-RoPE; None for a single id without an extra dim.
         layers: the number of first layers that add features at the tokens of images (DeepStack).
-        ahead: the kinds of layers, by the names of their masks, in which tokens of an image attend to later ones of it:
-            "" if there is a single mask; empty if attention is causal.
-        by_layer: the number of layers that take an additional input for each token, and its width; empty if none does.
-        places: the dtype of position ids.
+        ahead: the layer types, by the names of their masks, in which tokens of an image attend to its later tokens:
+            ("",) if there is a single mask; empty if attention is causal.
+        by_layer: the number of layers with an additional input for each token, and its width; empty if there are none.
+        places: the dtype of the position ids.
         padded: True if the model's default position ids count padding.
     """
 
@@ -50,7 +50,7 @@ class Sight:
 class Prompt:
     """The inputs that the language model gets for a prompt: embeddings [rows, length, width], position ids [rows,
     length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a mask of
-    the later tokens that each token attends to [rows, length, length], the kinds of layers with that mask, and each
+    the later tokens to which each token attends [rows, length, length], the layer types with this mask, and each
     layer's additional input [rows, length, layers, width]."""
 
     embeds: torch.Tensor
@@ -62,7 +62,7 @@ class Prompt:
 
     @property
     def sight(self) -> Sight:
-        """Return the form of this prompt, which a program must accept."""
+        """Return the `Sight` of this prompt, which a program must support."""
         positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
         layers = 0 if self.added is None else self.added.shape[0]
         dtype = torch.int64 if self.places is None else self.places.dtype
@@ -70,7 +70,7 @@ class Prompt:
         return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
 
     def is_like(self, sight: Sight) -> bool:
-        """Return whether a program for this form takes the prompt."""
+        """Return whether a program for this `Sight` accepts the prompt."""
         positions = self.places is not None and self.places.dim() == 3
         own = self.sight
         at_most = own.layers in (0, sight.layers) and own.ahead in ((), sight.ahead)
@@ -79,7 +79,7 @@ class Prompt:
 
 @frozen
 class Sample:
-    """An example's tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, the calls of its
+    """An example: its tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, the calls of
     towers, and whether the model's default position ids count padding."""
 
     tokens: torch.Tensor
@@ -91,7 +91,7 @@ class Sample:
 
 
 def sight_of(samples: Sequence[Sample]) -> Sight | None:
-    """Return the form that covers the prompts of all examples; None if there are no examples."""
+    """Return a `Sight` that covers the prompts of all examples; None if there are no examples."""
     if not samples:
         return None
     every = [sample.prompt.sight for sample in samples]
@@ -107,7 +107,7 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
 
 
 def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
-    """Return the sample of a multimodal example, observed while the model generates one token for it."""
+    """Return the sample of a multimodal example, which is recorded while the model generates a token."""
     name = type(model).__name__
     with noting(*(each for _, each in beside(model))) as seen:
         logits = first_logits(model, example)
@@ -124,7 +124,7 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
 
 
 def _counts_padding(model: Pretrained) -> bool:
-    """Return whether a model's default position ids of text count padding, from 0 on in each row."""
+    """Return whether a model's default position ids of text count padding, so that each row starts at 0."""
     ids = torch.arange(1, 4, device=model.device)[None]
     mask = torch.tensor([[0, 1, 1]], device=model.device)
     with noting(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
@@ -134,7 +134,7 @@ def _counts_padding(model: Pretrained) -> bool:
 
 
 def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
-    """Return the ids of a prompt's tokens [rows, length]; zeros, which nothing reads, for a prompt of embeddings."""
+    """Return the ids of a prompt's tokens [rows, length]; for a prompt of embeddings zeros, which are not used."""
     ids: torch.Tensor | None = given.get("input_ids")
     embeds: torch.Tensor | None = given.get("inputs_embeds")
     if embeds is not None and (ids is None or ids.shape[1] != embeds.shape[1]):
@@ -159,8 +159,8 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
 
 
 def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
-    """Check that a step returns the model's logits for the example: they differ if the language model gets other inputs
-    that the step lacks."""
+    """Check that a step returns the model's logits for the example; they differ if the step lacks inputs that the
+    language model gets."""
     length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache:
         raise ValueError(f"encoder_example has {length} tokens, and max_cache_len is {cache}")
@@ -197,8 +197,8 @@ def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | 
 
 
 def _ahead(mask: object, real: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-    """Return a mask of the later tokens that each token attends to, and the kinds of layers in which it does; None if
-    none does. ``mask`` is one mask, or one for each kind of layer. Attention of padding is ignored."""
+    """Return a mask of the later tokens to which each token attends (None if attention is causal), and the layer
+    types with this mask. ``mask`` is a single mask, or a mask for each layer type. Padding is ignored."""
     masks = mask if isinstance(mask, Mapping) else {"": mask}
     every = {kind: each for kind, each in masks.items() if isinstance(each, torch.Tensor) and each.dim() == 4}
     later = {kind: (each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for kind, each in every.items()}
@@ -214,8 +214,8 @@ def _has_tensors(value: object) -> bool:
 
 
 def fill(shell: Pretrained, model: Pretrained) -> None:
-    """Copy all modules but the language model to a model's shell: towers, projections, and the embedding of tokens. The
-    shell of a decoder then raises `ReachedError` with the inputs of its language model."""
+    """Copy all modules except the language model to a model's shell: towers, projections, and the token embedding.
+    The language model in a decoder's shell then raises `ReachedError` with its inputs."""
     embed = model.get_input_embeddings()
     for path in {path.rpartition(".")[0] for path, _ in beside(model)}:
         own, real = shell.get_submodule(path), model.get_submodule(path)
@@ -234,7 +234,7 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
 
 
 def non_text_inputs(given: Mapping[str, Pretrained]) -> list[str]:
-    """Return the names of inputs that are no text: pixels and features are floats."""
+    """Return the names of inputs other than text: pixels and audio features, which are floats."""
     return [name for name, value in given.items() if name not in OF_TEXT and any(_floats(value))]
 
 
@@ -249,8 +249,8 @@ def _floats(value: object) -> Iterator[bool]:
 
 
 def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt | None:
-    """Return the prompt that a model's own code computes from text and other inputs, for the new tokens alone, as if
-    there were none before them. None if it passes ids to its language model."""
+    """Return the prompt that a model's own code computes from text and other inputs, for the new tokens only, as if
+    there were no earlier tokens; None if the code passes token ids to its language model."""
     length = tokens_of(given).shape[1]
     by_token = {name for name in given if name == "attention_mask" or name.endswith("token_type_ids")}
     own = {name: x[:, -length:] if name in by_token else x for name, x in given.items() if x is not None}
@@ -267,8 +267,8 @@ def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], mo
 def multimodal_inputs(
     spec: Sight | None, tokens: torch.Tensor, chunks: Sequence[tuple[int, int]], cache_len: int, prompt: Prompt | None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the decoder's image or audio inputs for each prefill chunk, from its start to its end as positions of the
-    cache; empty for text-only models, which have no ``spec``. ``prompt`` is None if ``tokens`` are only text."""
+    """Yield the decoder's image or audio inputs for each prefill chunk, given as (start, end) positions of the
+    cache; empty for text-only models, whose ``spec`` is None. ``prompt`` is None if ``tokens`` are only text."""
     if spec is None:
         yield from repeat({}, len(chunks))
         return
@@ -285,7 +285,7 @@ def multimodal_inputs(
 def _chunk_inputs(
     spec: Sight, prompt: Prompt, start: int, end: int, first: int, cache_len: int
 ) -> dict[str, torch.Tensor]:
-    """Return the inputs for a chunk of a prompt, which begins at the position ``first`` of the cache."""
+    """Return the inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
     made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
     made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
@@ -302,7 +302,7 @@ def _chunk_inputs(
 
 
 def zeros_for(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the inputs for tokens of text: zeros."""
+    """Return the multimodal inputs for text tokens: zeros."""
     zeros = torch.zeros((), dtype=spec.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
     if spec.layers:
@@ -326,8 +326,7 @@ def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def as_in(model: Pretrained, ours: Callable[..., object]) -> Callable[..., object]:
-    """Return our ``forward`` with the parameters of the model's own in its signature, where ``generate`` looks for
-    them."""
+    """Return our ``forward`` with the signature of the model's ``forward``, which ``generate`` inspects."""
     own = dict(inspect.signature(ours).parameters)
     rest = own.pop("kwargs")
     for name, each in inspect.signature(type(model).forward).parameters.items():

@@ -1,4 +1,4 @@
-"""The families of towers that run in parts: patches with grids, padded images with sizes, and sound with lengths."""
+"""The families of towers that run in parts: image patches with grids, padded images with sizes, audio with lengths."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ KEPT: Final = 64
 
 
 def precompute(tower: torch.nn.Module, **given: torch.Tensor) -> Tensors:
-    """Return what a tower computes in Python from its inputs (positions, windows, indices into a learned grid, chunks),
-    as transformers (from 5.17 on) precomputes it, under the names that towers accept."""
+    """Return the values that a tower computes in Python from its inputs (positions, windows, indices into a learned
+    grid, chunks). transformers (from 5.17 on) precomputes them; the keys are argument names of towers."""
     from transformers.exporters.utils import precompute_export_inputs
 
     found: dict[str, Any] = dict(given)
@@ -39,7 +39,7 @@ def precompute(tower: torch.nn.Module, **given: torch.Tensor) -> Tensors:
 
 
 def _shuffled(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """Return ``count`` entries along a dim, in a random order that is the same each time."""
+    """Return ``count`` entries along a dim in a random, reproducible order."""
     order = torch.randint(x.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
     return x.index_select(dim, order.to(x.device))
 
@@ -52,7 +52,7 @@ class Patches(Family):
         largest: the grid of the largest frame.
         unit: the number of patches that become one token.
         window: the number of patches in the largest window; 0 if there are no windows.
-        apart: True if each frame of a video attends to itself alone; else a part is a whole video.
+        apart: True if each frame of a video attends only to itself, so that a part is a frame; else a part is a video.
         known: the cached `_of_grid`.
     """
 
@@ -75,7 +75,7 @@ class Patches(Family):
 
     @classmethod
     def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
-        """Return the record for the largest frame; a run of the tower finds the unit."""
+        """Return the record for the largest frame; the tower is run to determine ``unit``."""
         grids = [(grid, each) for each in given for grid in cls.layouts(each)]
         two = precompute(tower, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
         apart = two["cu_seqlens"].numel() == 3
@@ -97,7 +97,7 @@ class Patches(Family):
         return args, {**kwargs, **found}
 
     def _of_grid(self, grid: Layout, device: torch.device) -> tuple[torch.Tensor, Tensors]:
-        """Return a grid as a tensor, and what the tower computes from it."""
+        """Return a grid as a tensor, and the values that the tower computes from it."""
         numbers = torch.tensor([grid])
         found = precompute(self.tower, grid_thw=numbers)
         if self.window:
@@ -106,8 +106,8 @@ class Patches(Family):
         return numbers.to(device, self.example.numbers.dtype), moved
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield the largest frame, several images with one that is a single token and one that is a single row of
-        tokens, and a video of two frames."""
+        """Yield calls with the largest frame, with several images (including a single token and a single row of
+        tokens), and with a video of two frames."""
         (frames, rows, columns), side = self.largest, math.isqrt(self.unit)
         thin = [1, side, frames * rows * columns // side]
         several = [[1, columns, rows], [1, side, side], [1, side, 2 * side], thin]
@@ -120,11 +120,11 @@ class Patches(Family):
 
 @frozen
 class Images(Family):
-    """Images of several sizes in one padded tensor (Pixtral, so Mistral 3): parts are images.
+    """Images of several sizes in a padded tensor (Pixtral, Mistral 3): parts are images.
 
     Attributes:
         side: the longest side of an image, in pixels.
-        patch: the pixels that sides are multiples of.
+        patch: the patch size in pixels; sides are multiples of it.
     """
 
     side: int
@@ -157,7 +157,7 @@ class Images(Family):
         return self.example.replaced(part[0].contiguous(), None)
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield the largest image, and a high, a wide and a small one in one call."""
+        """Yield a call with the largest image, and a call with a tall, a wide and a small image."""
         patch, side, x = self.patch, self.side, self.example.floats
         pixels = torch.randn(3, x.shape[1], side, side, generator=torch.Generator().manual_seed(0))
         for sizes in [[side, side]], [[side, patch], [patch, side], [patch, patch]]:
@@ -169,12 +169,12 @@ class Images(Family):
 
 @frozen
 class Sounds(Family):
-    """Sounds [bins, frames] that are cut into chunks of one length (Qwen2.5-Omni, Qwen3-Omni): a call is one part, with
-    at least one full chunk.
+    """Audio inputs [bins, frames] that are split into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call is a
+    single part with at least one full chunk.
 
     Attributes:
         chunk: the number of frames in a chunk.
-        most: the largest number of chunks in a call, over all its sounds.
+        most: the largest number of chunks in a call, over all its audio inputs.
         window: the number of positions in the largest window.
     """
 
@@ -184,14 +184,14 @@ class Sounds(Family):
 
     @classmethod
     def layouts(cls, given: Described) -> list[Layout]:
-        """Return the lengths of the sounds in a call, as one layout."""
+        """Return the lengths of the audio inputs in a call, as one layout."""
         lengths = tuple(given.numbers.tolist()) if LENGTHS in given.call.kwargs and given.numbers.dim() == 1 else ()
         fits = given.floats.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == given.floats.shape[1]
         return [lengths] if fits else []
 
     @classmethod
     def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
-        """Return the record for the examples' lengths; a long sound has full chunks and windows."""
+        """Return the record for the examples' lengths; a long audio input has full chunks and windows."""
         long = _of_sound(tower, given[0].floats.new_zeros(len(given[0].floats), LONG), (LONG,))
         chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
         most = max(sum(-(-length // chunk) for length in lengths) for each in given for lengths in cls.layouts(each))
@@ -203,13 +203,13 @@ class Sounds(Family):
         return [(given.floats, lengths) for lengths in self.layouts(given)]
 
     def precomputed(self, part: Part) -> Inputs:
-        """Return the call for chunks and windows in place of sounds."""
+        """Return the call with chunks and windows in place of audio inputs."""
         args, kwargs = self.example.replaced(None, None)
         found = _of_sound(self.tower, *part)
         return args, {**kwargs, **found, "cu_seqlens": Windows.of(found["cu_seqlens"], self.window)}
 
     def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield the longest sound, one chunk, a little more, and several sounds with as many chunks as may be."""
+        """Yield the longest audio input, a single chunk, slightly more, and several inputs with the most chunks."""
         longest, chunk = self.most * self.chunk, self.chunk
         several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
         for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:

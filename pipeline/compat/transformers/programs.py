@@ -1,4 +1,4 @@
-"""Modules of a model to compile: a step of its decoder, and its encoder with the cross attention's keys and values."""
+"""The modules that are compiled: a decoder step, and an encoder with the keys and values of cross attention."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, reached, r
 
 
 def is_like_whisper(encoder: Pretrained) -> bool:
-    """Return whether an encoder is like Whisper's: it takes features of one length, and no mask."""
+    """Return whether an encoder is like Whisper's: it accepts features of a fixed length, and no mask."""
     return hasattr(encoder, "conv2") and hasattr(encoder.config, "max_source_positions")
 
 
 def sound_sizes(model: Pretrained) -> tuple[int, int]:
-    """Return the features and frames that an encoder like Whisper's takes."""
+    """Return the numbers of features and frames in the input of an encoder like Whisper's."""
     config, encoder = model.config, model.get_encoder()
     return config.num_mel_bins, config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
 
 
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
-    """Return the pattern (`fnmatch`) of the paths in ``step`` of a part's layers: those of its largest ``ModuleList``;
-    "" if it has none."""
+    """Return an `fnmatch` pattern of the paths, in ``step``, of the layers of ``part``: the items of its largest
+    ``ModuleList``; "" if there is no ``ModuleList``."""
     lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
     most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
     return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
 
 
 class Decoder(torch.nn.Module):
-    """A step of a decoder: it returns the logits [batch, 1, vocabulary] of the last of the tokens [batch, length], or
-    [batch, wanted, vocabulary] of those at the indices in ``wanted`` [wanted].
+    """A decoder step. It returns the logits [batch, 1, vocabulary] of the last of the tokens [batch, length], or the
+    logits [batch, wanted, vocabulary] of the tokens at the indices in ``wanted`` [wanted].
 
     The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width],
     and for sparse attention the indexer's keys, ``indexer_cache_0`` [max_batch, max_cache_len, width]. Recurrent states
@@ -51,7 +51,8 @@ class Decoder(torch.nn.Module):
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
     def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
-        """Return the buffers as transformers' cache, for tokens from ``start`` on and the mask of all positions."""
+        """Return a transformers cache over the buffers, for tokens from position ``start`` on; ``mask`` is of all
+        positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
         rows, length = input_ids.shape
@@ -84,19 +85,19 @@ class Decoder(torch.nn.Module):
         start: torch.Tensor,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the tokens' keys and values from position ``start`` on, attend where the mask allows, return logits."""
+        """Write the tokens' keys and values from position ``start`` on, compute masked attention, and return logits."""
         cache = self.caches(start, input_ids, attention_mask)
         mask = attention_mask if cache.attends else None
         return self.logits(cache, position_ids, wanted, input_ids=input_ids, attention_mask=mask)
 
 
 class SeeingDecoder(Decoder):
-    """A step of a multimodal decoder: its tokens are ids, or, where ``seen`` [batch, length] is True, embeddings that
+    """A step of a multimodal decoder. Its tokens are ids or, where ``seen`` [batch, length] is True, embeddings that
     the model's own code computed from text and images: ``embedded`` [batch, length, width].
 
     Attributes:
-        kinds: the kinds of layers in which tokens attend to later ones, as in `Sight.ahead`.
-        apart: True if the model's own code embeds some ids otherwise than by its table.
+        kinds: the layer types in which tokens attend to later tokens, as in `Sight.ahead`.
+        apart: True if the model's own code embeds some ids other than by its embedding table.
     """
 
     kinds: tuple[str, ...] = ()
@@ -116,8 +117,8 @@ class SeeingDecoder(Decoder):
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run as `Decoder.forward`. The first layers add ``added`` [layers, batch, length, width]; ``ahead`` [batch,
-        length, positions] is True for later positions that tokens attend to; ``by_layer`` [batch, length, layers,
-        width] is the input of each layer beside embeddings."""
+        length, positions] is True for later positions to which tokens attend; ``by_layer`` [batch, length, layers,
+        width] is the additional input of each layer."""
         cache = self.caches(start, input_ids, attention_mask)
         ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
         own = reached(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
@@ -141,7 +142,7 @@ class Encoded(BaseModelOutput):
 
 
 class CrossDecoder(Decoder):
-    """A step of a decoder that attends to an encoder's output as well, whose keys and values are inputs."""
+    """A decoder step with cross attention, whose keys and values are inputs."""
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__(model, max_batch, max_cache_len, example)

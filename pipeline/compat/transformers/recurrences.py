@@ -1,7 +1,7 @@
-"""Replace the functions by which transformers' models compute recurrent states: a program stores the states.
+"""Replace the functions with which transformers' models compute recurrent states, so that a program stores the states.
 
-They become operators, `pipeline.aten.own_ops`, which are the same for one token and for several: the
-model gets a cache whose states seem empty, and the functions add the stored states.
+The replacements call operators (`pipeline.aten.own_ops`) that work for any number of tokens. The model gets a cache
+whose states seem empty, and the replacements add the stored states.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type(
 
 
 class States(WithStates):  # type: ignore[misc, valid-type]
-    """A layer's states by name, which the functions read and write: ``conv_0`` [rows, channels, width - 1], the last
-    inputs of a convolution, and ``recurrent_0``, of any shape, in float32. They are zeros where a sequence starts.
+    """A layer's states by name, which the replacements read and write: ``conv_0`` [rows, channels, width - 1], the last
+    inputs of a convolution, and ``recurrent_0``, of any shape, in float32. States are zero at the start of a sequence.
 
     Args:
-        own: the states; None if the first call creates them.
-        start: the position of this call's first token, a tensor.
+        own: the buffers of the states; None if the first call creates the states.
+        start: the position of this call's first token, as a tensor.
         mask: bool [rows, length], False for padding, which does not change states. None: no padding.
         count: the number of convolutions in the layer.
         model: the name of the model.
 
-    ``is_initialized`` is False: there are no keys. Layers that attend to an image (Mllama) ask, and have none without
-    one.
+    ``is_initialized`` is False, since there are no keys. Layers with cross attention to an image (Mllama) read it; they
+    have no keys without an image.
     """
 
     is_initialized = False
@@ -64,7 +64,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         self.scans = 0
 
     def lazy_initialization(self, *args: object, **kwargs: object) -> None:
-        """Do nothing: the states are there."""
+        """Do nothing: the states already exist."""
 
     def before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return the state of this name before the call's tokens."""
@@ -95,7 +95,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return recurrent_states
 
     def scan(self, operator: Target, shape: tuple[int, ...], *given: Tensor | None) -> Tensor:
-        """Return an operator's result for tokens and the state before them; store the state after them."""
+        """Return an operator's result for tokens and the state before the tokens; store the state after the tokens."""
         name, like = f"recurrent_{self.scans}", given[0]
         assert like is not None
         output, last = operator(*given, self.before(name, shape, like))
@@ -121,8 +121,8 @@ def convolved(
     activation: str | None = None,
     **kwargs: object,
 ) -> Tensor:
-    """Compute ``causal_conv1d_fn`` on inputs that begin with the stored ones: an elementwise sum in float32 over the
-    positions of the kernel, which TensorRT fuses with its neighbours."""
+    """Compute ``causal_conv1d_fn`` on inputs that begin with the stored inputs, as an elementwise sum in float32
+    over the positions of the kernel, which TensorRT fuses with neighbouring layers."""
     states = _current.get()
     if states is None or states.joined is not hidden_states:
         return original(hidden_states, weight, bias, activation=activation, **kwargs)  # type: ignore[no-any-return]
@@ -135,8 +135,8 @@ def convolved(
 
 
 def over_current(compute: Function) -> Function:
-    """Return a function of transformers' function and a call of it, which computes the call over the current states, or
-    as transformers does if there are none."""
+    """Return a wrapper: a function of transformers' function and the arguments of a call. It computes the call with
+    ``compute`` on the current states, or with transformers' function if there are no states."""
 
     @wraps(compute)
     def either(original: Function, *args: Argument, **kwargs: Argument) -> Argument:
@@ -158,8 +158,8 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Argument,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute ``torch_chunk_gated_delta_rule`` or ``chunk_kimi_delta_attention``: queries, keys, values
-    [rows, length, heads, width], each key for as many heads of values."""
+    """Compute ``torch_chunk_gated_delta_rule`` or ``chunk_kimi_delta_attention``: queries, keys, values [rows,
+    length, heads, width]; each key head serves the same number of value heads."""
     heads, (rows, _, _, width) = value.shape[2], key.shape
     query, key = (x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] != heads else x for x in (query, key))
     q, k, v, decay, rate = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
@@ -230,8 +230,8 @@ def no_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Compute ``create_recurrent_attention_mask``; return None if the cache has our `States`, which have the mask.
-    Otherwise the model would multiply the input of its first matmul by the mask, and that matmul gets a slow kernel."""
+    """Replace ``create_recurrent_attention_mask``; return None if the cache has our `States`, which apply the mask.
+    With a mask the model would multiply the input of its first matmul by it, and the matmul would get a slow kernel."""
     if any(isinstance(each, States) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
@@ -256,15 +256,15 @@ argument of ours is transformers' function, its other parameters are those of tr
 
 @cache
 def _places(module: ModuleType) -> Places:
-    """Return the entries of a transformers module to replace: models call these functions as globals, which neither a
-    registry of transformers nor a mode of torch can intercept."""
+    """Return the entries to replace in a transformers module: models call these functions as globals, which neither
+    a registry of transformers nor a torch mode can intercept."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
     return Places([Replacement(module, name, ours, why, module.__name__) for name, ours in TABLE.items()])
 
 
 @contextmanager
 def over_states(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which this thread gets the replacements in the transformers modules that define a model."""
+    """Return a context in which this thread calls the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
     with set_to(_current, None), ExitStack() as stack:

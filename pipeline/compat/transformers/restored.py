@@ -16,8 +16,8 @@ from pipeline.errors import ArtifactError
 
 
 def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], Compiled]) -> CompiledGeneration:
-    """Return the model of what `CompiledGeneration.save` wrote beside its decoder's program; ``other`` loads a program
-    from a file beside that of the decoder."""
+    """Return the saved model from its decoder and from the ``record`` that `CompiledGeneration.save` wrote;
+    ``other`` loads a program from another file in the same folder."""
     name = str(record["class"])
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):

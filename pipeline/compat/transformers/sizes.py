@@ -1,5 +1,5 @@
-"""``Sizes`` and ``Limits`` of a compiled language model, the profiles of its engines, and the split of longer
-prompts into several calls."""
+"""``Sizes`` and ``Limits`` of a compiled language model: the profiles of its engines, and the split of long prompts
+into several calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.export_fixes.requests import Tuned
 
 @frozen
 class Limits:
-    """The limits of a compiled model: positions of the cache, rows, tokens of a call, and drafted tokens whose logits a
-    call returns beside those of the last token."""
+    """The limits of a compiled model: positions of the cache, rows, tokens of a call, and draft tokens whose logits
+    a call returns in addition to the last token's."""
 
     max_cache_len: int
     max_batch: int
@@ -36,7 +36,7 @@ class Limits:
         return [*found, (before, first), *((chunk, chunk) for chunk in chunks[1:])]
 
     def check(self, rows: int, length: int) -> None:
-        """Raise an error if there is no room for so many rows and tokens."""
+        """Raise an error if this number of rows or tokens exceeds the limits."""
         if length > self.max_cache_len:
             raise ExecutionError(
                 f"{length} tokens, and the cache has {self.max_cache_len} positions",
@@ -55,8 +55,8 @@ Example: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[Mappin
 
 @frozen
 class Sizes:
-    """The limits of a compiled model: positions of the cache, rows, tokens of a call, drafted tokens, tokens that are
-    encoded; and the lengths of prompts that have engines of fixed sizes."""
+    """The sizes of a model to compile: positions of the cache, rows, tokens of a call, draft tokens, encoder tokens,
+    and the prompt lengths that have engines of fixed sizes."""
 
     cache: int
     batch: int
@@ -82,12 +82,12 @@ class Sizes:
 
     @property
     def rows(self) -> Along:
-        """Return the dim of rows in a call: engines are tuned for the most rows."""
+        """Return the dim of rows in a call; engines are tuned for the maximum number of rows."""
         return {0: up_to("batch", self.batch)} if self.batch > 1 else {}
 
     def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
-        """Return for each profile the rows, the tokens, and the number of tokens with logits. The profiles are: single
-        tokens, drafts, all rows of prompts of each fixed length, and all prompts. Engines are tuned for the longest."""
+        """Return for each profile the rows, the tokens, and the number of tokens with logits. The profiles are:
+        single tokens, drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
         every: Along = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
         drafts = _range("tokens", self.draft + 1, least=2), _range("wanted", self.draft + 1)
@@ -102,10 +102,10 @@ class Sizes:
 
 
 def up_to(name: str, most: int, least: int = 1) -> Tuned:
-    """Return a dim that engines are tuned for at its greatest size."""
+    """Return a dim whose maximum is also the size for which engines are tuned."""
     return Tuned(name, least, most, most)
 
 
 def _range(name: str, most: int, least: int = 1) -> int | Tuned:
-    """Return the same dim, or the size if there is only one."""
+    """Return the dim of `up_to`, or an integer if there is only one size."""
     return up_to(name, most, least) if most > least else most

@@ -1,4 +1,4 @@
-"""``verify``: compare a compiled language model's logits with the model's own, in a wider dtype."""
+"""``verify``: compare a compiled language model's logits with the logits of the model in a wider dtype."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ HINT: Final = "verify='warn' goes on; torch_executed_ops runs an operator in PyT
 
 
 def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
-    """Set the compiled model's ``agreement``: the errors of the logits of a prompt's last token and of the tokens after
-    it. The compiled model chooses these tokens; the original runs on them, in its own dtype and in a wider one.
+    """Set the compiled model's ``agreement``: the errors of the logits of a prompt's last token and of generated
+    tokens. The compiled model generates these tokens; the original runs on them, in its dtype and in a wider dtype.
     Raise an `AgreementError`, or warn, if the errors are beyond the bound of `pipeline.verify`."""
     inputs = _prompt(model, sizes, example)
     steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
@@ -56,7 +56,7 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
 
 
 def _prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torch.Tensor]:
-    """Return the prompt for the comparison: the example, or random tokens of the vocabulary, or noise as sound."""
+    """Return the prompt for the comparison: the example, random tokens of the vocabulary, or noise as audio."""
     if isinstance(example, Mapping):
         return dict(example)
     if isinstance(example, Sequence):
@@ -73,7 +73,7 @@ def _prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torc
 
 
 def _length(inputs: Inputs) -> int:
-    """Return the number of tokens in a prompt; 1 if the decoder starts without one."""
+    """Return the number of tokens in a prompt; 1 if the decoder starts without a prompt."""
     tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
     return 1 if tokens is None else tokens.shape[1]
 
@@ -82,7 +82,7 @@ def _generated(
     model: Pretrained, inputs: Inputs, steps: int, forced: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a model's prompt and generated tokens [rows, length], and the logits of each step [steps, rows,
-    vocabulary]; ``forced``: tokens that replace its own choices."""
+    vocabulary]; ``forced``: tokens that replace those it would generate."""
     how = copy.deepcopy(model.generation_config)
     how.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
     how.update(output_logits=True, return_dict_in_generate=True)

@@ -1,1 +1,1 @@
-"""Make TorchScript exportable: read its graph into records, and interpret them by evaluators."""
+"""Make TorchScript exportable: read its graph into records, and interpret each node by its evaluator."""

@@ -1,4 +1,4 @@
-"""Evaluators of control flow: branches, both of them where data decides, loops with a known count, inlined calls."""
+"""Evaluators of control flow: branches (both are traced if data-dependent), loops of known length, inlined calls."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _GROWS: Final = ("aten::add_", "aten::mul_")
 
 
 def branch(call: Call, condition: Value) -> Value:
-    """prim::If: run the branch that is taken. A condition on sizes adds a guard. If data decides, both branches run and
-    `torch.where` selects; but a branch that raises is a check of data, which is assumed to pass."""
+    """prim::If: run the branch that is taken. A condition on sizes adds a guard. For a data-dependent condition both
+    branches run, and `torch.where` selects; a branch that raises an error is assumed to be untaken."""
     if not _is_data(condition):
         return call.blocks[0 if condition else 1]()
     raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
@@ -68,7 +68,7 @@ def _with_tensor_bools(
 
 
 def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
-    """prim::Loop: run its iterations one after the other; their number must be known at capture."""
+    """prim::Loop: unroll the iterations; their number must be known during capture."""
     _check_known(call, turns, "the number of iterations")
     values: tuple[Value, ...] = carried
     done = 0
@@ -84,7 +84,7 @@ def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
 
 
 def _check_known(call: Call, value: Value, what: str) -> None:
-    """Raise an error if a loop's length depends on data: it would be compiled for the example's length."""
+    """Raise an error if a loop's length is data-dependent, since it would be compiled for the example's length."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
         kind = "depends on data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
@@ -92,7 +92,7 @@ def _check_known(call: Call, value: Value, what: str) -> None:
 
 
 def _is_data(value: Value) -> bool:
-    """Return whether a value is a tensor, or a number of unknown value read from one."""
+    """Return whether a value is a tensor, or a data-dependent number that was read from a tensor."""
     if isinstance(value, torch.Tensor):
         return True
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
@@ -101,12 +101,12 @@ def _is_data(value: Value) -> bool:
 
 
 def raises(call: Call, message: Value, kind: Value = None) -> None:
-    """prim::RaiseException: an error, if the branch with it is taken."""
+    """prim::RaiseException: raise an error when its branch is taken."""
     raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
 
 
 def enters(call: Call, context: Value) -> Value:
-    """prim::Enter, prim::Exit: ignored for gradients and profilers, which have no effect on a compiled program."""
+    """prim::Enter, prim::Exit: ignore contexts of gradients and profilers, which do not affect compiled programs."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
         raise call.error(f"the context {name} has no meaning in a compiled program", "leave it out of the model")
@@ -114,7 +114,7 @@ def enters(call: Call, context: Value) -> Value:
 
 
 def inside(call: Call, *inputs: Value) -> Value:
-    """prim::CallMethod of a module; prim::fork, which runs at once."""
+    """prim::CallMethod of a module, or prim::fork: run the block immediately."""
     return call.blocks[0](*inputs)
 
 

@@ -1,4 +1,4 @@
-"""A TorchScript graph as records: nodes with their attributes, blocks and places in the user's code."""
+"""A TorchScript graph as records: nodes with their attributes, blocks and locations in the user's code."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _OF_TRACE = "torch/jit/_trace.py"
 
 @frozen
 class Place:
-    """The stack trace of a node, as Python prints one, and the classes of the modules around it by their paths."""
+    """The location of a node: its stack trace in Python's format, and the classes of the enclosing modules by path."""
 
     trace: str = ""
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
 
     def at(self, trace: str) -> Place:
-        """Return the same at another line."""
+        """Return the location with another stack trace."""
         return Place(trace or self.trace, self.modules)
 
     def inside(self, path: str, kind: str) -> Place:
-        """Return the same place, inside a module that is called there."""
+        """Return the location within a module that is called here."""
         return Place(self.trace, FrozenDict({**self.modules, path: kind}))
 
     @property
     def where(self) -> str:
-        """The user's line, `model.py:12, y = x + 1`; empty if the graph does not have it."""
+        """The user's line, `model.py:12, y = x + 1`; empty if the graph has no source."""
         return line_of({"stack_trace": self.trace})
 
     @property
     def meta(self) -> dict[str, Foreign]:
-        """The ``meta`` of torch.fx nodes that are made here."""
+        """The ``meta`` of the torch.fx nodes for this location."""
         stack = {path: (path, name) for path, name in self.modules.items()}
         return {"nn_module_stack": stack, **({"stack_trace": self.trace} if self.trace else {})}
 
@@ -61,7 +61,7 @@ def lines(nodes: Sequence[Foreign]) -> list[str]:
 
 
 def _trace(source: str) -> str:
-    """A scripted node has the text around its line, marked; a traced one the frames of its call, innermost first."""
+    """Convert a node's source (code with a marked line, or the frames of a traced call) to a stack trace."""
     if found := _SCRIPTED.search(source.partition("\nSerialized ")[0]):
         marked = _MARK.search(source)
         code = f"\n    {marked['code'].strip()}" if marked else ""
@@ -78,14 +78,14 @@ CALL: Final = "pipeline::CallMethod"
 
 @frozen(eq=False)
 class Block:
-    """Nodes in order, and the names of the block's input and output values."""
+    """The nodes of a block in order, and the names of its input and output values."""
 
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
 
     def every_node(self) -> Iterator[Node]:
-        """Yield every node, those in the nodes' blocks too."""
+        """Yield every node, including the nodes in nested blocks."""
         for node in self.nodes:
             yield node
             for inner in node.blocks:
@@ -97,9 +97,9 @@ class Node:
     """One node, with the names of its inputs and outputs.
 
     kind: ``aten::add``, ``prim::If``.
-    overload: ``Tensor`` of ``aten::add.Tensor``, ``default`` where it has no name; empty for a node without a schema.
-    types: the types of its outputs as TorchScript prints them; those of named tuples with their fields.
-    attributes: the data of the node itself: a constant's value, the attribute's name for `prim::GetAttr`.
+    overload: ``Tensor`` for ``aten::add.Tensor``, ``default`` for an unnamed overload; empty without a schema.
+    types: the types of its outputs as TorchScript prints them; named tuples with their fields.
+    attributes: the node's attributes: a constant's value, the name of the attribute that `prim::GetAttr` reads.
     blocks: the branches of an `prim::If`, the body of a `prim::Loop`, the graph of a `prim::fork`.
     """
 
@@ -120,7 +120,7 @@ class Node:
 
 @frozen(eq=False)
 class Graph:
-    """The graph of a method with all calls in it; its tensor constants by the names of their values."""
+    """The graph of a method with inlined calls; ``constants`` has its tensor constants by value name."""
 
     block: Block
     constants: FrozenDict[str, torch.Tensor]
@@ -138,7 +138,7 @@ def read(script: Foreign, method: str = "forward") -> Graph:
 
 @frozen(eq=False)
 class _Receiver:
-    """A script module, and its path in the outermost one."""
+    """A script module, and its path in the outermost module."""
 
     path: str
     script: Foreign
@@ -154,8 +154,9 @@ class _Scope:
 
 
 def _inlined(graph: Foreign, receivers: Mapping[str, _Receiver]) -> tuple[Foreign, dict[str, _Receiver]]:
-    """Return a copy in which functions and methods of objects are inlined, and its inputs that are modules. Calls of
-    modules stay, so that the path of each node's module is known: the path that torch records leaves containers out."""
+    """Return a copy of a graph with inlined functions and methods of objects, and the graph's inputs that are
+    modules. Calls of modules are not inlined, since the module path that torch records for inlined nodes omits
+    containers."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     inputs = {v.debugName(): receivers[name] for name, v in given if name in receivers}
@@ -192,14 +193,14 @@ def _note(node: Foreign, receivers: dict[str, _Receiver]) -> None:
 
 
 class _Reader:
-    """Reads blocks, and gathers the tensor constants of all of them."""
+    """Reads blocks, and collects their tensor constants."""
 
     def __init__(self) -> None:
         self.constants: dict[str, torch.Tensor] = {}
         self.methods: dict[tuple[str, str], Block] = {}
 
     def method(self, receiver: _Receiver, name: str, place: Place) -> Block:
-        """Return the block of a method, whose first input is the module; a module that is called twice has one."""
+        """Return the block of a method, whose first input is the module; several calls of a module share the block."""
         key = receiver.path, name
         if key not in self.methods:
             graph = receiver.script._c._get_method(name).graph
@@ -210,7 +211,7 @@ class _Reader:
         return self.methods[key]
 
     def block(self, block: Foreign, scope: _Scope) -> Block:
-        """Read a block; names get the scope's prefix, since they are unique in one graph only."""
+        """Read a block; value names get the scope's prefix, since they are unique only within a graph."""
 
         def names(values: Foreign) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
@@ -224,7 +225,7 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def node(self, node: Foreign, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """Read a node; None for a tensor constant, which belongs to the graph unless it is a number."""
+        """Read a node; return None for a tensor constant, which is stored in ``constants`` unless it is a number."""
         _note(node, scope.receivers)
         kind = node.kind()
         attributes = _attributes(node, kind)
@@ -237,7 +238,7 @@ class _Reader:
         return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
 
     def blocks(self, node: Foreign, scope: _Scope) -> Iterator[Block]:
-        """Yield the blocks of a node: its own, the graphs that it holds, the method that it calls."""
+        """Yield the blocks of a node: its own blocks, the graphs in its attributes, and the method that it calls."""
         for block in node.blocks():
             yield self.block(block, scope)
         if node.kind() == CALL:
@@ -247,7 +248,7 @@ class _Reader:
                 yield self.subgraph(node, node.g(name), scope)
 
     def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
-        """Return the block of a `prim::fork` 's graph, in which the node's inputs that are modules stay modules."""
+        """Return the block of a `prim::fork` 's graph, with the modules among the node's inputs."""
         pairs = zip(node.inputs(), graph.inputs(), strict=True)
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
         copy, own = _inlined(graph, known)
@@ -265,7 +266,7 @@ def _attributes(node: Foreign, kind: str) -> dict[str, Foreign]:
 
 
 def _type(kind: Foreign) -> str:
-    """Return a type as TorchScript writes it; a named tuple's with the names of its fields."""
+    """Return a type in TorchScript syntax; a named tuple with the names of its fields."""
     return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
 
 

@@ -1,4 +1,4 @@
-"""The interpreter of TorchScript graphs: nodes in order, each by its evaluator or by the operator of its schema."""
+"""The interpreter of TorchScript graphs: it runs nodes in order, each by its evaluator or by its torch operator."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Interpreter:
 
 
 def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
-    """Return one value for each output; the result of a block is a tuple, even of one value."""
+    """Return a tuple with one value for each output; the result of a block is already a tuple."""
     count = len(call.node.outputs)
     if count == 1 and not call.blocks:
         return (result,)
@@ -90,7 +90,7 @@ def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
 
 @lru_cache(maxsize=4096)
 def operator_of(kind: str, overload: str) -> Value:
-    """Return the operator of torch's that a node calls; None if there is none."""
+    """Return the torch operator that a node calls; None if there is none."""
     namespace, _, name = kind.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None) if overload else None
     plain = overload.removesuffix(_TWIN).removesuffix("_") or "default"

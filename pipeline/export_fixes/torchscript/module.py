@@ -27,20 +27,20 @@ def is_script(model: object) -> TypeGuard[Script]:
 
 
 def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = "forward") -> torch.nn.Module:
-    """Make a module that interprets a TorchScript graph with these evaluators, to compile or call.
+    """Return a module that interprets a TorchScript graph with these evaluators; it can be compiled or called.
 
-    It shares the script's parameters and buffers, under the same names, and has its signature. A pipeline makes one of
-    each script that you pass; make one yourself to use evaluators of your own, or to compile a method other than
+    The module shares the script's parameters and buffers, under the same names, and has its signature. A pipeline
+    converts scripts by this function. Call it yourself to use custom evaluators, or to compile a method other than
     ``forward``.
 
     Args:
         script: a scripted or traced module or function, or the result of ``torch.jit.load``.
         evaluators: evaluate the nodes that are not operators of torch.
-        method: the method to compile, of a module.
+        method: the method of a script module to compile.
 
     Raises:
         TypeError: ``script`` is not TorchScript, or ``evaluators`` are not `Evaluators`.
-        CaptureError: the module has no such method, or hooks around it.
+        CaptureError: the module has no such method, or it has hooks on the method.
     """
     if not is_script(script):
         raise TypeError(f"script is {kind_of(script)}: pass what torch.jit.script, trace or load returned")
@@ -55,7 +55,7 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
 
 
 def interpreted(given: Value) -> torch.nn.Module:
-    """Return the module with all TorchScript in it interpreted; itself if it has none, and if it cannot be copied."""
+    """Return a copy that interprets TorchScript in the module; the module itself if it has none or is uncopyable."""
     if is_script(given):
         return model(given)
     found: torch.nn.Module = given
@@ -91,8 +91,7 @@ def _name(script: Value) -> str:
 
 
 def _entry(arguments: Sequence[Value]) -> Callable[..., Value]:
-    """Return a method with the script's parameters and their defaults; a trace may have names that Python does not
-    take."""
+    """Return a method with the script's parameters and defaults; a trace may have names that are invalid in Python."""
     taken: set[str] = set()
     found = []
     for argument in arguments:
@@ -114,7 +113,7 @@ def _entry(arguments: Sequence[Value]) -> Callable[..., Value]:
 
 
 class _Part(torch.nn.Module):
-    """What a script module holds, by its own names: parameters, buffers, parts, and attributes that the graph reads."""
+    """The contents of a script module by name: parameters, buffers, submodules, and attributes that the graph reads."""
 
     def __init__(self, script: Value, names: frozenset[str], made: dict[int, Value]) -> None:
         super().__init__()
@@ -132,8 +131,8 @@ class _Part(torch.nn.Module):
 
 
 def _parameter(tensor: torch.Tensor, made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
-    """Return a tensor as a parameter: itself, or one in its memory if it comes from a loaded file; tied ones stay one.
-    ``made``: those by the ids of the script's tensors, which it keeps."""
+    """Return a tensor as a parameter: the tensor itself, or for a loaded file a parameter in the same memory. Tied
+    tensors stay one parameter. ``made``: the parameters by the ids of the script's tensors, which it keeps alive."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
@@ -141,7 +140,7 @@ def _parameter(tensor: torch.Tensor, made: dict[int, tuple[torch.Tensor, torch.n
 
 
 class _Interpreted(_Part):
-    """The graph of a method, with the parts of its module; a function has none."""
+    """The graph of a method, with the submodules of its module; a function has no submodules."""
 
     def __init__(self, script: Value, graph: Graph, evaluators: Evaluators) -> None:
         names = frozenset(str(n.attributes["name"]) for n in graph.block.every_node() if n.kind == "prim::GetAttr")

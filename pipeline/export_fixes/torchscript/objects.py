@@ -1,4 +1,4 @@
-"""Evaluators of a script's own objects: constants, attributes, tuples, lists, dicts, instances and their types."""
+"""Evaluators of constants, attributes, tuples, lists, dicts, instances of a script's classes, and type tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Object:
 
 
 def constant(call: Call) -> Value:
-    """prim::Constant; a tensor with a single number is made from it, so that sizes computed with it stay known."""
+    """prim::Constant; a one-element tensor is created from its number, so that sizes computed from it stay known."""
     value = call.attributes["value"]
     if not isinstance(value, torch.Tensor):
         return value
@@ -62,7 +62,7 @@ def construct_tuple(call: Call, *values: Value) -> Value:
 
 
 def fields_of(kind: str) -> tuple[str, ...] | None:
-    """Return the fields of a named tuple's type, as TorchScript prints it; None for another tuple."""
+    """Return the fields of a named tuple from its type, as TorchScript prints it; None for another tuple."""
     if not kind.startswith("NamedTuple("):
         return None
     inner, depth, names = kind.removeprefix("NamedTuple(").removesuffix(")"), 0, []
@@ -79,7 +79,7 @@ def _named_tuple(fields: tuple[str, ...]) -> Value:
 
 
 def is_instance(call: Call, value: Value) -> bool:
-    """prim::isinstance, if TorchScript itself has not decided it."""
+    """prim::isinstance, if TorchScript has not evaluated it already."""
     return any(_matches(value, ast.parse(kind, mode="eval").body) for kind in call.attributes["types"])
 
 
@@ -101,7 +101,7 @@ _SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def _matches(value: Value, kind: ast.expr) -> bool:
-    """Return whether a value is of a type as TorchScript writes it: ``int``, ``List[Tensor]``, ``Optional[int]``."""
+    """Return whether a value has a type in TorchScript syntax: ``int``, ``List[Tensor]``, ``Optional[int]``."""
     if isinstance(kind, ast.Constant):
         return value is None
     if isinstance(kind, ast.Subscript):
@@ -115,7 +115,7 @@ def _matches(value: Value, kind: ast.expr) -> bool:
 
 
 def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
-    """Return whether a value is of a type made of others."""
+    """Return whether a value has a generic type, such as ``List[int]``."""
     if name == "Optional":
         return value is None or _matches(value, kinds[0])
     if name == "Union":

@@ -1,5 +1,5 @@
-"""Evaluators of numbers, lists, dicts and strings. Python computes with its own objects, so a list with several names
-is one list, and sizes that vary stay expressions."""
+"""Evaluators of numbers, lists, dicts and strings. They compute on Python objects: aliases of a list refer to one
+object, and dynamic sizes stay symbolic expressions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MATH: Final = (
 
 
 def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
-    """prim::max, prim::min of two numbers, of two lists or of one."""
+    """prim::max or prim::min of two numbers, of two lists, or of the elements of a list."""
 
     def evaluate(call: Call, first: Value, second: Value = None) -> Value:
         if second is None:
@@ -78,7 +78,7 @@ def _number(function: Callable[..., Value]) -> Evaluator:
 
 
 def plain(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
-    """Evaluators for the overloads of these kinds that take no tensor."""
+    """Return evaluators for those overloads of these kinds that have no tensor arguments."""
     return {f"{kind}.{o}": _number(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
 
 

@@ -23,7 +23,7 @@ _KEY = re.compile(r"(?P<kind>\w+::\w+)(?:\.(?P<overload>\w+))?")
 
 @frozen(eq=False)
 class Call:
-    """A node as an evaluator sees it, with its blocks as functions from inputs to tuples."""
+    """The node that an evaluator evaluates; its blocks are functions from inputs to tuples of outputs."""
 
     node: Node
     blocks: tuple[Callable[..., tuple[Value, ...]], ...] = ()
@@ -35,7 +35,7 @@ class Call:
 
     @property
     def attributes(self) -> FrozenDict[str, Value]:
-        """The data of the node itself: ``attributes["name"]`` of a `prim::GetAttr`."""
+        """The node's attributes: ``attributes["name"]`` of a `prim::GetAttr`."""
         return self.node.attributes
 
     @property
@@ -55,7 +55,7 @@ class Call:
 
 
 def of(function: Callable[..., Value]) -> Evaluator:
-    """Return the evaluator that calls a function with the values alone."""
+    """Return an evaluator that calls a function with the values only, without the `Call`."""
     return lambda call, *values: function(*values)
 
 
@@ -63,16 +63,17 @@ def of(function: Callable[..., Value]) -> Evaluator:
 class Evaluators(Mapping[str, Evaluator]):
     """Evaluators by the kind of their nodes, ``prim::ListConstruct``, or by one overload, ``aten::add.int``.
 
-    An evaluator is called with a `Call` and the values of the node's inputs, and returns the value of its output: a
-    tuple if it has several, anything if it has none. Values are tensors, numbers (sizes that vary as ``torch.SymInt``),
-    strings, lists, tuples, dicts and modules; dtypes and layouts are TorchScript's integers for them. Immutable:
-    `register` and `without` return new ones.
+    An evaluator is called with a `Call` and the values of the node's inputs. It returns the value of the node's output,
+    or a tuple for several outputs; without outputs the result is ignored. Values are tensors, numbers (dynamic sizes
+    are ``torch.SymInt``), strings, lists, tuples, dicts and modules; dtypes and layouts are TorchScript's integer
+    codes. Immutable: `register` and `without` return new ``Evaluators``.
     """
 
     table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=FrozenDict[str, Evaluator])
 
     def register(self, key: str, evaluator: Evaluator) -> Evaluators:
-        """Return evaluators with this one; it replaces others of the key, and for a kind those of its overloads.
+        """Return evaluators with this one added. It replaces evaluators of the same key and, if the key is a kind, of
+        all overloads of the kind.
 
         Raises:
             TypeError: the evaluator cannot be called.
@@ -118,7 +119,7 @@ def _check(key: object) -> None:
 
 
 def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
-    """Return the overloads of a kind that TorchScript has; ``plain``: those that take no tensor."""
+    """Return the overloads of a kind in TorchScript; ``plain``: only overloads without tensor arguments."""
     schemas = torch._C._jit_get_schemas_for_operator(kind)
     chosen = (s for s in schemas if not plain or not any("Tensor" in str(a.type) for a in s.arguments))
     return tuple(s.overload_name or "default" for s in chosen)

@@ -1,4 +1,4 @@
-"""Evaluators between tensors and Python: sizes, dtypes, devices, and numbers read or made into tensors."""
+"""Evaluators that convert between tensors and Python values: sizes, dtypes, devices, and numbers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CODES: Final = FrozenDict(_codes())
 
 
 def dtype_of(code: int | torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype that an integer stands for; None for None (no dtype requested)."""
+    """Return the dtype for TorchScript's integer code; None for None (no dtype requested)."""
     if code is None or isinstance(code, torch.dtype):
         return code
     return next(dtype for dtype, number in CODES.items() if number == code)
 
 
 def _item(value: Value) -> Value:
-    """Return the number in a tensor; a number is itself."""
+    """Return the number in a tensor; return a number unchanged."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
@@ -62,7 +62,7 @@ def to_float(call: Call, value: Value) -> Value:
 
 
 def to_bool(call: Call, value: Value) -> Value:
-    """aten::Bool: the condition of a branch; for data, a tensor of shape []."""
+    """aten::Bool: the condition of a branch; if it is data-dependent, a 0-d tensor."""
     if is_open(value):
         return value.reshape(()) != 0
     number = _item(value)
@@ -70,7 +70,7 @@ def to_bool(call: Call, value: Value) -> Value:
 
 
 def to_tensor(call: Call, value: Value) -> torch.Tensor:
-    """prim::NumToTensor, which traces have where the model computes with sizes."""
+    """prim::NumToTensor, which occurs in traces of models that compute with sizes."""
     whole = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
     dtype = torch.int64 if whole else torch.bool if isinstance(value, bool) else torch.float64
     return torch.scalar_tensor(value, dtype=dtype)
@@ -150,7 +150,7 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
 
 
 def _packed(ours: Callable[..., Value], target: Callable[..., Value]) -> Evaluator:
-    """Return the evaluator of an operator on packed sequences, which ours returns None for if there is none."""
+    """Return an evaluator that calls our implementation for packed sequences, or the operator if ours returns None."""
 
     def evaluate(call: Call, *given: Value) -> Value:
         found = ours(*given)
