@@ -168,7 +168,7 @@ class Program(SavedFields):
         return evolve(self, graph_module=over(self.graph_module, graph), **changes)
 
     def as_source(self) -> Program:
-        """Return this program as the ``source`` of derived programs: without weights, since derived programs have them."""
+        """Return this program as the ``source`` of derived programs: without weights, which those have."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -351,7 +351,7 @@ def border_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
 
 
 def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
-    """Yield text lines that describe a segment: operators by target, inputs, outputs, values that later segments read."""
+    """Yield a segment's description: operators by target, inputs, outputs, values that later segments read."""
     counts = operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     yield f"{segment.name}: {(total := counts.total())} operator{'s'[: total != 1]}: {listed}"

@@ -115,7 +115,7 @@ LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
 
 @functools.cache
 def _names(cls: Any) -> Mapping[int, str]:
-    """Return an enum's names by value (the first of several aliases); cached, since a look-up in the bindings is slow."""
+    """Return an enum's names by value (the first of several aliases); cached, since the bindings search slowly."""
     return {int(member): name for name, member in reversed(list(cls.__members__.items()))}
 
 
@@ -228,7 +228,7 @@ _STRUCT_IS_READABLE = _struct_pointer(trt.Weights(trt.DataType.BF16, 0x7AB5C0DE,
 
 
 def weights_pointer(weights: object) -> int | None:
-    """Return the address of a layer's weights, given as a numpy array, or as `trt.Weights` of a type that numpy lacks."""
+    """Return the address of a layer's weights: a numpy array, or `trt.Weights` of a type that numpy lacks."""
     if hasattr(weights, "__array_interface__"):
         return int(weights.__array_interface__["data"][0])
     return _struct_pointer(weights) if _STRUCT_IS_READABLE else None
