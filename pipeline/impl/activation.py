@@ -1,4 +1,4 @@
-"""Activation functions: TensorRT's layer if it is correct for NaN and near zero, else float32 arithmetic, rounded once."""
+"""Activation functions: TensorRT's layer if correct for NaN and near zero, else float32 arithmetic, rounded once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _behind_matmul(net: Net, x: ITensor) -> ITensor:
 
 @block
 def behind_matmul(net: Net, x: ITensor) -> ITensor:
-    """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses both to a kernel that an H100 lacks."""
+    """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses both to a kernel an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 

@@ -93,7 +93,7 @@ def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
 
 
 def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """Run a layer with the batch dim and second spatial dim that TensorRT requires, and remove these dims afterwards."""
+    """Run a layer with the batch dim and second spatial dim that TensorRT requires, then remove these dims."""
     rank = base.rank(weight)
     flat = rank == 3
     x = base.tensor(net, x)

@@ -1,4 +1,4 @@
-"""Workaround for kernels that do not write a tensor if their loop over another tensor's dim is empty (`empty-loops`)."""
+"""Workaround for kernels that leave a tensor unwritten if their loop over another tensor is empty (`empty-loops`)."""
 
 from __future__ import annotations
 

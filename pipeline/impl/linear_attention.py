@@ -74,7 +74,7 @@ def linear_attention(
 
 
 def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
-    """Process one token by elementwise products and float32 sums along the last dim, since matmuls would round to TF32."""
+    """Process one token by elementwise products and float32 sums along the last dim; matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", now.decay))
     value = _transposed(net, now.value)
     if now.beta is not None:
