@@ -73,8 +73,7 @@ class Coverage:
     """Operator coverage: the operators that run in engines, those that run in PyTorch with the reason (for all
     optimization profiles or a single one), and those compiled by an alternative implementation because their engine did
     not load or was wrong. ``unreached`` lists the user's registrations that were unused although the model has their
-    operator.
-    """
+    operator."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
@@ -212,8 +211,7 @@ class Compiled:
     @cached_property
     def coverage(self) -> Coverage:
         """Return which operators run in engines (``converted``), which run in PyTorch and why (``fallback``), and which
-        were compiled by an alternative implementation because their engine did not load or was wrong (``healed``).
-        """
+        were compiled by an alternative implementation because their engine did not load or was wrong (``healed``)."""
         verdicts, elsewhere = self.partitioned.verdicts, {each.node for each in self.partitioned.fallbacks}
         rows = {
             name: ConvertedNode(name, verdicts[name].target, segment.name)

@@ -146,9 +146,7 @@ def entry_point(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Function:
-    """Compile a graph; torch finds this backend by its name: ``torch.compile(model, backend="pipeline", mode=…,
-    options=…)``.
-    """
+    """Compile a graph, as the backend of ``torch.compile(model, backend="pipeline", mode=…, options=…)``."""
     return backend()(graph_module, example_inputs, mode=mode, options=options)
 
 

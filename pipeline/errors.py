@@ -180,8 +180,7 @@ class ShapeError(PipelineError, ValueError):
 
 class DtypeError(PipelineError, TypeError):
     """An input has a dtype (`found`) that the model or the compiled program does not accept. The expected dtype is a
-    text; `why` names what requires it.
-    """
+    text; `why` names what requires it."""
 
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
@@ -292,8 +291,7 @@ def _disagreement(agreement: Any) -> str:
 
 def source_line(node: torch.fx.Node) -> str:
     """Return the user's source line that created a node, such as `model.py:41, y = x.topk(5000)`: the innermost stack
-    frame outside of torch and its generated code (a model's library counts as user code); empty if unknown.
-    """
+    frame outside of torch and its generated code (a model's library counts as user code); empty if unknown."""
     return line_of(node.meta)
 
 
@@ -335,8 +333,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
 def worded(error: BaseException) -> str:
     """Return an exception's message: with the exception's type if the message alone may be unclear (`KeyError: 'x'`),
-    and without the stack addresses of C++ errors.
-    """
+    and without the stack addresses of C++ errors."""
     words = str(error).partition("\nException raised from ")[0]
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 

@@ -36,9 +36,7 @@ from pipeline.shapes.port_text import output_lines, port_text
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 of a record's printed text; records are compared by this digest, not by ``==`` (``1 ==
-    True``).
-    """
+    """Return the SHA-256 of a record's text; compare records by this digest, not by ``==`` (``1 == True``)."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -207,9 +205,7 @@ READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.de
 
 
 def is_operator(node: torch.fx.Node) -> bool:
-    """Return whether a node computes tensors or reads a number from a tensor; size arithmetic, tuple items and
-    assertions do not count.
-    """
+    """Return whether a node computes tensors or reads a number from one: no size arithmetic, tuple item, assertion."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     value = node.meta.get("val")
@@ -221,8 +217,7 @@ def is_operator(node: torch.fx.Node) -> bool:
 @frozen
 class Verdict:
     """The result of ``validate`` for one node: the converter that accepts the node, or the reason of every converter
-    that does not. ``others`` are further converters that accept the node.
-    """
+    that does not. ``others`` are further converters that accept the node."""
 
     node: str
     target: str
@@ -307,8 +302,7 @@ class Cut:
 @frozen
 class Partitioned:
     """A program split into segments in execution order, with the reason for each node outside of engines, and the
-    values that cross from segment to segment. The record prints as a table of all three.
-    """
+    values that cross from segment to segment. The record prints as a table of all three."""
 
     program: Program
     segments: tuple[Segment, ...]

@@ -110,8 +110,7 @@ class Recipe:
 
 def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call an operator. Matmuls and convolutions in half precision on a CPU, and convolutions in float32 on a GPU
-    (where torch uses TF32), are slow or inexact: they are computed in a wider dtype and rounded once.
-    """
+    (where torch uses TF32), are slow or inexact: they are computed in a wider dtype and rounded once."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     wider = None if first is None else _wider(target, first)
     if first is None or wider is None:

@@ -212,9 +212,7 @@ class _WeightsStruct(ctypes.Structure):
 
 
 def _struct_pointer(weights: Any) -> int | None:
-    """Return the pointer inside a `trt.Weights`, which Python cannot read; None if the other fields of the struct
-    differ from the object's.
-    """
+    """Return the pointer inside a `trt.Weights`; None if the other fields of the struct do not match the object."""
     pointer = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__)
     struct = ctypes.cast(pointer, ctypes.POINTER(_WeightsStruct))
     if not struct:

@@ -27,9 +27,7 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 @block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
-    """Apply an activation whose tail is near 0; compute bfloat16 in float32, since RTX 1.4's layers return 0 for
-    6.6e-36.
-    """
+    """Apply an activation with a tail near 0: bfloat16 in float32, since RTX 1.4's layers return 0 for 6.6e-36."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     compute = torch.float32 if dtype == torch.bfloat16 else dtype
@@ -69,8 +67,7 @@ def tanh(net: Net, x: Value) -> ITensor:
 @block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
     """GELU, by erf or the tanh approximation, in float32; inside a matmul's kernel float32 is also faster than half
-    precision (docs/notes/2026-11-29-real-sizes.md).
-    """
+    precision (docs/notes/2026-11-29-real-sizes.md)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     given = _behind_matmul(net, x) if dtype == torch.float32 else x

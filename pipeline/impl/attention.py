@@ -1,6 +1,4 @@
-"""Scaled dot-product attention: by a fused kernel (TensorRT's layer, or a pattern that it fuses), else by separate
-layers.
-"""
+"""Scaled dot-product attention: a fused kernel (TensorRT's layer, or a pattern that it fuses), or separate layers."""
 
 from __future__ import annotations
 
@@ -46,8 +44,7 @@ def fused(
     scale: float,
 ) -> ITensor:
     """Attention in a fused kernel, under the conditions of ``attention_limits``. The result for a query whose keys are
-    all masked is 0; ``some`` says that the mask has no such row.
-    """
+    all masked is 0; ``some`` says that the mask has no such row."""
     rank, own = base.rank(query), base.dims(value)[-1]
     width = limits.kernel_width(base.dims(query)[-1], own)
     query, key, value = (_to_kernel_shape(net, x, width) for x in (query, key, value))
@@ -90,8 +87,7 @@ def _pattern(
 ) -> ITensor:
     """Half-precision matmuls and a float32 softmax, the pattern that TensorRT fuses. Bool masks are added as 0 and -inf
     of the query's dtype. The causal mask compares positions that layers count, which the kernel recognizes: if scores
-    are selected by a mask instead, RTX 1.4 drops the causal mask.
-    """
+    are selected by a mask instead, RTX 1.4 drops the causal mask."""
     if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
         return first_row(net, _repeated(net, value, base.dims(query)[1]))
     if not causal and _is_faster_by_rows(net, query, key, value):
@@ -142,9 +138,7 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
 
 @fact
 def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether grouped-query attention over many keys is faster in separate kernels: for one query, or if no
-    fused kernel applies.
-    """
+    """Return whether grouped-query attention over many keys is faster in separate kernels."""
     if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
@@ -267,8 +261,7 @@ def plain(
 
 def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
     """Scale the query; half precision in float32 and rounded again, even for a power of two: RTX 1.4 drops masks that
-    are computed in the kernel (causal masks) if it fuses the scale.
-    """
+    are computed in the kernel (causal masks) if it fuses the scale."""
     if scale == 1:
         return query
     wide = base.cast(net, query, torch.float32)
@@ -315,9 +308,7 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 
 
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Return 0, 1, 2 … along a dim (cached), from a layer, since TensorRT does not recognize a causal mask in a
-    constant.
-    """
+    """Return 0, 1, 2 … along a dim (cached). It is no constant, in which TensorRT recognizes no causal mask."""
 
     def counted() -> ITensor:
         layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)

@@ -22,9 +22,7 @@ from pipeline.trt import trt
 
 @block
 def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Return a node's positional and keyword arguments; inputs that the node's marks name are expanded to the result's
-    shape.
-    """
+    """Return a node's positional and keyword arguments; expand inputs named by its marks to the result's shape."""
     names = {name for mark in net.ctx.marks.of(node.name, "expanded") for name in mark.names}
     wide = {x: _repeated(net, value(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else value(x))

@@ -114,8 +114,7 @@ def dtype_of(value: Value) -> torch.dtype:
 
 def network_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype by which networks represent a torch dtype: float32 for float64 (``truncate_double``), and int32
-    for uint8, which TensorRT accepts only as a network's input and output (``byte`` wraps its values).
-    """
+    for uint8, which TensorRT accepts only as a network's input and output (``byte`` wraps its values)."""
     return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
 
 
@@ -299,8 +298,7 @@ def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
 def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
     """Add a barrier if this TensorRT has the kernel bug ``quirk``, else return ``x``. The barrier is the maximum of
     ``x`` and itself: TensorRT does not remove that layer, as it does an identity, so it does not fuse the layers around
-    it.
-    """
+    it."""
     return elementwise(net, "MAX", x, x) if applies(quirk) else x
 
 

@@ -78,8 +78,7 @@ def deconvolution(
 
 def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
     """Run a layer that TensorRT lacks in bfloat16 in float32, rounded in the same kernel. RTX 1.6.1 computes wrong
-    results if that kernel also casts the result to float32 again (`rounded-deconvolutions`).
-    """
+    results if that kernel also casts the result to float32 again (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(net, x, weight, bias, layer)
 

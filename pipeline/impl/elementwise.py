@@ -1,6 +1,5 @@
 """Elementwise layers on two or more tensors, with eager's type promotion and broadcasting. TensorRT has only logic
-layers for bools: other operations on bools use int32.
-"""
+layers for bools: other operations on bools use int32."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 @block
 def promoted(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
     """Return the values as tensors of the promoted dtype (or ``dtype``) and of the same rank. As in eager, integers are
-    rounded if that dtype is half precision; large integers become infinite.
-    """
+    rounded if that dtype is half precision; large integers become infinite."""
     common = base.result_type(*values) if dtype is None or any(map(_is_integral, values)) else dtype
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
@@ -74,9 +72,7 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
 
 @block
 def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
-    """``a + alpha * b``, or ``a - alpha * b``; in float32 where half-precision layers would round more often than
-    eager.
-    """
+    """``a + alpha * b``, or ``a - alpha * b``; in float32 where half precision would round more often than eager."""
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
@@ -121,8 +117,7 @@ def logical_not(net: Net, x: Value) -> ITensor:
 @block
 def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """Logical ``AND``, ``OR`` or ``XOR``; nonzero values are True. With a constant operand it is computed as int32
-    arithmetic, since RTX 1.4 simplifies such a layer wrongly (``x AND False`` to ``x``).
-    """
+    arithmetic, since RTX 1.4 simplifies such a layer wrongly (``x AND False`` to ``x``)."""
     x, y = (b, a) if is_number(a) else (a, b)
     if is_number(y) and bool(y) == (operation == "AND"):
         return base.tensor(net, x, torch.bool)

@@ -1,6 +1,5 @@
 """Powers, quotients and remainders with eager's signs and rounding; integer results are exact. Powers with small
-integer exponents are repeated multiplications.
-"""
+integer exponents are repeated multiplications."""
 
 from __future__ import annotations
 
@@ -144,9 +143,7 @@ def _signs_differ(net: Net, left: ITensor, divisor: ITensor) -> ITensor:
 
 
 def _floored(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Return the floor of the exact quotient, which may be less than the floor of the rounded quotient; for a divisor
-    of 0, the quotient itself.
-    """
+    """Return the floor of the exact quotient, not of the rounded quotient; for a divisor of 0, the quotient."""
     quotient = base.elementwise(net, "DIV", x, y)
     left = _float_fmod(net, x, y, steps)
     floor = base.elementwise(net, "DIV", base.elementwise(net, "SUB", x, left), y)
@@ -160,8 +157,7 @@ def _floored(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
     """Return the exact remainder by long division: subtract multiples of ever smaller multiples of the divisor.
-    Operands above `LARGE` are divided by 4, so that rounding up cannot overflow.
-    """
+    Operands above `LARGE` are divided by 4, so that rounding up cannot overflow."""
     magnitude, divisor = absolute(net, x), absolute(net, y)
     large = layer(net, "GREATER", magnitude, LARGE, torch.float32)
     less, more = (where(net, large, factor, 1.0, torch.float32) for factor in (0.25, 4.0))
@@ -177,9 +173,7 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 
 def _rest(net: Net, a: ITensor, b: ITensor, parts: Sequence[ITensor]) -> ITensor:
-    """Return ``a mod b`` of positive operands: ``a`` minus the quotient (below 2**24) times ``b``, in exact partial
-    products.
-    """
+    """Return ``a mod b`` of positive operands: ``a - quotient * b`` in exact parts, for a quotient below 2**24."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
     for part in parts:
         for factor in _halves(net, times):

@@ -26,8 +26,7 @@ def may_be_none(net: Net, size: Size) -> bool:
 @fact
 def may_leave_none(net: Net, size: Size) -> bool:
     """Return whether a size that may be 0 is data-dependent, or is the size of an input that broadcasts to outputs
-    (`pipeline.quirks.empty_broadcast`). An unknown size (None) counts as such a size.
-    """
+    (`pipeline.quirks.empty_broadcast`). An unknown size (None) counts as such a size."""
     if not applies("empty-loops"):
         return False
     if size is None:
@@ -41,8 +40,7 @@ def may_leave_none(net: Net, size: Size) -> bool:
 @block
 def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
     """Return a layer's operands, computed from ``values``. An operand that broadcasts over a possibly empty dim passes
-    through a cumulative sum over a dim of size 1: this changes no value and is never fused.
-    """
+    through a cumulative sum over a dim of size 1: this changes no value and is never fused."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))

@@ -41,8 +41,7 @@ def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
 
 def source_of(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
     """Return the tensor and dim from which to read an expression with unreadable symbols, such as data-dependent sizes
-    of an earlier engine; None if no tensor has this size.
-    """
+    of an earlier engine; None if no tensor has this size."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
         return None
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))

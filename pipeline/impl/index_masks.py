@@ -68,8 +68,7 @@ def _rank(net: Net, mask: ITensor) -> ITensor:
 @block
 def picked(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
     """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, in one dim. The
-    position of each selected element is scattered to its rank, those of all others behind the last rank.
-    """
+    position of each selected element is scattered to its rank, those of all others behind the last rank."""
     mask = base.tensor(net, mask)
     sizes = base.known_sizes(net, mask)
     length = product(sizes)

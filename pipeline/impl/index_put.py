@@ -57,9 +57,7 @@ def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _source(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to the dims of the indices, then the remaining dims. In eager, the dims of adjacent indices stay in
-    place.
-    """
+    """Expand values to the indices' dims, then the other dims. In eager, dims of adjacent indices stay in place."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *count, *others[place:]])
@@ -82,8 +80,7 @@ def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITe
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
     """Return ``x`` after ``x[mask] = values``, or ``+=``: the mask covers dims from ``dim`` on; there is one value, or
-    a value per selected element.
-    """
+    a value per selected element."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)

@@ -147,9 +147,7 @@ def _decay(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITenso
 def _solved(
     net: Net, each: Tokens, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
-    """Solve the delta rule: return the values for a zero initial state, and the keys by which values depend on the
-    state.
-    """
+    """Solve the delta rule: return the values for a zero initial state, and the keys that multiply the state."""
     key = binary(net, "PROD", each.key, beta)
     system = _inverse(net, _scores(net, key, each.key, since, chunk, lowest=1), chunk)
     value, known = binary(net, "PROD", each.value, beta), binary(net, "PROD", key, faded)

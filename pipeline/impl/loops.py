@@ -28,8 +28,7 @@ def repeated(
 ) -> tuple[ITensor, State]:
     """Run ``step`` for each element of the first dim of ``taken`` (in reverse order if ``reverse``), and unroll the
     loop if the number of steps is static and at most ``most``. Return the outputs stacked [steps, ...] in the order of
-    ``taken``, and the last state.
-    """
+    ``taken``, and the last state."""
     steps = base.known_sizes(net, taken[0])[0]
     if isinstance(steps, int) and steps <= most:
         return _unrolled(net, step, taken, state, range(steps)[:: -1 if reverse else 1])

@@ -25,8 +25,7 @@ CONFUSED: Final = "factors-of-matmuls"
 @block
 def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
     """``a @ b`` over the last two dims; other dims broadcast, and a 1-d operand is a vector. Floats accumulate in
-    float32; integer results are exact. ``empty``: the contracted dim may be empty, for which the result is 0.
-    """
+    float32; integer results are exact. ``empty``: the contracted dim may be empty, for which the result is 0."""
     result = _accumulated(net, a, b, transpose_b=transpose_b, empty=empty)
     return base.cast(net, result, base.result_type(a, b))
 
@@ -34,9 +33,7 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
 def _accumulated(
     net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, outer: bool = True
 ) -> ITensor:
-    """Return the matmul before its final rounding: in float32 if TensorRT would accumulate in half precision
-    (`_is_widened`).
-    """
+    """Return the matmul before its final rounding: in float32 if halves would accumulate as halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
@@ -68,8 +65,7 @@ def _accumulated(
 @fact
 def _is_widened(net: Net, dtype: torch.dtype) -> bool:
     """Return whether matmuls of this dtype are expressed in float32, which TensorRT runs in half precision with float32
-    accumulation. A bias must be added after rounding, or else TensorRT keeps the weights in float32.
-    """
+    accumulation. A bias must be added after rounding, or else TensorRT keeps the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
         return dtype == torch.float16 and applies("matmul-sums")
@@ -108,8 +104,7 @@ def _layer(
 ) -> ITensor:
     """Add the layer. Mark a float32 matmul whose kernel must not round to half precision, so that `base.cast` adds a
     barrier (`halves-behind-matmuls`): RTX 1.4 refuses such kernels in float16, and returns garbage in bfloat16, with
-    two or more batch dims, and, in float16, if an operand was computed in float32.
-    """
+    two or more batch dims, and, in float16, if an operand was computed in float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:
@@ -123,8 +118,7 @@ def _layer(
 def transposed(net: Net, x: Value, name: str = "") -> Value:
     """Add a barrier to a transposed operand or result of a matmul: TensorRT-RTX computes such a matmul transposed, and
     may use an operand's first batch for all batches (`transposed-matmuls`). ``name`` is the operand's or result's name
-    in the node's marks; empty to add the barrier without a mark.
-    """
+    in the node's marks; empty to add the barrier without a mark."""
     row = _transposed_row(x)
     if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
         return x
@@ -159,8 +153,7 @@ def _outer(
 ) -> ITensor:
     """Compute a matmul whose contracted size is 1 as an elementwise product of expanded operands. TensorRT's implicit
     broadcast returns wrong results if a reduction's kernel computes an operand (`broadcast-in-reductions`); constants
-    need no expansion.
-    """
+    need no expansion."""
     x, y = _matrix(net, a[1], op_a, -2), _matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
@@ -181,9 +174,7 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: a matmul whose contracted size is 1 may
-    be computed elementwise.
-    """
+    """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: compute it elementwise if K is 1."""
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
