@@ -63,7 +63,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
 
 
 def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
-    """Return the operator named, for example, ``aten.permute.default``; None if this process lacks it. Import nothing."""
+    """Return the operator of a name like ``aten.permute.default``; None if this process lacks it. Import nothing."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     space, short, overload = (*name.split("."), "")[:3]

@@ -1,5 +1,4 @@
-"""Tools to test converters, which this package uses as well: operator calls as records, and a check of all properties
-of a converter.
+"""The tools by which this package tests its converters: operator calls as records, and a check of all properties.
 
 Test your own converter on random calls that Hypothesis generates (``pip install hypothesis pytest``):
 
@@ -16,15 +15,15 @@ Test a single call; dynamic sizes have names. A failure prints such a line, whic
 
 - ``TensorSpec(shape, dtype=torch.float32, values="normal", constant=False, seed=0)``: ``values`` are named in
   ``pipeline.testing.values``; constants are parameters of the model and arrive in the converter as ``torch.Tensor``.
-- ``Size(name, scale=1, offset=0, divisor=1)``: an int argument computed from sizes, ``name // divisor * scale +
-  offset``; the name may be a product, ``"n*m"``.
+- ``Size(name, scale=1, offset=0, divisor=1)``: an int argument computed from sizes,
+  ``name // divisor * scale + offset``; the name may be a product, ``"n*m"``.
 - A decomposition of your own: ``check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])``.
 - ``check`` returns ``Checked``, or ``Rejected`` (falsy) with the reasons. It raises ``CheckError``, whose ``kind`` is
-    ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
-    ``CallError`` if PyTorch itself does not accept the call.
+  ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
+  ``CallError`` if PyTorch itself does not accept the call.
 - Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write a strategy, ``strategies.common``
-    has the building blocks, and ``for_target(target)`` returns the hand-written strategy, or one generated from the
-    schema (elementwise operators, reductions).
+  has the building blocks, and ``for_target(target)`` returns the hand-written strategy, or one generated from the
+  schema (elementwise operators, reductions).
 - The tolerances against float64 are in one table, ``pipeline.testing.ulps.ULPS``.
 
 Run a single operator of the registry: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.

@@ -216,7 +216,7 @@ class Call:
         return self.fill(self.tensors(sizes), sizes)
 
     def tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
-        """Return the real tensors, in the order of ``specs``; equal specs at different positions have different values."""
+        """Return the real tensors, in the order of ``specs``; equal specs have different values by position."""
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 

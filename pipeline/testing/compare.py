@@ -179,7 +179,7 @@ def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor,
 
 
 def outputs_difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:
-    """Describe how ``got`` differs from eager's ``want`` (``best``: in float64); return an empty text if it does not."""
+    """Describe how ``got`` differs from eager's ``want`` (``best``: in float64); empty if they agree."""
     wanted, spec = named_leaves(want)
     given, our_spec = tree_flatten(got)
     if spec != our_spec:

@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """Return a pytree's leaves with their paths, and its structure. Types registered without keys have numeric paths."""
+    """Return a pytree's leaves with their paths (numbers for types registered without keys), and its structure."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
