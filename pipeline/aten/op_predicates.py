@@ -31,8 +31,7 @@ def moves(node: torch.fx.Node) -> bool:
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Return whether an operator costs almost nothing on any device; ``sources``: include operators that create
-    tensors."""
+    """Return whether an operator costs almost nothing on any device; ``sources``: or creates a tensor."""
     return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
 
 

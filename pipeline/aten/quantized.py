@@ -158,8 +158,7 @@ def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
 
 
 def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Subtract the zero points from quantized values, as int8. Raise a ValueError if a result is out of the type's
-    range."""
+    """Subtract the zero points from quantized values, as int8. Raise a ValueError if a result is out of range."""
     result = input.to(torch.int32) - spread(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):

@@ -1,5 +1,4 @@
-"""``TensorType``: the dtype and sizes of a tensor in a loaded program's graph, in place of a fake tensor; and access to
-the bytes of tensors."""
+"""``TensorType``, which replaces fake tensors in a loaded program's graph; and access to the bytes of tensors."""
 
 from __future__ import annotations
 

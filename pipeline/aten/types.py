@@ -1,5 +1,4 @@
-"""Names for ATen's operators, and type aliases for graphs, calls and pytrees, which torch annotates as ``Any`` or as
-large unions."""
+"""Names for ATen's operators, and type aliases for graphs, calls and pytrees, which torch types loosely."""
 
 from __future__ import annotations
 

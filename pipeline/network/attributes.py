@@ -140,8 +140,7 @@ def digest(data: Any) -> str:
 def rows(
     type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = always
 ) -> tuple[Attribute, ...]:
-    """Return attributes of the same type, or with the same reader; ``exists=hasattr`` if TensorRT versions may lack
-    them."""
+    """Return attributes of the same type, or with the same reader; ``exists=hasattr`` if a TensorRT may lack them."""
     return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 

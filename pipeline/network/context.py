@@ -133,8 +133,7 @@ class ConversionContext:
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer named ``name:kind`` with ``net.add_<kind>``; raise an error with TensorRT's message if this
-        fails."""
+        """Add a layer named ``name:kind`` with ``net.add_<kind>``; if it fails, raise TensorRT's message as an error."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -188,8 +187,7 @@ class ConversionContext:
         return weights_of(tensor)
 
     def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype; 4-bit values are stored two per
-        byte."""
+        """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype; a byte stores two 4-bit values."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)

@@ -79,8 +79,7 @@ class _Layers:
         return Match(found, "name") if found else Match()
 
     def known(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the network's layers with these names, or with the names from which these derive
-        (``conv__gemm_from_conv1x1``)."""
+        """Return the network's layers of these names, or of their prefixes (``conv__gemm_from_conv1x1``)."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 

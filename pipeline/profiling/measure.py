@@ -75,8 +75,7 @@ class Call:
         return module(*args, **kwargs)
 
     def warm(self, module: CompiledModule, calls: int = WARMUP) -> float:
-        """Call the module until kernels are compiled, contexts created, and graphs captured; return the seconds of the
-        last call."""
+        """Call the module until kernels, contexts and CUDA graphs exist; return the seconds of the last call."""
         for _ in range(calls):
             torch.cuda.synchronize()
             start = perf_counter()
@@ -268,8 +267,7 @@ def bounded(
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
-    """Return the milliseconds of each call with CUDA graphs; or an empty list, and the reason why the call cannot be
-    captured."""
+    """Return the milliseconds of each call with CUDA graphs; or none, and the reason why capture failed."""
     module = compiled.module("tensorrt", cuda_graphs=True)
     times = call.times(module, runs)
     refused = module.refused_graphs

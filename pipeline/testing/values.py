@@ -59,8 +59,7 @@ def _without(unwanted: Callable[[float], bool]) -> Make:
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate floats with NaN, infinities and zeros of both signs; integers that include values near the ends of their
-    range."""
+    """Generate floats with NaN, infinities and zeros of both signs; integers up to near the ends of their range."""
     if dtype.is_floating_point:
         return _choice(torch.tensor(_ODD, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:

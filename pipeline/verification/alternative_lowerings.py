@@ -35,8 +35,7 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Form:
-    """An alternative implementation: functions that change the program and the verdicts on it, and raise
-    `NotPossibleError` if inapplicable."""
+    """An alternative: functions that change a program and the verdicts; they may raise `NotPossibleError`."""
 
     action: str
     rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program

@@ -233,8 +233,7 @@ def own_error(eager: torch.Tensor, exact: torch.Tensor, size: float) -> float:
 
 
 def norm_of(errors: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of errors over the finite elements: relative to the exact output's norm, or absolute if that is
-    0."""
+    """Return the norm of errors over finite elements: relative to the exact output's norm, or absolute if it is 0."""
     finite = errors.isfinite() & exact.isfinite()
     norm, size = (float(torch.linalg.vector_norm(v[finite].double())) for v in (errors, exact))
     return norm / (size or 1.0)

@@ -87,8 +87,7 @@ def loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``known``: whether an engine of only these operators loads, by
-    signature."""
+    """A search for operators whose engines do not load. ``known``: whether their engine loads, by signature."""
 
     loader: Loader
     again: Again

@@ -134,8 +134,7 @@ def results(program: Program) -> list[Output]:
 
 
 def output_names(program: Program) -> list[str]:
-    """Return the names of outputs (keys such as ``logits``, ``hidden_states.0``; or ``output``) and of mutated buffers
-    and inputs."""
+    """Return the names of outputs (``logits``, ``hidden_states.0``; ``output``) and of mutated buffers and inputs."""
     return [
         o.name or f"output.{i}" if o.kind == "user" else f"{o.kind} {o.target} after the call"
         for i, o in enumerate(results(program))

@@ -37,8 +37,7 @@ aten = torch.ops.aten
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others`` are the alternatives if eager does not accept these
-    inputs."""
+    """The inputs of one call, in the program's order. ``others``: alternatives if eager does not accept them."""
 
     name: str
     sizes: FrozenDict[str, int]

@@ -1,5 +1,4 @@
-"""Differences between two programs: operators moved between TensorRT and PyTorch, layers, kernels, sizes, times,
-errors."""
+"""Differences between two programs: operators that moved to or from PyTorch, layers, kernels, sizes, times, errors."""
 
 from __future__ import annotations
 

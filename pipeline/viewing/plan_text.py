@@ -14,8 +14,7 @@ from pipeline.viewing.records import ProgramView, SegmentView
 
 
 def planned(view: ProgramView) -> str:
-    """Return a text on the engines that would be built, their sizes, and the operators that would run in PyTorch and
-    why."""
+    """Return a text on engines that would be built, their sizes, and operators that would run in PyTorch and why."""
     return "\n".join(_lines(view))
 
 

@@ -53,8 +53,7 @@ class LayerView:
 
 @frozen
 class WeightView:
-    """A weight that a node reads, its ``recipe`` over the model's parameters, and why it cannot be refitted
-    (``fixed``)."""
+    """A weight that a node reads, its ``recipe`` over the parameters, and why it cannot be refitted (``fixed``)."""
 
     name: str
     dtype: str

@@ -1,5 +1,4 @@
-"""Calls that join, split, repeat and create tensors. Some calls are large, since small static results are folded into
-constants."""
+"""Calls that join, split, repeat and create tensors. Some are large, since small static results become constants."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ def _windows(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
-    """Draw names for sizes: the batch may be dynamic, and so may pooled dims, except that of ``max_pool1d``, which
-    tracing specializes."""
+    """Draw names for sizes: the batch, and pooled dims except that of ``max_pool1d``, which tracing specializes."""
     pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
     return draw(named(call, {0: [0, *pooled]}, least=5))
 
