@@ -57,7 +57,7 @@ class Interpreter:
         return tuple((s.call, _slot_getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Argument:
-        """Return the graph's results, in its output structure. An exception of a step gets a note that names its node."""
+        """Return the graph's results, in its output structure. A step's exception gets a note that names the node."""
         if len(inputs) != self.count:
             raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
         slots = [*inputs, *self.template]

@@ -133,7 +133,7 @@ class ConversionContext:
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer named ``name:kind`` with ``net.add_<kind>``; if it fails, raise TensorRT's message as an error."""
+        """Add a layer named ``name:kind`` with ``net.add_<kind>``; on failure, raise TensorRT's message as an error."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
