@@ -248,12 +248,12 @@ class Validated:
 
 @frozen
 class Segment:
-    """A part of a program that runs in one place: an engine, or PyTorch.
+    """A part of a program that runs in an engine or in PyTorch.
 
     ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; an engine
-        reads those that are also in ``inputs`` from the model's memory. ``profile``: the index of the only optimization
-        profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs; None before
-        `avoid_faults`.
+    reads those that are also in ``inputs`` from the model's memory. ``profile``: the index of the only optimization
+    profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs; None before
+    `avoid_faults`.
     """
 
     name: str

@@ -33,7 +33,7 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
 def _accumulated(
     net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, outer: bool = True
 ) -> ITensor:
-    """Return the matmul before its final rounding: in float32 if halves would accumulate as halves (`_is_widened`)."""
+    """Return the matmul before its final rounding: in float32 if half precision is expressed so (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))

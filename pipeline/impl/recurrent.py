@@ -103,9 +103,8 @@ def recurrent(
     """Run all layers of a recurrent module.
 
     x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
-    direction. inside: bool [steps, batch, 1], whether a step is within its sequence; later steps keep the state and
-        output 0. Return the output [steps, batch, directions * hidden] and the last states, in the shapes of
-        ``states``.
+    direction. inside: bool [steps, batch, 1], whether a step is within its sequence; steps beyond it keep the state and
+    output 0. Return the output [steps, batch, directions * hidden] and the last states, in the shapes of ``states``.
     """
     x, directions = base.tensor(net, x), 1 + bidirectional
     first = [base.tensor(net, state) for state in states]

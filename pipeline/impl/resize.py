@@ -76,7 +76,7 @@ def _set_mode(layer: Any, how: Resize) -> None:
 
 @block
 def grid_sample(net: Net, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool) -> ITensor:
-    """Sample [N, C, H, W] at ``grid`` [N, h, w, 2] in -1 … 1, in float32, since halves are too coarse."""
+    """Sample [N, C, H, W] at ``grid`` [N, h, w, 2] in -1 … 1. Half-precision coordinates are cast to float32."""
     wide = [base.cast(net, value, torch.float32) for value in (x, grid)]
     layer = net.add("grid_sample", *wide)
     layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]

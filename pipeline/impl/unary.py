@@ -82,7 +82,7 @@ def truncated(net: Net, x: Value) -> ITensor:
 
 @block
 def rsqrt(net: Net, x: Value) -> ITensor:
-    """``1 / sqrt(x)``, in float32 for halves, rounded once."""
+    """``1 / sqrt(x)``; half precision is computed in float32 and rounded once."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     root = base.unary(net, "SQRT", base.cast(net, x, wide(dtype)))

@@ -15,9 +15,9 @@ class Engine:
     is the plan's SHA-256, in hexadecimal digits.
 
     ``bindings`` and ``weights``: mappings from the network's names of inputs, outputs and weights to the plan's names,
-        if these differ: a cached plan may have been built for a program with other names. A ``stripped`` plan has no
-        weights: the program supplies them when the engine is loaded. ``file`` is the file that ``plan`` maps into
-        memory, if it may be overwritten (`pipeline.runtime.opened_file`).
+    if these differ: a cached plan may have been built for a program with other names. A ``stripped`` plan has no
+    weights: the program supplies them when the engine is loaded. ``file`` is the file that ``plan`` maps into memory,
+    if it may be overwritten (`pipeline.runtime.opened_file`).
     """
 
     name: str

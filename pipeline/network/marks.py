@@ -49,7 +49,7 @@ class Marks:
         self.empty_sizes = frozenset(name for mark in self._by_node.get("", ()) for name in mark.names)
 
     def of(self, node: str, form: Form) -> list[Mark]:
-        """Return a node's marks of this form."""
+        """Return a node's marks with this ``form``."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 
     def of_segment(self) -> list[Mark]:

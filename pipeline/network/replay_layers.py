@@ -24,7 +24,7 @@ def _enum_member(name: str) -> Encode:
 
 
 def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
-    """Return a function that creates a layer from its first inputs, then attributes as the method takes them."""
+    """Return a function that creates a layer by a method that expects the first inputs, then attributes."""
 
     def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
@@ -34,7 +34,7 @@ def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
 
 
 def _add_layer_of_list(method: str, **arguments: Encode) -> Make:
-    """Return a function that creates a layer whose method takes all inputs as one list."""
+    """Return a function that creates a layer by a method that expects all inputs as a list."""
     return lambda net, row, given, weights: _add_layer(method, 1, **arguments)(net, row, [list(given)], weights)
 
 

@@ -77,8 +77,7 @@ class TensorSpec:
     """A tensor argument.
 
     shape: each size is an int, the name of a size (``"n"``), or a ``Size``.
-    values: the kind of values, as named in ``pipeline.testing.values``: ``"normal"``, ``"special"``, ``("below", 5)``,
-        …
+    values: the kind of values, as named in ``pipeline.testing.values``: ``"normal"``, ``"special"``, ``("below", 5)``.
     constant: True for a parameter of the model, which converters receive as a ``torch.Tensor``; False for an input.
     """
 

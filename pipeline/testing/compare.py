@@ -141,7 +141,7 @@ def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> 
 def _tolerance(
     row: Units, want: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return the tolerance in addition to eager's error: the row's units at its scale."""
+    """Return the tolerance in addition to eager's error: the units and scale of the operator's row in ``ULPS``."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
     if row.scale == "pair":

@@ -164,8 +164,8 @@ uniform low, high: floats.
 
 def generate(what: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return a tensor of this shape and dtype. ``what`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
-    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Both parts of a complex number are drawn
-    so."""
+    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Real and imaginary parts are both
+    generated so."""
     if dtype.is_complex:
         return torch.complex(*(generate(what, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)

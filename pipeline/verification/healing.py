@@ -91,9 +91,9 @@ class _Healing:
     again: Again
 
     def healed(self) -> tuple[Mapping[Fault, Form], Compiled] | None:
-        """Return the form of each fault, and the program; None if it does not agree even with all faults in PyTorch.
+        """Return the alternative for each fault, and the program; None if it is wrong even with all faults in PyTorch.
 
-        Each fault gets the first form whose results are correct while the remaining faults run in PyTorch.
+        Each fault gets the first alternative that is correct while the remaining faults run in PyTorch.
         """
         chosen: dict[Fault, Form] = dict.fromkeys(self.found.faults, IN_TORCH)
         best: Compiled | None = None
@@ -108,7 +108,7 @@ class _Healing:
         return (chosen, best) if best is not None else None
 
     def tried(self, chosen: Mapping[Fault, Form]) -> Compiled | None:
-        """Compile the program in these forms; return None if it does not agree with eager."""
+        """Compile the program with these alternatives; return None if it does not agree with eager."""
         try:
             made = self.compiled(chosen)
             return made if self.comparison.agreement(made).holds else None
@@ -117,7 +117,7 @@ class _Healing:
             return None
 
     def compiled(self, chosen: Mapping[Fault, Form]) -> Compiled:
-        """Compile the program in these forms."""
+        """Compile the program with these alternatives."""
         decisions = [Decision(fault.nodes, form, _reason(fault)) for fault, form in chosen.items()]
         return self.again.compiled(reformed(self.program, decisions, self.again))
 

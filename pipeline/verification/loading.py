@@ -50,10 +50,11 @@ class Loader(Protocol):
 def loadable(
     compiled: Compiled, found: Loads, loader: Loader, trial: Again, final: Again
 ) -> tuple[Compiled, Loads | None]:
-    """Return a program whose engines load, in which faulty operators have an alternative form, and the loader's result.
+    """Return a program whose engines load, in which faulty operators have an alternative, and the loader's result.
 
     Faulty operators are those that the error names, if an engine of only these does not load; otherwise bisection finds
-    them. Operators with the same signature count as faulty, too. Each gets the first form that loads.
+    them. Operators with the same signature count as faulty, too. Each gets the first alternative implementation that
+    loads.
 
     Args:
         compiled: the program.
@@ -145,7 +146,7 @@ class _Search:
     def decision(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], words: str, *, whole: bool = False
     ) -> Decision:
-        """Return the decision for a fault, or for one operator of it: the first form that loads."""
+        """Return the decision for a fault, or for one of its operators: the first alternative that loads."""
         names = tuple(node.name for node in fault)
         together = f" together with {', '.join(names[1:])}" if 1 < len(names) <= FEW else ""
         reason = f"its engine does not load{together}: {words}"
@@ -158,7 +159,7 @@ class _Search:
         return Decision(tuple(names[i] for i in places), form, reason)
 
     def form(self, compiled: Compiled, fault: Sequence[torch.fx.Node], reason: str) -> tuple[tuple[int, ...], Form]:
-        """Return the first form that loads, and the indices of the operators that get it."""
+        """Return the first alternative implementation that loads, and the indices of the operators that get it."""
         everything = tuple(range(len(fault)))
         single = [(i,) for i in everything] if len(fault) <= FEW else []
         for form in FORMS:
@@ -169,7 +170,7 @@ class _Search:
         return (cheap,), IN_TORCH
 
     def loads(self, compiled: Compiled, fault: Sequence[torch.fx.Node], decision: Decision) -> bool:
-        """Return whether the engine of a fault loads after a decision."""
+        """Return whether the engine of a fault's operators loads with the decided alternative."""
         try:
             validated = reformed(compiled, [decision], self.again)
         except NotPossibleError:

@@ -168,7 +168,7 @@ class _Collector:
 
     @cached_property
     def healed(self) -> Mapping[str, Sequence[Healed]]:
-        """Return the healed forms, by node."""
+        """Return the alternative implementations of healed nodes, by node."""
         rows = defaultdict(list)
         for each in self.compiled.healed:
             rows[each.node].append(each)
