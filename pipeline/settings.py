@@ -118,114 +118,115 @@ def instead_of(name: str) -> str:
 @by_name(instead_of, "settings are given by name, as min_block_size=1")
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
-    """The settings of one compilation: immutable and hashable. `evolve` returns a changed copy; `repr` shows the fields
-    that differ from their defaults.
+    """Compilation settings: immutable and hashable. `evolve` returns a changed copy; `repr` shows changed fields.
 
     A wrong type raises a `TypeError`, a value out of range a `ValueError`; both name the field.
 
-    truncate_double: compute float64 in float32 inside engines, and cast the results back to float64. If False, nodes
-        with float64 run in PyTorch. Default False.
+    truncate_double: compute float64 in float32 inside engines; the results are float64 again. If False, nodes with
+        float64 run in PyTorch. Default False.
     require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
     require_fused_quantization: raise `QuantizationError` if no matmul or convolution reads the quantized values of some
         weight or pair according to the engine's plan, or if the plan does not show it. Default False.
-    min_block_size: the fewest operators of an engine, at least 1; smaller segments run in PyTorch. Ignored if the whole
-        model is one segment or with `require_full_compilation`. Default 5.
-    max_engines: the largest number of engines per model, at least 1; None for no limit. Default None.
+    min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch.
+        Ignored if the whole model is one segment or with `require_full_compilation`. Default 5.
+    max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
     torch_executed_ops: the nodes that run in PyTorch although a converter exists: operators
         (`torch.ops.aten.topk.default`; a packet such as `torch.ops.aten.topk` means every overload), their names
         (`"aten.topk.default"`, `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the module path that a
         node comes from (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an operator,
         not a predicate. Any iterable of these. Default empty.
     assume_dynamic_shape_support: assume that every converter supports dynamic shapes, declared or not. Default False.
-    immutable_weights: build engines with fixed weights, which TensorRT can optimize most; False builds refittable
-        engines. Default True.
+    immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
+        refittable engines. Default True.
     refittable_weights: the engine weights that can be refitted even if `immutable_weights` is True, by name or pattern
-        (`"layers.0.*"`): TensorRT fixes all other weights. Building such engines needs a GPU. Default empty.
-    refit_identical_engine_weights: build engines that can be refitted only with the same weights, at no cost in speed.
+        (`"layers.0.*"`): TensorRT fixes all others. Building such engines needs a GPU. Default empty.
+    refit_identical_engine_weights: build engines that can be refitted with the same weights only, at no cost in speed.
         Building such engines needs a GPU. Default False.
-    strip_engine_weights: build engines without weights, which are set when the engine is loaded: files and cache
-        entries are smaller, and those of refittable engines work with any weights. Building and loading such engines
+    strip_engine_weights: leave the weights out of the engines, which get the program's when they are loaded: files and
+        cache entries are smaller, and those of refittable engines serve any weights. Building and loading such engines
         needs a GPU. Default False.
     version_compatible: build engines that later versions of TensorRT also load. Default False.
-    optimization_level: how long the builder searches for faster kernels, 0 (shortest) to 5 (longest); None for
+    optimization_level: how much time the builder may take to find faster kernels, 0 (least) to 5 (most); None for
         TensorRT's own default. Default None.
-    workspace_size: the largest scratch memory of a layer on the GPU, in bytes, at least 0; None for no limit. Default
-        None.
-    max_aux_streams: the largest number of CUDA streams that an engine uses beside the caller's, at least 0; None:
-        TensorRT chooses. Default None.
-    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; stored sorted and without
-        duplicates. Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
-    device: the device type for which the model is captured, `"cuda"` or `"cpu"`. It may differ from this machine's and
-        from that of the model's tensors, which are not moved: a machine without a GPU can capture the graph that torch
-        traces on a GPU. None for the device of the tensors. Default None.
-    decisions: how to compile a model with data-dependent Python branches (`if x.sum() > 0`). `"refuse"`: capture raises
-        a `CaptureError` that names the line. `"example"`: the program has the branches that the example inputs reach; a
-        call that reaches another branch raises a `DecisionError`. This check waits for the GPU, and rules out a CUDA
-        graph of the whole program. Default `"refuse"`.
-    decompose_attention: always compute attention as separate matmuls and a float32 softmax, in several kernels instead
-        of a fused kernel. Default False.
-    use_fp32_acc: accumulate matmuls and convolutions of half precision in float32. TensorRT-RTX 1.6 accumulates float16
-        in float16; for thousands of terms the error is 5 to 20 times that of eager. None: on that version, float16
-        matmuls accumulate in float32, and so do convolutions with many terms and output channels, at a cost of at most
-        10 % of a network's time. True: all accumulate in float32; convolutional networks take up to twice as long.
-        False: TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
+    workspace_size: the most scratch memory that a layer may take on the GPU, in bytes, at least 0; None for no limit.
+        Default None.
+    max_aux_streams: the most CUDA streams an engine uses beside the caller's, at least 0; None leaves it to TensorRT.
+        Default None.
+    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without repetition.
+        Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
+    device: the type of device for which the model is captured, `"cuda"` or `"cpu"`, independent of this machine and of
+        the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
+        torch traces on a GPU. None for the device of the tensors. Default None.
+    decisions: how to compile a model whose Python branches depend on data (`if x.sum() > 0`). `"refuse"`: capture
+        raises a `CaptureError` that names the line. `"example"`: the program has the branches that the example inputs
+        take, and each call is checked: one that takes another branch raises a `DecisionError`. The check waits for the
+        GPU, and these programs run without a CUDA graph of the whole. Default `"refuse"`.
+    decompose_attention: always compute attention by matmuls and a softmax in float32, for which TensorRT builds several
+        kernels instead of one. Default False.
+    use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 accumulates float16 in float16;
+        for thousands of terms the error is 5 to 20 times that of eager. None: on that version, float16 matmuls
+        accumulate in float32, and so do convolutions with many terms and output channels, at a cost of at most 10 % of
+        a network's time. True: all accumulate in float32; convolutional networks take up to twice as long. False:
+        TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
 
-    faster_in_torch: run operators in PyTorch if they are faster there. With TensorRT-RTX on an H100 or H200 that is
-        half-precision attention with 1,024 or more queries and keys (measured on an H200). In programs whose tensors
-        have 256 MiB or more, both variants are measured on this GPU (in a CUDA graph with `cuda_graphs`): each engine,
-        half-precision matmuls by weights if profiles have separate engines, and the whole program. False or
-        ``require_full_compilation``: all stay in engines. Default True.
-    measurements: where to save the measurements of `faster_in_torch`, which later compilations of the same program use
-        for the same kind of GPU, even on a machine without a GPU. True: in the user's cache folder (`PIPELINE_CACHE`
-        overrides it); a path: in that file; False: not saved. Ranks of a sharded model measure only if this is a path.
-        Default True.
-    collectives_in_engine: experimental: TensorRT-RTX 1.6 or newer runs the collectives of a sharded program inside
-        engines, with the process group's NCCL communicator. Collectives that an engine cannot run stay between engines;
-        coverage reports why. Default False.
-    load_built_engines: load each engine after building it, if the machine has a matching GPU: operators for which
-        TensorRT has no kernel there get an alternative implementation or run in PyTorch (``coverage.healed``). If
+    faster_in_torch: run operators in PyTorch that are faster there on GPUs like the one at hand: attention of halves
+        over 1,024 queries and keys or more on an H100 or H200 (measured on an H200), with TensorRT-RTX; and, where a
+        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, matmuls of
+        halves by weights where profiles have engines of their own, or the whole program if the captured operators are
+        faster, when all are measured on this GPU (in a CUDA graph with `cuda_graphs`). False, or
+        ``require_full_compilation``, keeps them in engines. Default True.
+    measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
+        of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
+        True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all. Ranks of
+        a sharded model measure with a path alone. Default True.
+    collectives_in_engine: an experiment: let TensorRT-RTX 1.6 or newer run the collectives of a sharded program inside
+        engines, with the process group's own communicator of NCCL. Collectives that an engine cannot run stay between
+        engines; coverage reports why. Default False.
+    load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
+        which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). If
         False, the first call fails instead. Default True.
-    progress: show progress bars of the stages on stderr during compilation. None: if stderr is a terminal. A
-        `pipeline.Ledger` among the observers replaces them. Default None.
+    progress: draw the progress of the stages on stderr while a model is compiled; the bars vanish at the end. None: if
+        stderr is a terminal. A `pipeline.Ledger` among the observers replaces them. Default None.
     cache_built_engines: save engines in the engine cache for other compilations and processes. Default
         False.
-    reuse_cached_engines: load engines from the engine cache, if present, instead of building them. Default False.
-    engine_cache_dir: the folder of the engine cache, or the fsspec URL (`"s3://bucket/engines"`) of a shared folder;
-        None for `engines` in the user's cache folder (`PIPELINE_CACHE` overrides it). Default None.
-    engine_cache_size: the largest size of the folder in bytes; the least recently used entries are deleted. Ignored for
-        URLs. Default 5 GiB.
+    reuse_cached_engines: take engines from the engine cache, if they are there, instead of building them. Default
+        False.
+    engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of one that a fleet
+        shares; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default None.
+    engine_cache_size: the most bytes in the folder; the least recently used entries are deleted. Ignored for URLs.
+        Default 5 GiB.
 
     The remaining settings control how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a
     module.
 
-    cuda_graphs: capture a CUDA graph of the whole program at the second call with the same shapes, and replay it in
-        later calls. Programs that cannot be captured run without a graph, and the log reports why. Default False.
+    cuda_graphs: record a CUDA graph of the whole program at the second call with the same shapes, and replay it from
+        then on; programs that cannot be recorded run without a graph, and the log says why. Default False.
     max_cuda_graphs: the number of shapes whose graphs are cached, at least 1. Default 8.
-    engine_graphs: TensorRT-RTX launches an engine with static shapes as a CUDA graph: ResNet-50 at batch 1 takes 0.42
-        ms instead of 0.50. With `cuda_graphs` the graph of the program replaces these graphs. Set it to False to
-        capture the program yourself. Default True.
-    reuse_outputs: return outputs in buffers that the next call overwrites, which saves a copy. Default False.
-    execution_contexts: the number of concurrent calls (threads, streams), at least 1; each needs memory for its
-        activations, and further calls wait. Default 4.
+    engine_graphs: let TensorRT-RTX launch an engine whose shapes are fixed as one CUDA graph of its own: ResNet-50 at
+        batch 1 takes 0.42 ms instead of the bare engine's 0.50; with `cuda_graphs` the program's graph does that. Set
+        it to False to capture the program yourself. Default True.
+    reuse_outputs: return outputs in memory that the next call overwrites, which saves a copy. Default False.
+    execution_contexts: the number of calls that may run at once (threads, streams), at least 1; each takes memory for
+        its activations, and further ones wait. Default 4.
     kernel_specialization: whether TensorRT-RTX compiles kernels for the actual sizes when dims are dynamic: `"none"`,
-        `"eager"` (at the first call with a shape) or `"lazy"` (in the background, so that results change slightly once
-        they are ready; a CUDA graph continues with the kernels that it captured). Default `"none"`: on an H200 the
-        specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; the gain was 5 % for
+        `"eager"` (at the first call with a shape) or `"lazy"` (in the background, so that results change slightly when
+        they are ready; a CUDA graph goes on with the kernels that it was captured with). Default `"none"`: on an H200
+        the specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; the gain was 5 % for
         ResNet-50, and for BERT 42 % at batch 1 and sequence 32, but -11 % at 8 and 128 (docs/tensorrt.md).
-    weight_streaming_budget: the largest number of bytes of each engine's weights on the GPU, at least 0; the remaining
-        weights stay on the host and are streamed at each call. None for no streaming; an engine built with None cannot
-        stream. Default None.
-    torch_compile: the mode in which `torch.compile` compiles PyTorch segments that have static sizes or belong to one
-        profile: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more kernels. For a large model the
-        first call in a process takes 15 s to 2 min longer. `faster_in_torch` then measures two such variants of every
-        program, also of small programs. Loaded programs do not use `torch.compile`. None: segments call operators one
-        by one. Default None.
-    copy_weights: whether a module copies the weights that `pipeline.shared_weights` leaves outside of engines, and
-        those that PyTorch reads. If False, it shares the model's weights if they are on its device. These must not be
-        changed then: weights inside engines would not change, so the results would mix old and new weights. Default
-        True.
-    runtime_cache: where to save the kernels that TensorRT-RTX compiles on a GPU, for later processes. True: in the
-        user's cache folder (`PIPELINE_CACHE` overrides it); a path: in that folder; False: not saved. Default True.
+    weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
+        on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
+        Default None.
+    torch_compile: compile the parts of a program that run in PyTorch with `torch.compile`, if its sizes are fixed or
+        they are for one profile, in this mode: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
+        kernels. For a large model the first call in a process takes 15 s to 2 min longer. `faster_in_torch` then
+        measures two such variants of every program, also of small programs. Loaded programs do not use `torch.compile`.
+        None: segments call operators one by one. Default None.
+    copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines,
+        and of those that PyTorch reads. If False, it shares the model's weights if they are on its device. These must
+        not be changed then: weights inside engines would not change, so the results would mix old and new weights.
+        Default True.
+    runtime_cache: save the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
+        folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """
 
     truncate_double: bool = attrs.field(default=False, validator=_flag)

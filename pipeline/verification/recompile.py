@@ -53,7 +53,7 @@ def _was_loaded(program: Program) -> bool:
 
 @frozen
 class Again:
-    """The stages for a recompilation: those that return `Validated` and `Partitioned`, and the rest to `Compiled`."""
+    """The stages for a recompilation: those that return `Validated` and `Partitioned`, and later ones to `Compiled`."""
 
     validate: AnyStage
     partition: AnyStage
