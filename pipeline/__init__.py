@@ -133,7 +133,7 @@ if not TYPE_CHECKING:
 
 
 class _Public(ModuleType):
-    """The package as a module, whose public names are imported when they are first asked for."""
+    """The package's module class, which imports a public name at its first use."""
 
     def __getattr__(self, name: str) -> object:
         if name not in _MODULES:
@@ -145,7 +145,7 @@ class _Public(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Keep the public name where a room is called the same: importing the room would set it to the module."""
+        """Ignore the import system's attempt to replace a public name by the subpackage of the same name."""
         if name not in _MODULES or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 

@@ -70,9 +70,10 @@ class ConvertedNode:
 
 @frozen
 class Coverage:
-    """The operators that run in engines; those that run in PyTorch, in all profiles or in one, with the reason; and
-    those that were compiled in another form because their own engine did not load or was wrong. ``unreached`` lists the
-    user's registrations that nothing used although the model has their operator."""
+    """Operator coverage: the operators that run in engines, those that run in PyTorch with the reason (for all
+    optimization profiles or a single one), and those compiled by an alternative implementation because their engine did
+    not load or was wrong. ``unreached`` lists the user's registrations that were unused although the model has their
+    operator."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
@@ -90,8 +91,9 @@ class Coverage:
 
 
 class CompiledModule(torch.nn.Module, ABC):
-    """A module that runs a compiled program. Buffers that the program mutates are its own, under the model's names: its
-    state. ``state_dict`` returns it, ``reset`` restores it, and ``new_state`` makes another module with its own.
+    """A module that runs a compiled program. Its state is a copy of the buffers that the program mutates, under the
+    model's names: ``state_dict`` returns the state, ``reset`` restores it, and ``new_state`` creates another module
+    with a separate state.
 
     Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. Several threads and
     streams may call it at once: each call has its own execution context, up to ``settings.execution_contexts`` of them.
@@ -116,22 +118,22 @@ class CompiledModule(torch.nn.Module, ABC):
         """Run the program; return what the model returns for these inputs.
 
         Raises:
-            ExecutionError: this call, or on a GPU an earlier one, wrote outside of a buffer.
-            ShapeError: an input's size is outside its range, or breaks a relation.
-            TypeError: an input's type or dtype, or the structure of the inputs, differs from the compiled one.
-            ValueError: an input that the program writes to shares memory with another.
+            ExecutionError: this call (on a GPU, perhaps an earlier call) wrote outside of a buffer.
+            ShapeError: an input's size is outside its range, or violates a relation between sizes.
+            TypeError: an input's type or dtype, or the structure of the inputs, differs from that at compilation.
+            ValueError: an input that the program mutates shares memory with another input.
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """Restore the buffers in place to their values when compiled, and clear a pending error about positions."""
+        """Restore the buffers in place to their values at compilation; clear a pending error about cache positions."""
 
     @abstractmethod
     def new_state(self) -> CompiledModule:
-        """Return a module over the same engines and weights with buffers of its own, at their first values.
+        """Return a module that shares the engines and weights, and has separate buffers with their initial values.
 
-        Both may be called at the same time, from different threads or streams. A state costs the memory of its buffers,
-        and with ``cuda_graphs`` a graph for each of its shapes.
+        Both modules may be called at the same time, from different threads or streams. A state needs memory for its
+        buffers and, with ``cuda_graphs``, for a CUDA graph per input shape.
         """
 
     @property
@@ -154,8 +156,8 @@ class Compiled:
         refit_map: engine weight → recipe over the model's parameters.
         partitioned: the program and its segments.
         agreement: the errors against eager; None without `pipeline.verify`.
-        healed: the nodes that are compiled in another form, because their engine did not load or was wrong (also in
-            ``coverage.healed``).
+        healed: the nodes compiled by an alternative implementation, because their engine did not load or was wrong
+            (also in ``coverage.healed``).
         took: the seconds and memory of each compilation stage, as in `pipeline.Ledger`; empty for a loaded program.
         kernels: the kernels that TensorRT-RTX compiled when the engines were loaded, if no cache stores them
             (``runtime_cache=False``), or those of the file that the program was loaded from.
@@ -186,7 +188,7 @@ class Compiled:
 
     @property
     def settings(self) -> CompilationSettings:
-        """Return the settings that it was compiled with."""
+        """Return the settings that the program was compiled with."""
         return self.program.settings
 
     @cached_property
@@ -197,7 +199,7 @@ class Compiled:
         return tuple(p for network, engine in rows for p in pairs(network, engine.plan, self.planned(engine)))
 
     def planned(self, engine: Engine) -> Network:
-        """Return the network that a plan was built from: the engine's own, or an equal one with other names."""
+        """Return the network of the engine's plan: the engine's network, or an equal network with other names."""
         plan = engine.digest or engine.plan
         return next(n for n, e in zip(self.networks, self.engines, strict=False) if (e.digest or e.plan) == plan)
 
@@ -208,8 +210,8 @@ class Compiled:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """Return which operators run in engines (``converted``), which in PyTorch and why (``fallback``), and which in
-        another form because the engine's own did not load or was wrong (``healed``)."""
+        """Return which operators run in engines (``converted``), which run in PyTorch and why (``fallback``), and which
+        were compiled by an alternative implementation because their engine did not load or was wrong (``healed``)."""
         verdicts, elsewhere = self.partitioned.verdicts, {each.node for each in self.partitioned.fallbacks}
         rows = {
             name: ConvertedNode(name, verdicts[name].target, segment.name)
@@ -221,33 +223,33 @@ class Compiled:
         return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed, unreached)
 
     def module(self, executor: Executor | None = None, **runtime: object) -> CompiledModule:
-        """Return a new ``nn.Module`` that runs the program, with buffers of its own.
+        """Return a new ``nn.Module`` that runs the program and has separate buffers.
 
         Args:
             executor: ``"tensorrt"`` (needs a GPU), ``"reference"`` (the CPU), or None: TensorRT if there is a GPU.
-            runtime: settings of how a program runs (``cuda_graphs=True``) that replace those it was compiled with.
+            runtime: runtime settings (``cuda_graphs=True``) that override those of the compilation.
 
         Raises:
             ValueError: ``executor`` is none of these.
             ExecutionError: TensorRT was requested and there is no GPU, or the engine does not load.
-            TypeError: one of ``runtime`` is not a setting, or takes effect only when compiling.
+            TypeError: ``runtime`` has an unknown setting, or one that takes effect only at compilation.
         """
         return self._new_module(executor, runtime)
 
     def in_place_of(self, model: M, executor: Executor | None = None, **runtime: object) -> M:
-        """Return an object of the model's class that runs the program, for a larger program that has the model as a
-        part and reads more of it than its results: its ``config``, ``dtype``, ``device``.
+        """Return an object of the model's class that runs the program: a replacement for the model inside a larger
+        program that also reads its attributes (``config``, ``dtype``, ``device``).
 
-        It has all attributes of the model except weights: its parameters take no memory and are NaN, so ``model`` may
-        be on the ``meta`` device. Modules in it that have weights do not run by themselves.
+        The object has all attributes of the model except weights: its parameters use no memory and are NaN, so
+        ``model`` may be on the ``meta`` device. Its submodules that have weights cannot be called separately.
 
         Args:
-            model: the model that was compiled, or another object built in the same manner. It is not changed.
+            model: the compiled model, or another instance built in the same manner. It is not changed.
             executor, runtime: as for `module`.
 
         Raises:
-            TypeError: ``model`` is not an ``nn.Module``, or its ``forward`` does not take the program's inputs.
-            ExecutionError: as for `module`; and later, if a module in it is called by itself.
+            TypeError: ``model`` is not an ``nn.Module``, or its ``forward`` does not accept the program's inputs.
+            ExecutionError: as for `module`; and later, if a submodule with weights is called separately.
         """
         return self._module_like(model, self.module(executor, **runtime))
 
@@ -272,12 +274,12 @@ class Compiled:
         """Save the program to a file, usually ``NAME.trtp``, which `pipeline.load` reads.
 
         Args:
-            path: the file. An existing one is replaced in one step, once the new one is complete.
-            weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor, PyTorch
-                segments and `pipeline.shared_weights` read, so that engines alone can run; or the path of a file for
-                them (safetensors), found again by its relative path.
-            format: ``"epcontext"``: an ONNX file for ONNX Runtime (extra ``onnx``), of a program that is one engine
-                from tensors to tensors; ``weights`` may then name a file for the plan.
+            path: the file. An existing file is replaced atomically, once the new file is complete.
+            weights: where to save the weights that a refit, the reference executor, PyTorch segments and
+                `pipeline.shared_weights` read: ``"inside"`` the file; ``"none"``: nowhere, so that only engines can
+                run; or the path of a separate safetensors file, which `pipeline.load` finds by its relative path.
+            format: ``"epcontext"``: an ONNX file for ONNX Runtime (extra ``onnx``), if the program is a single engine
+                whose inputs and outputs are tensors; ``weights`` may then name a file for the plan.
 
         Raises:
             ArtifactError: a part of the program cannot be saved; the message names it.
@@ -288,7 +290,7 @@ class Compiled:
     def with_lora(
         self, adapters: Mapping[str, object] | StrPath, scale: float = 1.0, *, fan_in_fan_out: bool | None = None
     ) -> Compiled:
-        """Return the program with low-rank adapters in place of those that it has: a weight W is W + scale * B @ A.
+        """Return the program with these low-rank (LoRA) adapters in place of earlier ones: W becomes W + scale * B @ A.
 
         Adapters are recipes over the weights, which stay unchanged: ``with_lora({})`` restores the original program bit
         by bit. Engines are refitted or built anew as by `pipeline.refit_module_weights`.
@@ -297,8 +299,8 @@ class Compiled:
             adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), its safetensors file or folder, or
                 a mapping from parameter to its factors: A [rank, in], B [out, rank].
             scale: ``lora_alpha / r`` of PEFT's configuration.
-            fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others are
-                recognised by their shape.
+            fan_in_fan_out: whether square weights are [in, out], as in GPT-2's ``Conv1D``. The layout of other weights
+                follows from their shape.
 
         Raises:
             RefitError: names each adapter that does not fit, with the reason.
@@ -325,7 +327,7 @@ class Compiled:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Find the methods of `pipeline.api`; raise an error for those of modules that says what to use instead."""
+            """Return a method of `pipeline.api`; raise an error with advice for methods of ``nn.Module``."""
             if name in type(self).__annotations__:
                 importlib.import_module("pipeline.api")
             if hasattr(type(self), name):
@@ -333,7 +335,7 @@ class Compiled:
             raise no_attribute(name, (*type(self).__annotations__, *dir(type(self))))
 
     def __copy__(self, memo: object = None) -> Compiled:
-        """Itself: it never changes."""
+        """Return the program itself, which is immutable."""
         return self
 
     __deepcopy__ = __copy__
@@ -343,15 +345,15 @@ class Compiled:
         raise TypeError(f"{why}: use compiled.save(path) and pipeline.load(path)")
 
     def report(self, html: StrPath | None = None, *, title: str = "", profile: Profile | None = None) -> str:
-        """Return a text that describes the program: operators converted, every fallback with its reason, inputs and
-        outputs, the sizes that vary, each segment in order (its operators, inputs and outputs, what crosses to later
-        ones, the size and layers of an engine), and the agreement with eager, where it was verified.
+        """Return a text that describes the program: converted operators, every fallback with its reason, inputs and
+        outputs, dynamic sizes, each segment in order (operators, inputs and outputs, tensors that later segments read,
+        an engine's size and layers), and the agreement with eager if the program was verified.
 
         Args:
-            html: a file to write the same to as a page: the program drawn by modules, which unfold to nodes. It is one
-                file, which needs no network; an existing one is replaced.
-            title: what the page calls the program; its class by default.
-            profile: what `profile` measured, for the page.
+            html: a file for the same report as a web page, which draws the program as modules that unfold to nodes. The
+                file needs no network access; an existing file is replaced.
+            title: the program's name on the page; the model's class by default.
+            profile: the result of `profile`, for the page.
 
         Raises:
             OSError: the file cannot be written.
@@ -374,7 +376,7 @@ class Compiled:
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
 
     def _sizes(self) -> list[str]:
-        """Return the lines on sizes that vary, and the relations between them."""
+        """Return the report's lines on dynamic sizes, and the relations between them."""
         rows, words = [*self.program.shapes.lines()], self.program.shapes.names
         for place, profile in enumerate(self.program.profiles):
             rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in profile.items())}")

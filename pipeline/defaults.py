@@ -1,4 +1,4 @@
-"""``pipeline.default``, our stages joined; ``pipeline.compile`` and ``pipeline.bisect``, which compile with them."""
+"""``pipeline.default``, the pipeline of all stages; ``pipeline.compile`` and ``pipeline.bisect``, which use it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def compile(
         fields: fields of ``CompilationSettings`` that differ from ``settings``.
 
     Raises:
-        TypeError, ValueError: an argument or a setting is not what is expected; the message says what is.
+        TypeError, ValueError: an argument or a setting is invalid; the message says what is expected.
         PipelineError: the model cannot be captured, converted or built.
     """
     _check_names(fields, compile)
@@ -92,7 +92,7 @@ def compile(
 def in_precision(
     compile: Pipeline[Program, Compiled], precision: str | torch.dtype | None, exclude: object = ()
 ) -> Pipeline[Program, Compiled]:
-    """Return the pipeline with a stage for mixed precision before ``decompose``; itself for float32 and None.
+    """Return the pipeline with a mixed-precision stage before ``decompose``; for float32 and None, the pipeline itself.
 
     Raises:
         ValueError: ``precision`` is none of float16, bfloat16 and float32, by torch's names or short ones.
@@ -121,14 +121,14 @@ def default(
     Args:
         settings: the settings; default ones if None.
         precision: ``"float16"`` or ``"bfloat16"`` for mixed precision, the stage `autocast`; None or ``"float32"`` for
-            the model's own dtypes. Inputs and outputs keep theirs.
+            the model's own dtypes. Inputs and outputs keep their dtypes.
         registry: the converters.
         decompositions: our own decompositions, which take precedence over converters.
-        torch_enabled_decompositions: operators that torch decomposes before any converter is asked, in addition to
+        torch_enabled_decompositions: operators that torch decomposes before converters are looked up, in addition to
             those that it always decomposes.
-        torch_disabled_decompositions: operators that are never decomposed: a converter or PyTorch runs them.
-        build_executor: builds the engines of a program in parallel: any ``concurrent.futures.Executor``, which the
-            caller shuts down (see ``pipeline.stages.Build``). None: one after the other, in this process.
+        torch_disabled_decompositions: operators that are never decomposed: they have a converter or run in PyTorch.
+        build_executor: a ``concurrent.futures.Executor`` that builds a program's engines in parallel; the caller shuts
+            it down (see ``pipeline.stages.Build``). None: engines are built sequentially in this process.
         fields: fields of ``CompilationSettings`` that differ from ``settings``.
 
     Raises:
@@ -164,16 +164,17 @@ def bisect(
 ) -> Bisection:
     """Find the smallest sets of nodes whose engines are wrong.
 
-    The program is compiled as it is, then with parts of it in TensorRT and the rest in PyTorch. One node at fault
-    takes at most log2(nodes) + 4 builds, others that are independent of it log2(nodes) + 3 more each.
+    The program is compiled as a whole, then with parts in TensorRT and the rest in PyTorch. Finding the first faulty
+    node needs at most log2(nodes) + 4 builds, each further independent one log2(nodes) + 3 more.
 
     Args:
-        model: an nn.Module or ExportedProgram with its ``args``, ``kwargs`` and ``dynamic_shapes``, as a pipeline takes
-            them; or a `Compiled`, alone.
-        compile: the pipeline that compiles it; the default one if None. Stages after the one that returns `Compiled`
-            (`verify`) are left out.
+        model: an nn.Module or ExportedProgram with its ``args``, ``kwargs`` and ``dynamic_shapes``, as for a pipeline;
+            or a `Compiled` without them.
+        compile: the pipeline that compiles the model; the default pipeline if None. Stages after the one that returns
+            `Compiled` (`verify`) are skipped.
         inputs, executor, multiple: as in `pipeline.verify`. The reference executor needs no engines: none are built.
-        limit: the most builds; a search that reaches it returns the faults found until then, with ``complete=False``.
+        limit: the largest number of builds; a search that reaches it returns the faults found so far, with
+            ``complete=False``.
 
     Returns:
         The faults, each with its nodes, operators and source lines; the agreement of the whole program; and a script
@@ -195,7 +196,7 @@ def bisect(
 
 
 def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
-    """Return the stages up to the one that returns `Compiled`; they build no engines if the executor needs none."""
+    """Return the stages up to the one that returns `Compiled`, without building engines if the executor needs none."""
     if not isinstance(compile, Pipeline):
         raise TypeError(f"compile is {kind_of(compile)}, expected a pipeline, such as pipeline.default()")
     last = next((step.name for step in compile if step.gives is Compiled), None)
@@ -205,7 +206,7 @@ def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeli
 
 
 def _check_names(fields: Mapping[str, object], function: Callable[..., object]) -> None:
-    """Raise a `TypeError` for a keyword that is neither a setting nor an argument but is spelt like an argument."""
+    """Raise a `TypeError` for an unknown keyword whose spelling resembles an argument of the function."""
     arguments, known = [*inspect.signature(function).parameters][1:-1], CompilationSettings.names()
     for name in fields:
         close = difflib.get_close_matches(name, (*arguments, *known), 1)

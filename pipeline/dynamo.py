@@ -1,8 +1,8 @@
 """``pipeline.backend``: a backend of ``torch.compile``, which compiles each graph that Dynamo traces.
 
-Dynamo passes a model's parameters and buffers as inputs, as well as varying sizes and floats. Here parameters and
-buffers become weights again, sizes are read from the tensors, and floats become part of the program. The program's
-conditions on sizes go back to Dynamo as guards: a call that violates them compiles again.
+Dynamo passes a model's parameters, buffers, dynamic sizes and floats as inputs of the graph. The backend turns
+parameters and buffers into weights again, reads sizes from the tensors, and makes floats constants of the program. It
+returns the program's conditions on sizes to Dynamo as guards: a call that violates a guard recompiles.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ log = logging.getLogger(__name__)
 def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Executor | None = None) -> Backend:
     """Return a backend of ``torch.compile``.
 
-    It is for inference: results have no gradients. The range of a varying size is the one that Dynamo knows
-    (``mark_dynamic``), or reaches to 4 times that of the compiling call, at least 16; beyond that, Dynamo compiles
-    again. Weights that were changed or replaced since the last call are refitted first. What cannot be captured runs
-    in PyTorch, with a warning; with ``fullgraph=True`` or ``require_full_compilation`` it is an error.
+    The backend is for inference: results have no gradients. The range of a dynamic size is the one that Dynamo knows
+    (``mark_dynamic``); otherwise its maximum is 4 times the size in the compiling call, at least 16, and Dynamo
+    recompiles for larger sizes. Weights that were changed or replaced since the last call are refitted first. Graphs
+    that cannot be captured run in PyTorch, with a warning; with ``fullgraph=True`` or ``require_full_compilation`` they
+    raise an error.
 
     Args:
-        compile: the pipeline for each graph; ``pipeline.default()`` if None. The ``options`` of ``torch.compile``
-            override its settings, and so does ``mode``, by torch's names: ``"reduce-overhead"`` is ``cuda_graphs``,
-            ``"max-autotune"`` the highest ``optimization_level`` too. The option ``precision`` is that of
-            ``pipeline.default``.
+        compile: the pipeline for each graph; ``pipeline.default()`` if None. The ``options`` and ``mode`` of
+            ``torch.compile`` override its settings: the mode ``"reduce-overhead"`` sets ``cuda_graphs``,
+            ``"max-autotune"`` also sets the highest ``optimization_level``. The option ``precision`` means the same as
+            for ``pipeline.default``.
         executor: where engines run, as in ``Compiled.module``.
 
     Raises:
@@ -123,7 +124,7 @@ class Backend:
 
 
 def _is_differentiated(value: object) -> bool:
-    """Return whether the caller wants the gradient of an input: a leaf that requires it and is no parameter."""
+    """Return whether an input needs a gradient: a leaf tensor with ``requires_grad`` that is no parameter."""
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return False
     return value.requires_grad and value.is_leaf
@@ -145,8 +146,7 @@ def entry_point(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Function:
-    """Compile a graph as the backend that torch finds by name: ``torch.compile(model, backend="pipeline", mode=…,
-    options=…)``."""
+    """Compile a graph, as the backend of ``torch.compile(model, backend="pipeline", mode=…, options=…)``."""
     return backend()(graph_module, example_inputs, mode=mode, options=options)
 
 
@@ -156,7 +156,7 @@ def _runner_of(
     graph_module: GraphModule,
     example_inputs: Sequence[object],
 ) -> _Runner:
-    """Compile a graph of Dynamo's for its example inputs; return its runner, with the guards that it needs."""
+    """Compile one of Dynamo's graphs for its example inputs; return its runner and the required guards."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     values = dict(zip(nodes, example_inputs, strict=True))
     weights = [node for node, value in values.items() if _is_weight(node, value)]
@@ -180,10 +180,11 @@ class _Runner:
     """The callable for Dynamo: a compiled graph, refitted when a call passes changed weights.
 
     weights, inputs: the positions of weights and inputs among Dynamo's arguments.
-    calls: Dynamo's graph, for calls in which an input that the graph writes to (``written``) shares memory with
-        another input or of a weight.
-    held: the weights that are compiled.
-    watched, counts: those whose writes are counted, by torch or through ``.data``, and how many were.
+    calls: Dynamo's graph, for calls in which a mutated input (``written``) shares memory with another input or a
+        weight.
+    held: the weights at compilation.
+    watched, counts: the tensors whose writes are counted (by torch's version counter and through ``.data``), and these
+        counts.
     """
 
     compiled: Compiled
@@ -216,11 +217,11 @@ class _Runner:
             return self.module(*given)
 
     def writes(self) -> list[tuple[int, object]]:
-        """Return how often each weight was written to, by torch's count and through ``.data``."""
+        """Return the number of writes to each weight, by torch's version counter and through ``.data``."""
         return [(weight._version, data.count) for weight, data in self.watched]
 
 
 def _is_weight(node: Node, value: object) -> bool:
-    """Return whether an argument is a parameter or buffer, by its name: other tensors may have fixed addresses too."""
+    """Return whether an argument is a parameter or buffer, by its name: a fixed address is no proof."""
     fixed = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
     return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in node.name)

@@ -1,4 +1,4 @@
-"""Errors and warnings: each names the thing at fault, says why it failed, and how to go on."""
+"""Errors and warnings. Each message names what failed, states the reason, and suggests a solution."""
 
 import contextlib
 import functools
@@ -46,7 +46,7 @@ MODULE_METHODS: Final[Mapping[str, str]] = {
 
 
 def no_attribute(name: str, known: Iterable[str]) -> AttributeError:
-    """Return the error for an attribute that a compiled program does not have; it says what to use instead."""
+    """Return the error for an attribute that a compiled program does not have; the message names the replacement."""
     if name in MODULE_METHODS:
         return AttributeError(f"a Compiled has no .{name}, which an nn.Module has: {MODULE_METHODS[name]}")
     public = (each for each in known if not each.startswith("_"))
@@ -70,7 +70,7 @@ class Fallback:
 
 @attrs.frozen
 class Unreached:
-    """A converter, decomposition or setting of the user that nothing used, and why."""
+    """A converter, decomposition or setting of the user that was not used, and the reason."""
 
     what: str
     reason: str
@@ -83,8 +83,8 @@ class Unreached:
 class PipelineError(RuntimeError):
     """The base of all errors while compiling, refitting and running. Wrong arguments are TypeError and ValueError.
 
-    message: what went wrong, about what, and why, in one line or a few.
-    hint: how to go on; each kind of error has its own default.
+    message: what failed and why, in a few lines.
+    hint: a suggested solution; each error class has a default.
     """
 
     advice = ""
@@ -164,7 +164,7 @@ class CaptureError(PipelineError):
 class ShapeError(PipelineError, ValueError):
     """An input has a size in a dimension, or a rank (`dim` is None), that the program was not compiled for.
 
-    `why` names what the size depends on, if not on the range alone.
+    `why` names what the size depends on beside its range, if anything.
     """
 
     def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int], why: str = "") -> None:
@@ -179,8 +179,8 @@ class ShapeError(PipelineError, ValueError):
 
 
 class DtypeError(PipelineError, TypeError):
-    """An input has a dtype that the model, or the compiled program, does not take: `found`, and the expected dtype as
-    text. `why` names what requires it."""
+    """An input has a dtype (`found`) that the model or the compiled program does not accept. The expected dtype is a
+    text; `why` names what requires it."""
 
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
@@ -232,7 +232,7 @@ class AgreementWarning(UserWarning):
 
 
 class UnreachedWarning(UserWarning):
-    """Nothing used a user's converter, decomposition or setting, though the model has its operator."""
+    """A user's converter, decomposition or setting was not used, although the model has its operator."""
 
 
 class VersionWarning(UserWarning):
@@ -240,7 +240,7 @@ class VersionWarning(UserWarning):
 
 
 class CoverageWarning(UserWarning):
-    """Nothing, or less than half, of a model runs in engines; the message says why, and what to do."""
+    """Less than half of a model, or none of it, runs in engines; the message states the reason and a solution."""
 
 
 class ExecutionError(PipelineError):
@@ -250,7 +250,7 @@ class ExecutionError(PipelineError):
 
 
 class DecisionError(ExecutionError):
-    """A call takes another data-dependent branch than the captured example; the message names the line."""
+    """A call reaches another data-dependent branch than the captured example did; the message names the source line."""
 
     advice = 'compile it with another example, or choose by torch.where: decisions="example" has one branch alone'
 
@@ -262,7 +262,7 @@ class ArtifactError(PipelineError):
 
 
 class ArtifactWarning(UserWarning):
-    """A saved program loads with limits: for example, its engines run on the CPU."""
+    """A saved program loads with restrictions: for example, it runs on the CPU executor instead of its engines."""
 
 
 for _kind in [each for each in vars().values() if isinstance(each, type)]:
@@ -290,8 +290,8 @@ def _disagreement(agreement: Any) -> str:
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """Return the user's line that a node comes from, `model.py:41, y = x.topk(5000)`, the innermost outside torch and
-    its generated code (a model's library counts as the user's code); empty if unknown."""
+    """Return the user's source line that created a node, such as `model.py:41, y = x.topk(5000)`: the innermost stack
+    frame outside of torch and its generated code (a model's library counts as user code); empty if unknown."""
     return line_of(node.meta)
 
 
@@ -318,7 +318,7 @@ def folder_of(package: str) -> str:
 
 
 def require(package: str, extra: str) -> None:
-    """Raise an ``ImportError`` that names the extra to install, if a package is not there."""
+    """Raise an ``ImportError`` that names the extra to install, if a package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(f'{package} is not installed: pip install "stagewright[{extra}]"', name=package)
 
@@ -332,14 +332,14 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def worded(error: BaseException) -> str:
-    """Return an exception's message, with its type if the message alone may be unclear (`KeyError: 'x'`), without the
-    stack addresses of errors from C++."""
+    """Return an exception's message: with the exception's type if the message alone may be unclear (`KeyError: 'x'`),
+    and without the stack addresses of C++ errors."""
     words = str(error).partition("\nException raised from ")[0]
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the file and line that raised an exception, the innermost outside torch: `model.py, line 41`."""
+    """Return the file and line that raised an exception: the innermost frame outside torch: `model.py, line 41`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(folder_of("torch"))] or list(frames)
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class FrozenDict(Mapping[K, V], Generic[K, V]):
-    """A mapping that cannot be changed after it is made; it keeps the order of its items."""
+    """An immutable mapping that preserves the order of its items."""
 
     __slots__ = ("_items",)
     _items: dict[K, V]

@@ -1,6 +1,6 @@
-"""``Input``: a model input described by shape and dtype, so that no tensor is needed for a range of sizes.
+"""``Input``: the description of a model input by shape (or range of shapes) and dtype, without a tensor.
 
-``Constant``: one that has the same value in each call.
+``Constant``: an input that has the same value in each call.
 """
 
 import re
@@ -82,7 +82,7 @@ def _to_tensor(value: object) -> torch.Tensor:
 
 
 def _field_instead(name: str) -> str:
-    """Return advice on what to use instead of a field that `Input` does not have."""
+    """Return the replacement for a field that `Input` does not have, as text."""
     known = ("shape", "min_shape", "opt_shape", "max_shape", "profiles", "dtype", "name", "device")
     if name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
         return "programs take inputs of any strides and values, and Input.from_tensor(x) describes a tensor"
@@ -91,11 +91,11 @@ def _field_instead(name: str) -> str:
 
 @attrs.frozen(eq=False, repr=False)
 class Constant:
-    """An input that has this value in each call, which is part of the program.
+    """An input with a fixed value, which becomes a constant of the program.
 
-    Python may read its numbers while the model is captured (`for t, h, w in grid.tolist()`), sizes may be computed from
-    them, and whatever depends on it alone is computed once. A call with another value is a `TypeError`; the value is
-    compared on the CPU: a tensor on a GPU costs a synchronization at its first call and after torch wrote to it.
+    The model's Python code may read the value during capture (`for t, h, w in grid.tolist()`), and compute sizes from
+    it; results that depend only on constants are computed once. A call with another value raises a `TypeError`. The
+    comparison runs on the CPU: it synchronizes with the GPU if a tensor there is new or was written to.
 
     value: a tensor of up to 65,536 elements, or numbers in lists.
 
@@ -139,16 +139,16 @@ def leaf_of(value: object) -> object:
 @by_name(_field_instead, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
 @attrs.frozen
 class Input:
-    """One input of a model: a dtype, and either one `shape` or a range from `min_shape` to `max_shape`.
+    """One input of a model: a dtype, and either one `shape` or the range from `min_shape` to `max_shape`.
 
     shape: the sizes of a static input.
-    min_shape, opt_shape, max_shape: the sizes of a dynamic one, of equal rank, min <= opt <= max in each dimension.
+    min_shape, opt_shape, max_shape: the sizes of a dynamic input, of equal rank, min <= opt <= max in each dimension.
         TensorRT chooses its kernels for `opt_shape`; without it, for `max_shape`.
-    profiles: several ranges, each (min_shape, opt_shape, max_shape): a call has to fit one of them, and engines are
-        tuned for each, with one copy of the weights. They replace the three above.
+    profiles: several ranges, each (min_shape, opt_shape, max_shape), in place of the three fields above: a call must
+        fit one of them. Engines are tuned for each range and share one copy of the weights.
     dtype: a torch.dtype, float32 by default.
-    device: the device of the example that the model is captured with. None: that of the model's parameters, or for a
-        model without any that of the tensors among the inputs, or the CPU. Calls take inputs from any device.
+    device: the device of the example input at capture. None: the device of the model's parameters, else of the tensors
+        among the inputs, else the CPU. Calls accept inputs on any device.
     name: the input's name in errors and in the names of its dynamic dimensions; a Python identifier.
 
     Raises a `TypeError` or `ValueError` that names the field and the dimension for anything else.
@@ -187,7 +187,7 @@ class Input:
         _check_order("opt_shape", self.opt_shape, "max_shape", self.max_shape)
 
     def _span_profiles(self) -> None:
-        """Check the profiles, and take the range over all of them for the input's own."""
+        """Check the profiles, and set the input's range to their union."""
         if (self.shape, self.min_shape, self.opt_shape, self.max_shape) != (None,) * 4:
             raise ValueError("Input: profiles take the place of shape, min_shape, opt_shape and max_shape")
         each = [Input(min_shape=low, opt_shape=opt, max_shape=high) for low, opt, high in self.profiles]
@@ -206,20 +206,19 @@ class Input:
 
     @property
     def dynamic_dims(self) -> tuple[int, ...]:
-        """Return the dimensions whose size may vary."""
+        """Return the dynamic dimensions."""
         return tuple(dim for dim, (low, _, high) in enumerate(self.ranges) if low < high)
 
     @property
     def is_dynamic(self) -> bool:
-        """Return whether any dimension may vary."""
+        """Return whether any dimension is dynamic."""
         return bool(self.dynamic_dims)
 
     def example(self, device: torch.device | str | None = None) -> torch.Tensor:
         """Return a tensor of this dtype and the optimal shape: zeros for integers (valid indices anywhere), else ones.
         It is on ``device``, or else on the input's own, or else on the CPU.
 
-        torch.export takes a size of 0 or 1 to be fixed, so if such a dimension may vary, the example has the least
-        larger size in its range, if there is one.
+        torch.export specializes on sizes 0 and 1, so a dynamic dimension gets size 2 instead if its range has it.
         """
         integral = not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype == torch.bool)
         sizes = [2 if low < high and opt < 2 <= high else opt for low, opt, high in self.ranges]
@@ -227,11 +226,10 @@ class Input:
         return torch.full(sizes, 0 if integral else 1, dtype=torch.uint8, device=place).to(self.dtype)
 
     def dynamic_shapes(self, index: int) -> dict[int, Dim]:
-        """Return torch.export's `dynamic_shapes` of the input at this index: its varying dimensions, with their ranges.
+        """Return torch.export's `dynamic_shapes` of the input at this index: its dynamic dimensions with their ranges.
 
-        A dimension is named after the input's name or index, and its own number: `image_0`, `input1_0`. Each
-        dimension has its own name, so they are independent; torch.export reports an error if the model requires
-        otherwise.
+        A dimension is named after the input's name or index and the dimension's number: `image_0`, `input1_0`. All
+        names differ, so dimensions are independent; torch.export raises an error if the model requires equal ones.
         """
         stem = self.name or f"input{index}"
         ends = {dim: self.ranges[dim] for dim in self.dynamic_dims}
@@ -260,7 +258,7 @@ class Input:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor, *, name: str | None = None) -> Self:
-        """Return the static input that this tensor is an example of."""
+        """Return the static `Input` with this tensor's shape and dtype."""
         if not isinstance(tensor, torch.Tensor):
             shape = "; a shape is described by Input(shape)" if isinstance(tensor, list | tuple) else ""
             raise TypeError(f"Input.from_tensor takes a tensor, not {kind_of(tensor)}{shape}")

@@ -1,4 +1,4 @@
-"""The records that stages pass on, from ``Program`` to ``Built``.
+"""The records that one stage returns and the next one receives, from ``Program`` to ``Built``.
 
 ``Compiled`` is in ``compiled.py``. Every record is frozen. Graphs and tensors are handles (``eq=False``).
 """
@@ -36,12 +36,12 @@ from pipeline.shapes.port_text import output_lines, port_text
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 of a printed form; records are compared by it, never by ``==`` (``1 == True``)."""
+    """Return the SHA-256 of a record's text; compare records by this digest, not by ``==`` (``1 == True``)."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def version(tensor: torch.Tensor) -> int:
-    """Return the number of writes to a tensor; 0 for one of inference mode, whose writes torch does not count."""
+    """Return a tensor's version counter; 0 for an inference tensor, whose writes torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -49,10 +49,10 @@ def version(tensor: torch.Tensor) -> int:
 class Port:
     """A value that crosses the border of a program or a segment: a tensor, a symbolic int, or a plain constant.
 
-    ``shape`` holds ints and sympy expressions; ``ranges`` gives each dim's bounds. ``kind`` is ``"tensor"``,
-    ``"symint"`` or ``"symfloat"`` (a Python number that the host computes from sizes, ``value`` being the expression;
-    engines get it as a 0-d int64 or float32 tensor) or ``"constant"`` (``value`` is part of the program; another value
-    at call time is an error).
+    ``shape`` has ints and sympy expressions; ``ranges`` has each dim's bounds. ``kind`` is ``"tensor"``; ``"symint"``
+    or ``"symfloat"``: a Python number that the host computes from sizes by the expression ``value``, and passes to
+    engines as a 0-d int64 or float32 tensor; or ``"constant"``: ``value`` is part of the program, and a call with
+    another value raises an error.
     """
 
     name: str
@@ -92,15 +92,15 @@ def port(name: str, value: object, symbols: Symbols) -> Port:
 
 @frozen
 class Output:
-    """One output of a program: the source of its value, and where it goes.
+    """One output of a program: the source of its value, and the purpose or target of the value.
 
-    ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
-    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call, ``"check"``: whether
-    rows outside of ``target`` or another buffer were written, or ``"decision"``: whether the call takes another branch
-    than the example at the source line ``target``. The ``target`` of a ``"user"`` output is the tensor that eager
-    returns, by its name at capture: outputs with one target are one tensor, and one whose target is an input, parameter
-    or buffer is that tensor itself, as it is after the call. Others are new tensors at each call. ``name`` is the
-    user's: a key in the model's result, or the written buffer or input.
+    ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``: a result
+    of the model; ``"buffer"`` or ``"input"``: a mutation, written back to ``target`` after every call; ``"check"``:
+    whether rows outside of ``target`` or another buffer were written; or ``"decision"``: whether the call reaches
+    another branch than the example at the source line ``target``. The ``target`` of a ``"user"`` output identifies the
+    returned tensor by its name at capture: outputs with equal targets are the same tensor, and a target that is an
+    input, parameter or buffer means that tensor itself, after mutation. Outputs without a target are new tensors at
+    each call. ``name`` is a key in the model's result, or the name of the mutated buffer or input.
     """
 
     value: Any
@@ -112,13 +112,14 @@ class Output:
 
 @frozen(kw_only=True)
 class SavedFields:
-    """The fields of a program that its file has as they are: a field that is added here, with a default, is saved.
+    """The fields of a program that its file stores unchanged; a new field must have a default.
 
     ``constants``: the recipe of each constant placeholder over ``parameters`` (the model's tensors, by name).
     ``buffers``: the buffer of each placeholder that the program mutates. ``aliases``: all names in the model's state
     dict. ``written``: the parameters that are literals in the model's code. ``numbers``: the numbers of buffers that
-    Python read during the capture (``stride[1]``). ``unreached``: the user's unused registrations. ``profiles``: a call
-    must fit one. ``signature``: the parameters of ``forward``. ``sharding``: the rank of a part of a sharded model.
+    Python read during the capture (``stride[1]``). ``unreached``: the user's unused registrations. ``profiles``: the
+    optimization profiles, one of which a call must fit. ``signature``: the parameters of ``forward``. ``sharding``: the
+    rank of a part of a sharded model.
     """
 
     inputs: tuple[Port, ...]
@@ -157,15 +158,15 @@ class Program(SavedFields):
 
     @property
     def graph(self) -> torch.fx.Graph:
-        """Return the graph, whose nodes carry fake tensors in ``meta["val"]``. Read only."""
+        """Return the graph, which must not be changed; its nodes have fake tensors in ``meta["val"]``."""
         return self.graph_module.graph
 
     def with_graph(self, graph: torch.fx.Graph, **changes: Any) -> Program:
-        """Return this program with another graph over the same parameters and modules, and these changes."""
+        """Return this program with another graph over the same parameters and modules, and with these field changes."""
         return evolve(self, graph_module=over(self.graph_module, graph), **changes)
 
     def as_source(self) -> Program:
-        """Return this program as the ``source`` of those made from it: without the weights, which they have."""
+        """Return this program as the ``source`` of derived programs: without weights, which those have."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -185,13 +186,13 @@ class Program(SavedFields):
 
 
 def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
-    """Return the outputs under the names that the graph returns now, since a rewrite may rename nodes."""
+    """Return the outputs with the node names that the graph now returns, since a rewrite may rename nodes."""
     nodes = zip(outputs, results(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
 
 def described(value: object) -> str:
-    """Return the dtype and shape of a graph value as text: ``float32[s0, 3]``."""
+    """Return a graph value's dtype and shape as text: ``float32[s0, 3]``."""
     if isinstance(value, (torch.Tensor, TensorType)):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
     if isinstance(value, (list, tuple)):
@@ -204,7 +205,7 @@ READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.de
 
 
 def is_operator(node: torch.fx.Node) -> bool:
-    """Return whether a node computes tensors, or reads a number from one: no size arithmetic, tuple item, assertion."""
+    """Return whether a node computes tensors or reads a number from one: no size arithmetic, tuple item, assertion."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     value = node.meta.get("val")
@@ -215,8 +216,8 @@ def is_operator(node: torch.fx.Node) -> bool:
 
 @frozen
 class Verdict:
-    """The result of ``validate`` for one node: the converter that takes it, or every reason why none does. ``others``
-    are further converters that would take the node."""
+    """The result of ``validate`` for one node: the converter that accepts the node, or the reason of every converter
+    that does not. ``others`` are further converters that accept the node."""
 
     node: str
     target: str
@@ -236,7 +237,7 @@ class Verdict:
 
 @frozen
 class Validated:
-    """A program, and the verdict of each operator node by its name."""
+    """A program, and the verdict on each operator node, by the node's name."""
 
     program: Program
     verdicts: FrozenDict[str, Verdict]
@@ -247,11 +248,12 @@ class Validated:
 
 @frozen
 class Segment:
-    """A part of a program that runs in one place: an engine, or PyTorch.
+    """A part of a program that runs in an engine or in PyTorch.
 
-    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; those also
-    in ``inputs`` stay outside of the engine, which reads them in place. ``profile``: the index of the only optimization
-    profile that the segment runs in; None: all. ``marks``: how kernel faults are avoided; None before `avoid_faults`.
+    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; an engine
+    reads those that are also in ``inputs`` from the model's memory. ``profile``: the index of the only optimization
+    profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs; None before
+    `avoid_faults`.
     """
 
     name: str
@@ -275,7 +277,7 @@ class Segment:
 
 @frozen
 class Cut:
-    """The tensors that cross from one segment to a later one. Sizes cross as well, but are not counted."""
+    """The tensors that cross from one segment to a later one. Sizes that cross are not included."""
 
     source: str
     target: str
@@ -283,12 +285,12 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that cross at the sizes that engines are tuned for."""
+        """Return the bytes that cross at the optimal sizes, for which engines are tuned."""
         return sum(port.nbytes(lambda r: r.opt) for port in self.tensors)
 
     @property
     def max_nbytes(self) -> int:
-        """Return the most bytes that may cross."""
+        """Return the bytes that cross at the largest sizes."""
         return sum(port.nbytes(lambda r: r.max) for port in self.tensors)
 
     def __str__(self) -> str:
@@ -299,8 +301,8 @@ class Cut:
 
 @frozen
 class Partitioned:
-    """A program cut into segments in the order in which they run, with the reason for each node outside an engine, and
-    the values that cross from segment to segment. It prints as a table of all three."""
+    """A program split into segments in execution order, with the reason for each node outside of engines, and the
+    values that cross from segment to segment. The record prints as a table of all three."""
 
     program: Program
     segments: tuple[Segment, ...]
@@ -329,13 +331,13 @@ GETITEM = "operator.getitem"
 
 
 def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
-    """Return the number of operators of each target in a segment."""
+    """Return a segment's number of operators by target."""
     targets = (partitioned.verdicts[name].target for name in segment.nodes)
     return Counter(target for target in targets if target != GETITEM)
 
 
 def border_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
-    """Return the lines on a program's inputs and outputs, with sizes by the model's names."""
+    """Return a text line per input and per output of a program, with the model's names for sizes."""
     program = partitioned.program
     ports = (*program.inputs, *(port for segment in partitioned.segments for port in segment.outputs))
     inputs = [port_text(port, program.shapes.words) for port in program.inputs]
@@ -343,7 +345,7 @@ def border_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
 
 
 def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
-    """Return a segment as lines: its operators by target, inputs, outputs, and values that cross to later segments."""
+    """Yield a segment's description: operators by target, inputs, outputs, values that later segments read."""
     counts = operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     yield f"{segment.name}: {(total := counts.total())} operator{'s'[: total != 1]}: {listed}"
@@ -359,9 +361,9 @@ def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
 class Converted:
     """A TensorRT network for each engine segment, and its frozen description.
 
-    ``handles`` are the networks themselves with everything they point to; ``recipes`` computes each weight,
-    ``literals`` holds the weights that come from no parameter, and ``computed`` those that a converter seems to have
-    computed from parameters, each with the reason why it cannot be refitted.
+    ``handles`` are the TensorRT networks with everything they point to. ``recipes`` computes each weight, ``literals``
+    has the weights that do not depend on parameters, and ``computed`` those that a converter seems to have computed
+    from parameters, each with the reason why it cannot be refitted.
     """
 
     partitioned: Partitioned

@@ -1,8 +1,8 @@
 """``Recipe``: how a constant is computed from a model's parameters, so that engines can be refitted exactly.
 
-A converter does no arithmetic on weights. ``decompose`` folds nodes that depend only on parameters and keeps them as a
-recipe: a short list of ATen calls. Evaluating a recipe on other parameters computes the constant anew: absolute, never
-incremental.
+Converters do no arithmetic on weights. ``decompose`` folds nodes that depend only on parameters into a constant, and
+saves them as its recipe: a short list of ATen calls. To refit the constant, the recipe is evaluated on the new
+parameters.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Step:
 
 @frozen
 class Recipe:
-    """A constant called ``name``: the value of ``result`` after ``steps`` (none: the parameter itself)."""
+    """The constant ``name``: the value of ``result`` after ``steps`` (without steps, a parameter)."""
 
     name: str
     result: Ref
@@ -70,7 +70,7 @@ class Recipe:
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the constant for these parameters, on the CPU and contiguous; the parameters are not changed.
 
-        It is computed on the parameters' device; on the CPU if they are on several devices, or memory runs out.
+        The computation runs on the parameters' device, or on the CPU if there are several devices or memory runs out.
         """
         return self._evaluated({name: parameters[name].detach() for name in self.parameters}).cpu()
 
@@ -109,8 +109,8 @@ class Recipe:
 
 
 def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call an operator. Matmuls and convolutions that are slow or inexact in their dtype are computed in a wider one
-    and rounded once: those in half precision on a CPU, and convolutions in float32 on a GPU, where torch uses TF32."""
+    """Call an operator. Matmuls and convolutions in half precision on a CPU, and convolutions in float32 on a GPU
+    (where torch uses TF32), are slow or inexact: they are computed in a wider dtype and rounded once."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     wider = None if first is None else _wider(target, first)
     if first is None or wider is None:
@@ -120,7 +120,7 @@ def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype | None:
-    """Return the wider dtype in which to compute a matmul or convolution; None for the operands' own."""
+    """Return the wider dtype in which to compute a matmul or convolution; None for the operands' dtype."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
         return torch.float32 if does(target) in (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES) else None
@@ -128,7 +128,7 @@ def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype 
 
 
 def held(value: torch.Tensor) -> torch.Tensor:
-    """Return a weight in its dtype in networks: float32 for float64 (``truncate_double``), else its own."""
+    """Return a weight in the dtype that it has in networks: float64 becomes float32 (``truncate_double``)."""
     return value.float() if value.dtype == torch.float64 else value
 
 
@@ -150,7 +150,7 @@ def target_of(qualified: str) -> Callable[..., object]:
 
 
 def _resolve(value: object, values: Mapping[str, object], device: torch.device) -> Any:
-    """Return an argument with values in place of references; ``device`` replaces the CPU in a recipe."""
+    """Return an argument with references resolved to values; ``device`` replaces the recipe's CPU device."""
     if isinstance(value, Ref):
         return values[value.name]
     if isinstance(value, (tuple, list)):

@@ -15,7 +15,7 @@ from pipeline.settings_migration import ELSEWHERE
 
 
 def _capabilities(value: object) -> tuple[str, ...]:
-    """Sort in numeric order without repetition, so that equal targets make equal settings."""
+    """Sort in numeric order and remove duplicates, so that equal targets compare equal."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f'compute_capabilities takes a collection such as ("8.6", "12.0"), not {value!r}')
     given = list(value)
@@ -28,7 +28,7 @@ def _capabilities(value: object) -> tuple[str, ...]:
 
 
 def _device(value: object) -> str | None:
-    """Convert to a device type; an index is refused, since it could be that of a device of another machine."""
+    """Convert to a device type; a device index is refused, since it may not exist on another machine."""
     name = str(value) if isinstance(value, torch.device) else value
     if not isinstance(name, str | None):
         raise TypeError(f"device is 'cuda', 'cpu' or None, not {value!r}")
@@ -38,7 +38,7 @@ def _device(value: object) -> str | None:
 
 
 def _flag(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    """Validate a boolean; a field whose default is None takes None, too."""
+    """Validate a boolean; a field whose default is None also accepts None."""
     if not isinstance(value, bool) and not (value is None and field.default is None):
         expected = "True, False or None" if field.default is None else "True or False"
         raise TypeError(f"{field.name} is {expected}, not {value!r}")
@@ -108,7 +108,7 @@ separate cache entries. All others reach an engine through its network, or not a
 
 
 def instead_of(name: str) -> str:
-    """Return advice on what to use instead of an unknown setting."""
+    """Return the replacement for an unknown setting, as text."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     return did_you_mean(name, CompilationSettings.names(), "") or "pipeline.CompilationSettings documents each"
@@ -118,18 +118,17 @@ def instead_of(name: str) -> str:
 @by_name(instead_of, "settings are given by name, as min_block_size=1")
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
-    """The settings of one compilation: immutable, hashable; `evolve` returns a changed copy, `repr` shows what was
-    changed.
+    """Compilation settings: immutable and hashable. `evolve` returns a changed copy; `repr` shows changed fields.
 
-    A wrong type is a `TypeError`, a value out of range a `ValueError`; both name the field.
+    A wrong type raises a `TypeError`, a value out of range a `ValueError`; both name the field.
 
-    truncate_double: compute float64 in float32 inside engines; the results are float64 again. Otherwise a node with
-        float64 runs in PyTorch. Default False.
+    truncate_double: compute float64 in float32 inside engines; the results are float64 again. If False, nodes with
+        float64 run in PyTorch. Default False.
     require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
     require_fused_quantization: raise `QuantizationError` if no matmul or convolution reads the quantized values of some
         weight or pair according to the engine's plan, or if the plan does not show it. Default False.
-    min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch. It
-        does not apply where the whole model is one segment or with `require_full_compilation`. Default 5.
+    min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch.
+        Ignored if the whole model is one segment or with `require_full_compilation`. Default 5.
     max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
     torch_executed_ops: the nodes that run in PyTorch although a converter exists: operators
         (`torch.ops.aten.topk.default`; a packet such as `torch.ops.aten.topk` means every overload), their names
@@ -140,21 +139,21 @@ class CompilationSettings:
     immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
         refittable engines. Default True.
     refittable_weights: the engine weights that can be refitted even if `immutable_weights` is True, by name or pattern
-        (`"layers.0.*"`): TensorRT fixes all others. Building such engines takes a GPU. Default empty.
+        (`"layers.0.*"`): TensorRT fixes all others. Building such engines needs a GPU. Default empty.
     refit_identical_engine_weights: build engines that can be refitted with the same weights only, at no cost in speed.
-        Building such engines takes a GPU. Default False.
-    strip_engine_weights: leave the weights out of the engines, which get the program's when they are loaded:
-        files and cache entries are smaller, and those of refittable engines serve any weights. Building and loading
-        such engines takes a GPU. Default False.
+        Building such engines needs a GPU. Default False.
+    strip_engine_weights: leave the weights out of the engines, which get the program's when they are loaded: files and
+        cache entries are smaller, and those of refittable engines serve any weights. Building and loading such engines
+        needs a GPU. Default False.
     version_compatible: build engines that later versions of TensorRT also load. Default False.
     optimization_level: how much time the builder may take to find faster kernels, 0 (least) to 5 (most); None for
         TensorRT's own default. Default None.
-    workspace_size: the most scratch memory that a layer may take on the GPU, in bytes, at least 0; None for no
-        limit. Default None.
-    max_aux_streams: the most CUDA streams an engine uses beside the caller's, at least 0; None leaves it to
-        TensorRT. Default None.
-    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without
-        repetition. Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
+    workspace_size: the most scratch memory that a layer may take on the GPU, in bytes, at least 0; None for no limit.
+        Default None.
+    max_aux_streams: the most CUDA streams an engine uses beside the caller's, at least 0; None leaves it to TensorRT.
+        Default None.
+    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without repetition.
+        Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
     device: the type of device for which the model is captured, `"cuda"` or `"cpu"`, independent of this machine and of
         the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
         torch traces on a GPU. None for the device of the tensors. Default None.
@@ -164,11 +163,11 @@ class CompilationSettings:
         GPU, and these programs run without a CUDA graph of the whole. Default `"refuse"`.
     decompose_attention: always compute attention by matmuls and a softmax in float32, for which TensorRT builds several
         kernels instead of one. Default False.
-    use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 sums float16 in float16, which for
-        thousands of terms errs 5 to 20 times as much as eager. None sums matmuls of float16 in float32 there, and
-        convolutions with many terms and output channels, where that costs at most 10 % of a network's time. True sums
-        all in float32: networks of convolutions take up to twice as long. False leaves it to TensorRT: large matmuls
-        are 5 % faster, and inexact. Default None.
+    use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 accumulates float16 in float16;
+        for thousands of terms the error is 5 to 20 times that of eager. None: on that version, float16 matmuls
+        accumulate in float32, and so do convolutions with many terms and output channels, at a cost of at most 10 % of
+        a network's time. True: all accumulate in float32; convolutional networks take up to twice as long. False:
+        TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
 
     faster_in_torch: run operators in PyTorch that are faster there on GPUs like the one at hand: attention of halves
         over 1,024 queries and keys or more on an H100 or H200 (measured on an H200), with TensorRT-RTX; and, where a
@@ -178,24 +177,24 @@ class CompilationSettings:
         ``require_full_compilation``, keeps them in engines. Default True.
     measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
         of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
-        True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all.
-        Ranks of a sharded model measure with a path alone. Default True.
+        True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all. Ranks of
+        a sharded model measure with a path alone. Default True.
     collectives_in_engine: an experiment: let TensorRT-RTX 1.6 or newer run the collectives of a sharded program inside
-        engines, with the process group's own communicator of NCCL. Those that an engine cannot run stay between
-        engines, and coverage says why. Default False.
+        engines, with the process group's own communicator of NCCL. Collectives that an engine cannot run stay between
+        engines; coverage reports why. Default False.
     load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
-        which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). False
-        leaves that to the first call, which fails. Default True.
+        which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). If
+        False, the first call fails instead. Default True.
     progress: draw the progress of the stages on stderr while a model is compiled; the bars vanish at the end. None: if
-        it is a terminal. A `pipeline.Ledger` among the observers takes its place. Default None.
+        stderr is a terminal. A `pipeline.Ledger` among the observers replaces them. Default None.
     cache_built_engines: save engines in the engine cache for other compilations and processes. Default
         False.
     reuse_cached_engines: take engines from the engine cache, if they are there, instead of building them. Default
         False.
     engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of one that a fleet
         shares; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default None.
-    engine_cache_size: the most bytes in the folder; the least recently used entries are deleted. It does not apply to
-        URLs. Default 5 GiB.
+    engine_cache_size: the most bytes in the folder; the least recently used entries are deleted. Ignored for URLs.
+        Default 5 GiB.
 
     The remaining settings control how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a
     module.
@@ -219,13 +218,13 @@ class CompilationSettings:
         Default None.
     torch_compile: compile the parts of a program that run in PyTorch with `torch.compile`, if its sizes are fixed or
         they are for one profile, in this mode: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
-        kernels. A large model takes 15 s to 2 min at the first call, once in a process. `faster_in_torch` then measures
-        two such forms of every program, also of small ones. A loaded program calls each operator, since its file is
-        data. None: each operator is called. Default None.
+        kernels. For a large model the first call in a process takes 15 s to 2 min longer. `faster_in_torch` then
+        measures two such variants of every program, also of small programs. Loaded programs do not use `torch.compile`.
+        None: segments call operators one by one. Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines,
-        and of those that PyTorch reads. With False it reads the model's own if they are on its device, so that both
-        share one copy. They must stay as they are: engines hold others, so that a changed model's results are
-        neither's. Default True.
+        and of those that PyTorch reads. If False, it shares the model's weights if they are on its device. These must
+        not be changed then: weights inside engines would not change, so the results would mix old and new weights.
+        Default True.
     runtime_cache: save the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """
@@ -273,13 +272,13 @@ class CompilationSettings:
     runtime_cache: bool | str = attrs.field(default=True, converter=_path_or_flag)
 
     def evolve(self, **fields: Any) -> Self:
-        """Return a copy with these fields changed, validated again; `TypeError` for a field that does not exist."""
+        """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""
         if unknown := [name for name in fields if name not in self.names()]:
             raise TypeError(f"{unknown[0]!r} is not a compilation setting; {instead_of(unknown[0])}")
         return attrs.evolve(self, **fields)
 
     def __getattr__(self, name: str) -> object:
-        """Raise an error for settings of Torch-TensorRT that converters read: it says what to use instead."""
+        """Raise an error for settings of Torch-TensorRT that converters read; the message names the replacement."""
         if name in ELSEWHERE:
             raise AttributeError(f"{name!r} is not a compilation setting; {ELSEWHERE[name]}", name=name, obj=self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
@@ -294,15 +293,15 @@ class CompilationSettings:
         return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
-        """Return the fields that differ from the default, in order: equal settings print alike in every process.
+        """Return the fields that differ from the default, in order; equal settings have the same text in every process.
 
-        A predicate prints as its module and name, which is all that is the same from process to process.
+        A predicate is represented by its module and name, since its address differs between processes.
         """
         shown = (f"{name}={value}" for name, value in self.changed().items())
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def changed(self) -> dict[str, str]:
-        """Return the settings that differ from the default, each as it prints."""
+        """Return the settings that differ from the default, as texts by name."""
         values = {f.name: getattr(self, f.name) for f in attrs.fields(type(self)) if getattr(self, f.name) != f.default}
         return {name: _printed(value) for name, value in values.items()}
 

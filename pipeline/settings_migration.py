@@ -1,4 +1,4 @@
-"""Advice for settings of Torch-TensorRT and for renamed ones: what to use here instead."""
+"""Replacements for settings of Torch-TensorRT and for renamed settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TensorRT bindings and their capabilities; the only module that imports them."""
+"""The TensorRT bindings, which only this module imports, and their capabilities."""
 
 import ctypes
 import functools
@@ -50,9 +50,9 @@ Attention = Literal["none", "v1", "v2"]
 
 @attrs.frozen
 class Capabilities:
-    """The capabilities of the installed TensorRT: probed by name, minus layers that it takes and does not build.
+    """The capabilities of the installed TensorRT: names in the bindings, without layers that fail to build.
 
-    What it computes wrongly is in `pipeline.quirks`.
+    Layers that it computes wrongly are listed in `pipeline.quirks`.
     """
 
     flavour: str
@@ -115,12 +115,12 @@ LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
 
 @functools.cache
 def _names(cls: Any) -> Mapping[int, str]:
-    """Return an enum's names by value, the first of aliases; cached, since the bindings search all members."""
+    """Return an enum's names by value (the first of several aliases); cached, since the bindings search slowly."""
     return {int(member): name for name, member in reversed(list(cls.__members__.items()))}
 
 
 def enum_name(value: Any) -> str:
-    """Return the name of an enum member: the only form to store, since the integers differ between versions."""
+    """Return the name of an enum member. Store only names, since the integers differ between versions."""
     cls: object = type(value)
     return _names(cls)[int(value)]
 
@@ -162,7 +162,7 @@ _TRT: Mapping[torch.dtype, str] = {dtype: ours for ours, dtype in _TORCH.items()
 
 
 def dtype_name(dtype: "trt.DataType") -> str:
-    """Return torch's name ("float32") of a TensorRT dtype."""
+    """Return torch's name ("float32") for a TensorRT dtype."""
     ours = enum_name(dtype)
     return _DTYPES.get(ours, ours.lower())
 
@@ -199,7 +199,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def weights_of(tensor: torch.Tensor) -> "trt.Weights":
-    """Return weights that point at a contiguous CPU tensor without a copy: the caller keeps the tensor alive."""
+    """Return weights that share the memory of a contiguous CPU tensor, which the caller must keep alive."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"weights need a contiguous CPU tensor, not {tensor.device} with strides {tensor.stride()}")
     return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
@@ -212,7 +212,7 @@ class _WeightsStruct(ctypes.Structure):
 
 
 def _struct_pointer(weights: Any) -> int | None:
-    """Return the pointer in a `trt.Weights`, which has no such property; None unless the rest of the record agrees."""
+    """Return the pointer inside a `trt.Weights`; None if the other fields of the struct do not match the object."""
     pointer = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__)
     struct = ctypes.cast(pointer, ctypes.POINTER(_WeightsStruct))
     if not struct:
@@ -226,7 +226,7 @@ _STRUCT_IS_READABLE = _struct_pointer(trt.Weights(trt.DataType.BF16, 0x7AB5C0DE,
 
 
 def weights_pointer(weights: object) -> int | None:
-    """Return the address of a layer's weights: a numpy array, or `trt.Weights` of a type that numpy lacks (bf16)."""
+    """Return the address of a layer's weights: a numpy array, or `trt.Weights` of a type that numpy lacks."""
     if hasattr(weights, "__array_interface__"):
         return int(weights.__array_interface__["data"][0])
     return _struct_pointer(weights) if _STRUCT_IS_READABLE else None
@@ -285,15 +285,15 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
             logger.log(level, "%s", msg)
 
     def mark(self) -> int:
-        """Return a point in the log, for `errors_since`."""
+        """Return the current position in the log, for `errors_since`."""
         return len(self.messages)
 
     def errors_since(self, mark: int) -> tuple[str, ...]:
-        """Return TensorRT's own errors since the mark, except those that only report that there is no GPU."""
+        """Return TensorRT's errors since the mark, except reports of a missing GPU."""
         return tuple(m.text for m in self.messages[mark:] if "ERROR" in m.severity and not m.noise)
 
     def messages_since(self, mark: int) -> str:
-        """Return the errors since the mark on one line, or a statement that there are none."""
+        """Return the errors since the mark on one line, or a text that there are none."""
         return "; ".join(self.errors_since(mark)) or "TensorRT gave no reason"
 
 
@@ -321,18 +321,18 @@ _CLASSES = {
 
 
 def layer_class(kind: str) -> object:
-    """Return the class of the bindings that has the attributes of a layer kind."""
+    """Return the bindings' class for a layer kind, which has the kind's attributes."""
     camel = "".join(word.capitalize() for word in kind.split("_"))
     return getattr(trt, _CLASSES.get(kind, f"I{camel}Layer"), trt.ILayer)
 
 
 def layer_kind(layer: "trt.ILayer") -> str:
-    """Return the name of a layer's `trt.LayerType`; ``layer.type`` of some is the pooling or activation type."""
+    """Return the name of a layer's `trt.LayerType`; ``layer.type`` may be a pooling or activation type instead."""
     return enum_name(trt.ILayer.type.__get__(layer))
 
 
 def layer_of(network: "trt.INetworkDefinition", index: int) -> Any:
-    """Return layer `index` with the class of its kind; `get_layer` returns a plain ILayer."""
+    """Return layer `index` as an object of its kind's class, where `get_layer` returns a plain ILayer."""
     layer = network.get_layer(index)
     cls = layer_class(layer_kind(layer))
     if type(layer) is not cls:

@@ -1,1 +1,1 @@
-"""Facts about operators, and the binding of their arguments."""
+"""Properties of ATen operators, and the binding of their arguments."""

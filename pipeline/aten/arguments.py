@@ -1,4 +1,4 @@
-"""Bind the arguments of an operator call in the order of its schema, with its defaults."""
+"""Bind the arguments of an operator call, in the order of the operator's schema and with its defaults."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _NEEDED: Final = object()
 
 
 def argument(node: torch.fx.Node, name: str, absent: object = _NEEDED) -> Any:
-    """Return the node's argument of this name in the schema; its default if the call omits it. ``absent``: the value
-    if the operator has no such argument."""
+    """Return a node's argument by its name in the schema: the schema's default if the call omits the argument, and
+    ``absent`` if the operator has no such argument."""
     names = [n for n, _, _ in _schema(node.target)]
     if absent is not _NEEDED and name not in names:
         return absent

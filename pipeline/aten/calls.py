@@ -1,7 +1,7 @@
-"""Map each node's target to the function that runs for it, and names in files and recipes to operators.
+"""Map each node's target to the function that executes it, and names in files and recipes to operators.
 
-A node states what is computed. The function that runs for it accepts inputs of any memory layout, returns no
-uninitialized memory, and refuses to compute a number that would fill memory.
+Functions that execute a target accept inputs of any memory layout, return no uninitialized memory, and refuse to
+compute integers that would fill the memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.records.wording import kind_of
 
 
 class TooLargeError(PipelineError, OverflowError):
-    """A program would compute an integer from sizes that has too many bits to fit in memory."""
+    """A program would compute an integer that has too many bits for the memory."""
 
 
 MOST_BITS: Final = 4096
@@ -63,7 +63,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
 
 
 def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
-    """Return the operator named ``aten.permute.default`` or alike; None if this process has none. Imports nothing."""
+    """Return the operator of a name like ``aten.permute.default``; None if this process lacks it. Import nothing."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     space, short, overload = (*name.split("."), "")[:3]
@@ -76,7 +76,7 @@ def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def callee(target: Target) -> Argument:
-    """Return the function that runs for a node that calls ``target``."""
+    """Return the function that executes a node with this target."""
     return RUNS.get(target, target)
 
 
@@ -99,7 +99,7 @@ def _raise_if_too_large(too_large: bool) -> None:
 
 
 def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """Return the function restricted to numbers: strings and lists, which it would concatenate, are a TypeError."""
+    """Restrict a function to numbers: it raises a TypeError for strings and lists, which it would concatenate."""
 
     @wraps(function)
     def call(*args: Argument) -> Argument:
@@ -113,7 +113,7 @@ def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
 
 
 def _round_limited(number: Argument, digits: int = 0) -> Argument:
-    """Return ``round(number)``, to at most 64 digits before or after the point."""
+    """Return ``round(number, digits)`` for at most 64 digits before or after the decimal point."""
     return round(number, max(-64, min(digits, 64))) if digits else round(number)
 
 

@@ -1,4 +1,4 @@
-"""Collectives of a graph: operators of torch.distributed that ranks call together."""
+"""Collectives in a graph: operators of torch.distributed that all ranks of a group call together."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BETWEEN_ENGINES: Final = "ranks call it together: it runs in their process group
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a DTensor; another tensor itself."""
+    """Return this rank's local part of a DTensor; return any other tensor unchanged."""
     module = sys.modules.get("torch.distributed.tensor")
     return tensor.to_local() if module is not None and isinstance(tensor, module.DTensor) else tensor
 
 
 def is_collective(node: torch.fx.Node) -> bool:
-    """Return whether ranks call a node together, or wait for each other in it."""
+    """Return whether a node is a collective, or a wait for a collective."""
     return getattr(node.target, "namespace", "") == SPACE
 
 
@@ -37,7 +37,7 @@ def is_wait(node: torch.fx.Node) -> bool:
 
 
 def follows_the_last(node: torch.fx.Node) -> bool:
-    """Return whether a collective needs the result of the last one before it in its graph, if there is one."""
+    """Return whether a collective depends on the previous collective in its graph; True if it is the first."""
     before = None
     for each in node.graph.nodes:
         if each is node:
@@ -52,6 +52,6 @@ def follows_the_last(node: torch.fx.Node) -> bool:
 
 
 def groups_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
-    """Return the names of the groups of ranks that the collectives among nodes join, in order."""
+    """Return the names of the process groups of the collectives among ``nodes``, in order."""
     found = (argument(node, "group_name", "") for node in nodes if is_collective(node))
     return tuple(dict.fromkeys(str(name) for name in found if name))

@@ -1,4 +1,4 @@
-"""Check dtypes: find those that eager refuses on every device although torch's fake tensors accept them."""
+"""Dtype checks: find values whose dtype eager refuses on every device although torch's fake tensors accept it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Misfit:
 
 
 def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
-    """Yield the values whose dtype eager refuses in a call; each that differs of those that must share one."""
+    """Yield a call's values whose dtype eager refuses, by itself or beside other arguments' dtypes."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

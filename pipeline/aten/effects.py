@@ -1,9 +1,9 @@
-"""Decide which operators only compute: those that a program from a file may call.
+"""Decide which operators are free of side effects, so that a program from a file may call them.
 
-A file may call pure functions of tensors and numbers, and draw random numbers. It may not call what touches files, the
-process, memory that nothing checks, or the state of a library. torch states most of it: an operator outside its
-dispatcher is TorchScript's, a schema says what is written to and which types go in and out. Names decide the rest, and
-an operator that no rule decides is refused.
+A file may call pure functions of tensors and numbers, and random number generators. It may not call operators that
+access files, the process, unchecked memory, or a library's state. Most rules use torch's facts: operators outside of
+its dispatcher belong to TorchScript, and schemas declare mutated arguments and types. Further rules use operator names.
+An operator without a rule is refused.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ TYPES: Final = re.compile(
 
 
 def refusal(target: object, spaces: Iterable[str] = ()) -> str:
-    """Return the reason why a program from a file may not call an operator; empty if it may. ``spaces``: namespaces of
-    other libraries whose operators the caller allows."""
+    """Return the reason why a program from a file may not call an operator; empty if the call is allowed. ``spaces``:
+    the other libraries' namespaces whose operators the caller allows."""
     if not isinstance(target, OpOverload):
         return "is not an operator of torch"
     if target.namespace not in SPACES:

@@ -1,4 +1,4 @@
-"""Helpers for graphs of operators: their results, copies of their nodes, and modules that run them."""
+"""Helpers for graphs of operators: get results, copy nodes, create modules that run a graph."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def over(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
 
 
 def copied_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Argument]) -> torch.fx.Node:
-    """Copy a node to the end of a graph, under its own name, which records and signatures use: fx would rename a node
-    called "input". ``read`` maps its arguments."""
+    """Copy a node to the end of a graph and preserve its name, which records and signatures use: fx would rename a node
+    called "input". ``read`` maps the node's arguments."""
     copy = graph.node_copy(node, read)
     copy.name = node.name
     return copy
@@ -49,7 +49,7 @@ def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 def pasted(
     graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Argument, Argument], object]
 ) -> object:
-    """Return a graph's results for these inputs; ``emit(node, args, kwargs)`` performs each call."""
+    """Return a graph's results for these inputs; ``emit(node, args, kwargs)`` executes each call."""
     env, given = dict[torch.fx.Node, Argument](), iter(inputs)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -64,8 +64,8 @@ def pasted(
 def evaluated(
     rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
-    """Return the result of a recursive rule for these arguments. Graphs have chains of operators too long for Python's
-    stack, so pending calls are on a list. Each call runs once; ``known`` caches results across evaluations."""
+    """Evaluate a recursive function with an explicit stack, since graphs have chains of operators too long for Python's
+    call stack. Each call runs once; ``known`` caches results across evaluations."""
     known = {} if known is None else known
     if (rule, *args) in known:
         return known[rule, *args]  # type: ignore[no-any-return]

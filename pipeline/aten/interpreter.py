@@ -1,7 +1,7 @@
-"""Run a graph step by step. It generates no Python source, so that no text in a graph is executed.
+"""Interpret a graph without generating Python source, so that no text in a graph is executed.
 
-torch.fx runs a graph by writing the names and arguments of its nodes into source text. A program's graph may come from
-a file, so it is data here: `Interpreter` assigns each value a slot once, and a call fills the slots in order.
+torch.fx runs a graph by generating source text from the names and arguments of its nodes, which is unsafe for graphs
+from files. `Interpreter` assigns each value a slot once; a call fills the slots in order.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def _unchanged(value: Argument) -> Argument:
 
 @frozen(eq=False)
 class Step:
-    """One call: the slots of its arguments, its constant keywords, the slots of the other keywords, the slot of its
-    result, the slots that nothing reads afterwards, and its node (absent for a step that builds a container)."""
+    """One call: the slots of its positional arguments, the constant keyword arguments, the slots of the other keyword
+    arguments, the slot of the result, the slots to release afterwards, and the node (None for a step that builds a
+    container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]
@@ -41,8 +42,8 @@ class Step:
 
 @frozen(eq=False)
 class Interpreter:
-    """A graph of operators as a function of its placeholders' values, in order. ``template``: constants, in the slots
-    after the inputs'. ``returned``: the slot of the results."""
+    """A graph of operators as a function of its placeholders' values, in order. ``template``: the constants, in the
+    slots after the inputs. ``returned``: the slot of the results."""
 
     count: int
     template: tuple[Argument, ...]
@@ -52,11 +53,11 @@ class Interpreter:
 
     @_rows.default
     def _make_rows(self) -> tuple[tuple[Argument, ...], ...]:
-        """Return the steps as tuples, which a call reads fastest."""
+        """Return the steps as tuples, which are the fastest to read."""
         return tuple((s.call, _slot_getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Argument:
-        """Return the graph's results, in its own structure. An error raised by a step gets a note with its node."""
+        """Return the graph's results, in its output structure. A step's exception gets a note that names the node."""
         if len(inputs) != self.count:
             raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
         slots = [*inputs, *self.template]
@@ -81,8 +82,8 @@ def _slot_getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Ar
 
 
 class Builder:
-    """Build an interpreter: inputs first, then constants and calls in any order. Values are named after their nodes.
-    ``argument`` returns the replacement for a constant argument, such as a device."""
+    """A builder of interpreters: add inputs first, then constants and calls in any order. Values have their nodes'
+    names. ``argument`` returns the replacement for a constant argument, such as a device."""
 
     def __init__(self, inputs: Iterable[str], argument: Change = _unchanged) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
@@ -123,7 +124,7 @@ class Builder:
         return result
 
     def _operand(self, value: Argument) -> int:
-        """Return the slot of an argument; a container of values is built by a separate step."""
+        """Return the slot of an argument; a separate step builds a container of values."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
         nodes: list[torch.fx.Node] = []
@@ -142,7 +143,7 @@ class Builder:
 def interpreter_of(
     graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Change = _unchanged
 ) -> Interpreter:
-    """Return a graph as a function. ``attribute`` returns the tensor or the other graph's interpreter at a path."""
+    """Return a graph as a function. ``attribute`` returns the tensor or the nested graph's interpreter at a path."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -155,8 +156,8 @@ def interpreter_of(
 
 
 def held_by(module: torch.nn.Module, path: str) -> Argument:
-    """Return the tensor or module at a path below a module; other Python attributes are not reachable: an
-    AttributeError, as where there is none."""
+    """Return the tensor or submodule at a path below a module; raise an AttributeError if the path is missing or leads
+    to another Python attribute."""
     *parents, name = path.split(".")
     for parent in parents:
         found = module._modules.get(parent)
@@ -170,7 +171,7 @@ def held_by(module: torch.nn.Module, path: str) -> Argument:
 
 
 def placed(module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Argument], argument: Change) -> Interpreter:
-    """Return a control-flow operator's graph, with nested ones, as a function; ``tensor`` maps its tensors."""
+    """Return a control-flow operator's graph, with nested graphs, as a function; ``tensor`` maps its tensors."""
 
     def attribute(path: str) -> object:
         value = held_by(module, path)

@@ -1,5 +1,5 @@
-"""Write rows into a buffer: ``pipeline::cache_update``, which engines run in place, and ``pipeline::cache_write``,
-which PyTorch runs."""
+"""Operators that write rows into a KV cache: ``pipeline::cache_update``, which engines run in place, and
+``pipeline::cache_write``, which PyTorch runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
 
 
 def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the rows [B, L] that an update writes; `IndexError` if one is outside the cache. On a GPU, and under
-    torch.compile, an assertion of the kernel reports it, since the host does not wait."""
+    """Return the row indices [B, L] that an update writes; raise an `IndexError` if one is outside of the cache. On a
+    GPU and under torch.compile a device-side assertion checks this, so that the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
     positions = starts.to(torch.int64).reshape(-1, 1).expand(update.shape[0], 1) + steps
     if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():

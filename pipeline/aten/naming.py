@@ -1,4 +1,4 @@
-"""Name layers after the module and node that they come from."""
+"""Names of layers, derived from the module and node that they compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def origin(meta: Mapping[str, object]) -> dict[str, Any]:
-    """Return the entries of ``meta`` that state a node's origin, for nodes that are created on its behalf."""
+    """Return the entries of ``meta`` that describe a node's origin, for nodes that replace this node."""
     return {key: meta[key] for key in ("nn_module_stack", "stack_trace", "source_fn_stack") if key in meta}
 
 

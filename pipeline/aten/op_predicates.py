@@ -1,5 +1,5 @@
-"""Classify calls in a graph by the traits of their operators and by their arguments: also those that must run only
-in the branch that is taken, since an engine computes both branches, then selects."""
+"""Predicates on calls in a graph, by operator and arguments. One finds calls that must run only if their branch is
+selected: an engine computes both branches, then selects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def is_pointwise(node: torch.fx.Node) -> bool:
 
 
 def moves(node: torch.fx.Node) -> bool:
-    """Return whether an operator only moves data: a view, a copy or a cast."""
+    """Return whether an operator only moves or casts elements: a view, a copy or a cast."""
     return does(node.target) in (Does.COPIES, Does.DECLARES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES) or is_view(
         node.target
     )
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Return whether an operator costs almost nothing anywhere; ``sources``: also one that creates a tensor."""
+    """Return whether an operator costs almost nothing on any device; ``sources``: or creates a tensor."""
     return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
 
 
@@ -78,13 +78,13 @@ _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
 def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
-    """Return the reason why a call must not run unless its branch is taken; empty if it may.
+    """Return the reason why a call must not run unless its branch is selected; empty if the call may always run.
 
     Args:
         target: the operator.
         args: its arguments: nodes, or tensors.
         value: its result, which may be fake.
-        undone: the call writes only to memory that the branch itself allocated.
+        undone: the call mutates only memory that the branch itself allocated.
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
@@ -104,7 +104,7 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
 
 
 def _indexes_by_mask(args: Argument) -> bool:
-    """Return whether the positions are those where a boolean mask is true: ``x[mask] = 0``."""
+    """Return whether a boolean mask selects the positions: ``x[mask] = 0``."""
     places = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     values = [place.meta.get("val") if isinstance(place, torch.fx.Node) else place for place in places]
     return bool(values) and all(isinstance(v, torch.Tensor) and v.dtype == torch.bool for v in values)

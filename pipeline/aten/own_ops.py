@@ -1,8 +1,9 @@
-"""Define operators of our own, ``pipeline::…``: markers, which return a tensor as it is and record a fact about it in
-the printed program; ``size``, a tensor's size as a tensor, for sizes that depend on data; and recurrences over tokens.
+"""The custom operators ``pipeline::…``: markers, which return a tensor unchanged and record a fact about it in the
+printed program; ``size``, which returns a (data-dependent) size as a tensor; and recurrences over tokens.
 
-Recurrences are the layers of language models with a state, for any number of tokens. An engine computes a single token
-by the definition, and several tokens in chunks (`pipeline.impl.linear_attention`, `pipeline.impl.selective_scan`).
+Recurrences are the stateful layers of language models, for any number of tokens. An engine computes a single token by
+the recurrence itself, and several tokens in parallel chunks (`pipeline.impl.linear_attention`,
+`pipeline.impl.selective_scan`).
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ SIZE = torch.ops.pipeline.size.default
 def linear_attention(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute gated linear attention, by the delta rule if there is a ``beta``.
+    """Compute gated linear attention, with the delta rule if ``beta`` is given.
 
-    A token's state is the one before it times ``exp(decay)``, plus the outer product of its value and its key; by the
-    delta rule, of ``beta * (value - state @ key)`` and its key. Its output is ``state @ query``. Mamba-2, gated
-    DeltaNet, Kimi delta attention and lightning attention have this form.
+    Each token multiplies the state by ``exp(decay)``, then adds the outer product of its value and key; with the delta
+    rule, the outer product of ``beta * (value - state @ key)`` and the key. The token's output is ``state @ query``.
+    Mamba-2, gated DeltaNet, Kimi delta attention and lightning attention are instances.
 
     Args:
         query: [B, H, L, K].
         key: [B, H, L, K].
         value: [B, H, L, V].
-        decay: [B, H, L], or [B, H, L, K] with one per channel of the keys; at most 0.
+        decay: [B, H, L], or [B, H, L, K] with a decay per channel of the keys; at most 0.
         beta: [B, H, L].
         state: [B, H, V, K], before the first token.
 
@@ -87,8 +88,8 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Compute the selective scan of Mamba.
 
-    A token's state is the one before it times ``exp(step * a)``, plus ``step * input * b``. Its output is the state
-    times ``c``, summed over N.
+    Each token multiplies the state by ``exp(step * a)``, then adds ``step * input * b``. The token's output is the
+    state times ``c``, summed over N.
 
     Args:
         input: [B, D, L].

@@ -1,5 +1,5 @@
-"""Define recurrent layers over sequences of several lengths: ``pipeline::packed_lstm`` and its siblings compute torch's
-result for a packed sequence from padded rows and their lengths."""
+"""Recurrent layers over sequences of different lengths: ``pipeline::packed_lstm`` and its siblings compute torch's
+result for a packed sequence, given padded rows and their lengths."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def _(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
 
 @torch.library.custom_op("pipeline::batch_sizes", mutates_args=())
 def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
-    """Return the number of sequences at each step, up to the last step of the longest. The number of steps depends on
-    data, so a fake tensor has ``steps`` elements."""
+    """Return the number of sequences at each step, up to the last step of the longest sequence. This number of steps is
+    data-dependent, so a fake tensor has ``steps`` elements."""
     counts = (torch.arange(steps)[:, None] < lengths.cpu()).sum(1)
     return counts[: int(lengths.max())].contiguous()
 

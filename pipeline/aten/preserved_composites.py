@@ -1,7 +1,7 @@
-"""Preserve composite operators while torch traces, which would decompose them into steps or device kernels.
+"""Preserve composite operators during tracing, in which torch would decompose them into steps or device kernels.
 
-``SHAPES`` computes the shapes of their results. A traced decomposition calls a stand-in (``stand_in``), and the graph
-gets the operator itself in its place.
+``SHAPES`` computes the shapes of their results. During tracing, decompositions call a stand-in operator (``stand_in``),
+which the graph then replaces by the composite operator.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The quantization operators to which every exported form is rewritten; graphs have them between capture and the
-network.
+"""The quantization operators to which the operator patterns of all exporters are rewritten; graphs contain them between
+capture and conversion.
 
-A *block* is the number of elements along each dim that share a scale (-1: all of them): ``(-1, -1)`` is per tensor,
-``(1, -1)`` per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has a dim for each dim of its
-tensor, with one element a block, or is a single number. *Quantized values* are the result of rounding a tensor: int8
-for ``int8`` and ``int4``, float8_e4m3fn for ``fp8``, indices into `E2M1` as int8 for ``fp4``; `pack` stores two 4-bit
-values in a byte (uint8).
+A *block* is the number of elements along each dim that share a scale (-1: the whole dim): ``(-1, -1)`` is per tensor,
+``(1, -1)`` per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has the rank of its tensor and
+one element per block, or is a single number. *Quantized values* are the result of rounding a tensor: int8 for ``int8``
+and ``int4``, float8_e4m3fn for ``fp8``, indices into `E2M1` as int8 for ``fp4``; `pack` stores two 4-bit values in a
+byte (uint8).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Name: TypeAlias = Literal["int8", "int4", "fp8", "fp4"]
 
 @frozen
 class Type:
-    """A type of quantized values: its name, the dtype that stores one, its bits, and its least and greatest value."""
+    """A type of quantized values: its name, storage dtype, number of bits, smallest and largest value."""
 
     name: Name
     codes: torch.dtype
@@ -65,7 +65,7 @@ def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
 
 
 def rounded(x: Tensor, type: str) -> Tensor:
-    """Return the quantized values nearest to a float32 tensor's: ties go to even, and values out of range saturate."""
+    """Round a float32 tensor to the nearest quantized values: ties to even, saturating."""
     kind = TYPES[type]
     if type == "fp4":
         return e2m1(x)
@@ -107,7 +107,7 @@ def unpack(input: Tensor, type: str) -> Tensor:
 
 
 def is_packed(codes: Tensor, type: str) -> bool:
-    """Return whether a tensor stores two 4-bit values a byte."""
+    """Return whether a tensor stores two 4-bit values per byte."""
     return codes.dtype == torch.uint8 and TYPES[type].bits == 4
 
 
@@ -139,7 +139,7 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
 
 
 def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
-    """Return quantized values and the scales of blocks of the last dim: E8M0, or E4M3 to be scaled by ``scale``."""
+    """Return quantized values and the block scales along the last dim: E8M0, or E4M3 to be multiplied by ``scale``."""
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
@@ -147,8 +147,8 @@ def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tu
 
 
 def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
-    """Return the blocks' scales from ``most``, the greatest magnitude in each. Without ``scale``: the least power of
-    two (E8M0) that keeps the block in the type's range; else E4M3 values, to be multiplied by ``scale``."""
+    """Return each block's scale, given ``most``, the largest magnitude in the block. Without ``scale``: the smallest
+    power of two (E8M0) that keeps the block in the type's range; else E4M3 values, to be multiplied by ``scale``."""
     wanted = most / TYPES[type].high
     if scale is None:
         exponent = torch.where(wanted > 0, wanted.log2().ceil(), -127.0).clamp(-127, 127)
@@ -158,7 +158,7 @@ def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
 
 
 def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Subtract the zero points from quantized values, as int8. ValueError if a result is outside the type."""
+    """Subtract the zero points from quantized values, as int8. Raise a ValueError if a result is out of range."""
     result = input.to(torch.int32) - spread(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):

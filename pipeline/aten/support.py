@@ -1,4 +1,4 @@
-"""Declarations of operator support: converter, validator and capabilities, or the reason for a rejection."""
+"""Records of operator support: a converter with its validator and capabilities, or the reason for a rejection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConverterPriority(enum.Enum):
 
 
 class CallingConvention(enum.Enum):
-    """The arguments that a converter is called with: `(ctx, target, args, kwargs, name)`, or `(net, …)` for LEGACY."""
+    """A converter's parameters: `(ctx, target, args, kwargs, name)`, or `(net, …)` for LEGACY."""
 
     CTX = "ctx"
     LEGACY = "legacy"
@@ -47,7 +47,7 @@ def _callable(_: object, field: Any, value: Argument) -> None:
 
 @attrs.frozen
 class Rejection:
-    """The reason why a node is refused, with a hint if the user can act on it. Its truth value is False."""
+    """The reason why a node is rejected, with a hint if the user can change that. It is falsy."""
 
     reason: str = attrs.field(validator=of_kind(str))
     hint: str = attrs.field(default="", validator=of_kind(str))
@@ -64,11 +64,11 @@ Validator: TypeAlias = Callable[[torch.fx.Node, CompilationSettings], bool | Rej
 
 @attrs.frozen
 class ConverterSupport:
-    """A converter and its declared capabilities, which lookup, docs and tests read.
+    """A converter and its declared capabilities, used by lookup, docs and tests.
 
     capability_validator: `(node, settings) -> bool | Rejection`, pure; None accepts every node.
-    supports_dynamic_shapes: it accepts nodes with symbolic dims. requires_output_allocator: the shape of its result
-    depends on the data.
+    supports_dynamic_shapes: the converter accepts nodes with symbolic dims. requires_output_allocator: the shape of the
+        result is data-dependent.
     """
 
     converter_implementation: Implementation = attrs.field(validator=_callable)
@@ -84,7 +84,7 @@ class ConverterSupport:
 
 @attrs.frozen
 class Declaration:
-    """One converter for one target."""
+    """A converter declared for one target."""
 
     key: Target
     support: ConverterSupport
@@ -110,13 +110,13 @@ class Choice:
     priority: ConverterPriority = ConverterPriority.STANDARD
 
     def entry(self) -> Entry:
-        """Return the value of `registry[node]`: implementation, calling convention, declared capabilities."""
+        """Return the value of `registry[node]`: the implementation, calling convention and declared capabilities."""
         flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
         return self.support.converter_implementation, self.convention, flags
 
 
 def function_name(function: object) -> str:
-    """Return a function's module and name, without an address: equal in every process."""
+    """Return a function's module and name, which, unlike its repr, are equal in every process."""
     named = function if hasattr(function, "__name__") else getattr(function, "func", type(function))
     return f"{named.__module__}.{named.__name__}"
 

@@ -1,5 +1,4 @@
-"""Define ``TensorType``: dtype and sizes of a tensor in a loaded program's graph, in place of a fake tensor; and access
-the bytes of tensors."""
+"""``TensorType``, which replaces fake tensors in a loaded program's graph; and access to the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -24,5 +23,5 @@ class TensorType:
 
     @property
     def device(self) -> torch.device:
-        """The device it was on when the model was captured, without its index."""
+        """The tensor's device at capture, without the index."""
         return torch.device(self.kind)

@@ -1,4 +1,4 @@
-"""Detect whether the current thread traces: torch's flags (``torch.compiler.is_compiling``) are process-wide."""
+"""Detect whether the current thread is tracing; torch's flags (``torch.compiler.is_compiling``) are process-wide."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Classify operators by what they do: the one table of facts that ATen's schemas do not state.
+"""The table of operator traits: facts about operators that ATen's schemas do not state.
 
-Every pass reads it: partitioning for cheap operators, mixed precision for those that are safe in halves, validators for
-facts about indices. A row is an operator's name, which covers all its overloads, or one overload, which takes
-precedence. torch itself states whether an operator works element by element, draws random numbers, or returns a view.
+Every pass reads this table: partitioning for cheap operators, mixed precision for operators that are safe in half
+precision, validators for facts about indices. A row names an operator, with all its overloads, or a single overload,
+which takes precedence. torch itself declares whether an operator is elementwise, random, or a view.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.aten.types import Target
 
 
 class Does(enum.Enum):
-    """The kinds of operators, in words; "its elements" are those of the operator's first argument."""
+    """The kinds of operators, described in words; "its elements" are those of the operator's first argument."""
 
     COPIES = "returns its elements unchanged"
     DECLARES = "returns its elements unchanged, and declares a fact about them"
@@ -172,7 +172,7 @@ ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.spl
 
 @cache
 def does(target: object) -> Does | None:
-    """Return the kind of an operator; None if the table lacks it, or if it is no operator overload."""
+    """Return the kind of an operator; None if it is not in the table, or is no operator overload."""
     if not isinstance(target, OpOverload):
         return None
     name = target._schema.name.removeprefix("aten::").replace("::", ".")
@@ -186,7 +186,7 @@ def does(target: object) -> Does | None:
 
 @cache
 def targets(*kinds: Does) -> frozenset[OpOverload[..., object]]:
-    """Return the operators of these kinds: every overload in the table except those that write to ``out``."""
+    """Return the operators of these kinds: every overload in the table except out variants."""
     packets = map(_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
     return frozenset(op for op in overloads if "out" not in op._overloadname and does(op) in kinds)
@@ -199,13 +199,13 @@ def _packet(name: str) -> Any:
 
 
 def is_view(target: object) -> bool:
-    """Return whether an operator's result, by its schema, shares memory with an argument it does not write."""
+    """Return whether an operator's result, by its schema, aliases an argument that the operator does not mutate."""
     returns = target._schema.returns if isinstance(target, OpOverload) else ()
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def states_sizes(target: Target) -> bool:
-    """Return whether an operator reshapes to explicit sizes, which are its second and last argument."""
+    """Return whether an operator reshapes to explicit sizes, its second and last argument."""
     if does(target) is not Does.RESHAPES or len(target._schema.arguments) != 2:
         return False
     second = target._schema.arguments[1]

@@ -1,5 +1,4 @@
-"""Names for ATen's operators, and for types of graphs, calls and pytrees that torch itself annotates as ``Any`` or as a
-union of everything."""
+"""Names for ATen's operators, and type aliases for graphs, calls and pytrees, which torch types loosely."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Collect the converters: ``DYNAMO_CONVERTERS`` has those that the families declare, ``DECOMPOSITIONS`` our own
-decompositions.
+"""All converters (``DYNAMO_CONVERTERS``) and decompositions (``DECOMPOSITIONS``) of this package.
 
-A family is a file of functions declared by `converts`. Each is named after its operator, takes a `Net` and the
-operator's arguments by their names in the schema, and appends layers with building blocks of `pipeline.impl`:
+A file has a family of converters: functions declared by `converts`. A converter is named after its operator, receives a
+`Net` and the operator's arguments by their schema names, and adds layers with building blocks of `pipeline.impl`:
 
     @converts(aten.permute.default)
     def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:

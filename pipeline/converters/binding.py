@@ -1,5 +1,5 @@
-"""Define ``converts``, which declares one of our converters: a function of a ``Net`` and of the operator's arguments by
-name; read a node's result type from its fake tensor, and cast results of building blocks to it."""
+"""The decorator ``converts``, which declares a converter: a function of a ``Net`` and the operator's arguments by name.
+Also reads a node's result dtype from its fake tensor, and casts results to it."""
 
 from __future__ import annotations
 

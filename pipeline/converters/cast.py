@@ -1,5 +1,5 @@
-"""Convert casts, primitives that torch's decompositions produce, and operators that return their argument: memory,
-storage and autograd have no meaning in an engine."""
+"""Convert casts, primitives that torch's decompositions produce, and operators that are identities in an engine, which
+has no memory formats, storage or autograd."""
 
 from __future__ import annotations
 

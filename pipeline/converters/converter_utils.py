@@ -1,7 +1,7 @@
-"""Provide, under their names there, the helpers that converters from Torch-TensorRT import.
+"""The helpers that Torch-TensorRT's converters import, under the names of Torch-TensorRT.
 
-A converter from Torch-TensorRT that builds its layers on ``ctx.net`` needs only another import line
-(docs/migrating.md). For new converters, use ``pipeline.impl.base``, to which these are aliases.
+A converter from Torch-TensorRT that adds layers to ``ctx.net`` needs only another import line (docs/migrating.md). In
+new converters use ``pipeline.impl.base``; these helpers are aliases for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Declare converters: a decorator attaches frozen records to a function and changes nothing else."""
+"""Declare converters: a decorator attaches frozen records to a function, which is otherwise unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declare decompositions, like converters, and list the ones of torch that we use."""
+"""Declare decompositions, and list the decompositions of torch that this package uses."""
 
 from __future__ import annotations
 

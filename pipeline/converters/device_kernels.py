@@ -1,5 +1,4 @@
-"""Decompose operators of one device's kernel to the operator for all devices: convolutions, recurrent layers, and
-attention."""
+"""Decompose device-specific operators to the device-independent operator: convolutions, recurrent layers, attention."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Convert reads and writes at index tensors, mask operators (triangles, one-hot, and masked scatter), and
-embeddings: rows of a table."""
+"""Convert reads and writes at index tensors, mask operators (triangles, one-hot, masked scatter), and embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert operators whose result's shape or value depends on data."""
+"""Convert operators whose result has a data-dependent shape, and operators that read a size from a tensor."""
 
 from __future__ import annotations
 

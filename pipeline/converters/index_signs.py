@@ -1,4 +1,4 @@
-"""Find indices that the graph shows not to be negative, so that no layers have to wrap them."""
+"""Find indices that are provably non-negative in the graph, so that no layers need to wrap them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decompose inverses, determinants and solutions of small matrices into elementwise steps.
 
-TensorRT has no layers for them. The steps are elementwise operators over all elements, so only matrices of at most
-`LARGEST` rows, as for cameras, poses and filters, are decomposed. Where eager raises an error for a singular matrix,
-the inverse or solution is not finite.
+TensorRT has no such layers. The steps are elementwise operators, so only matrices of at most `LARGEST` rows (as for
+cameras, poses and filters) are decomposed. For a singular matrix, for which eager raises an error, the inverse or
+solution is not finite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Look up a converter: the candidate that accepts a node, or every reason why none does."""
+"""Look up the converter that accepts a node, or the reasons why every candidate rejects it."""
 
 from __future__ import annotations
 

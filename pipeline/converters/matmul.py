@@ -1,5 +1,5 @@
-"""Convert matmuls and linear layers; decompose einsum of two tensors to a matmul with as few dims as the equation
-allows, and grouped matmuls, in which each group of rows has its own matrix: the experts of a mixture.
+"""Convert matmuls and linear layers. Decompose einsum of two tensors to a matmul with the fewest possible dims, and
+grouped matmuls (mixture of experts), in which each group of rows has a separate matrix.
 
 torch's own decomposition of einsum creates tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails
 to build some of those in float16 (CvT), and does not recognise attention in them.

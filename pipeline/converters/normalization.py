@@ -1,4 +1,4 @@
-"""Convert normalisation: of layers, groups, instances and batches, and by the root mean square."""
+"""Convert normalization: layer, group, instance and batch normalization, and RMS normalization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert pooling: with windows of one size, and adaptive, of any input size to a given output size."""
+"""Convert pooling with windows of a fixed size, and adaptive pooling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert quantization: the operators of `pipeline.aten.quantized`, to which every exported form is rewritten."""
+"""Convert the quantization operators of `pipeline.aten.quantized`, to which all exporters' patterns are rewritten."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Convert recurrent layers of a length that may be dynamic: LSTM, GRU, and plain layers with tanh or relu; recurrences
-over a dynamic number of tokens: gated linear attention and the selective scan; and cache updates: rows of a key or
-value cache, written at positions that a tensor holds."""
+"""Convert recurrent layers (LSTM, GRU, RNN with tanh or relu) over a possibly dynamic sequence length; gated linear
+attention and the selective scan over a dynamic number of tokens; and KV cache updates at positions from a tensor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Convert resizing (upsample) and sampling on a grid; sampling of volumes is decomposed, since TensorRT's layer samples
-images only."""
+"""Convert resizing (upsample) and grid sampling; decompose 3-d grid sampling, since TensorRT's layer is 2-d."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert writes by index, and reductions of elements that have the same position."""
+"""Convert scatter operators: writes by index, and reductions of elements with equal indices."""
 
 from __future__ import annotations
 

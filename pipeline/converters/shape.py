@@ -1,5 +1,4 @@
-"""Convert operators that join, split, repeat and pad tensors, and slices: parts of a tensor, in order, in steps, or
-backwards."""
+"""Convert operators that concatenate, split, repeat, pad, slice and flip tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report operator support: as counts for a graph, and as a table of the registry."""
+"""Reports of operator support: counts for a graph, and a table of the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the reasons why some operators always run in PyTorch; the lookup reports them if no converter is declared."""
+"""The reasons why some operators always run in PyTorch; the lookup reports them if there is no converter."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Convert views: the same elements under another shape, order or broadcast. The shape comes from the result's fake
-tensor."""
+"""Convert views: reshapes, permutations and expansions. The shape is read from the result's fake tensor."""
 
 from __future__ import annotations
 

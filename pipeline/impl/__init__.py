@@ -1,5 +1,5 @@
-"""Building blocks: functions of a ``Net``, tensors and plain values that add layers and know nothing of ATen.
+"""Building blocks: functions that add layers to a ``Net``, given tensors and plain values; they do not depend on ATen.
 
-Our converters pass their ``Net``: ``base.cast(net, x, torch.float16)``. A user's converter passes its context and name
-instead: ``base.cast(ctx, name, x, torch.float16)``.
+This package's converters pass a ``Net``: ``base.cast(net, x, torch.float16)``. Users' converters pass their context and
+name: ``base.cast(ctx, name, x, torch.float16)``.
 """

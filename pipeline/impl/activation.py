@@ -1,5 +1,4 @@
-"""Activation functions: TensorRT's layer if it is right for NaN and near zero, else float32 arithmetic, rounded
-once."""
+"""Activation functions: TensorRT's layer if correct for NaN and near zero, else float32 arithmetic, rounded once."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 @block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
-    """Apply an activation with a small tail: bfloat16 in float32, since RTX 1.4's layers lose the tail (6.6e-36)."""
+    """Apply an activation with a tail near 0: bfloat16 in float32, since RTX 1.4's layers return 0 for 6.6e-36."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     compute = torch.float32 if dtype == torch.bfloat16 else dtype
@@ -49,7 +48,7 @@ def _behind_matmul(net: Net, x: ITensor) -> ITensor:
 
 @block
 def behind_matmul(net: Net, x: ITensor) -> ITensor:
-    """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses them to a kernel an H100 lacks."""
+    """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses both to a kernel an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 
@@ -67,8 +66,8 @@ def tanh(net: Net, x: Value) -> ITensor:
 
 @block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
-    """GELU, by erf or the tanh approximation, in float32, which is also faster than halves in the kernel of a matmul
-    (docs/notes/2026-11-29-real-sizes.md)."""
+    """GELU, by erf or the tanh approximation, in float32; inside a matmul's kernel float32 is also faster than half
+    precision (docs/notes/2026-11-29-real-sizes.md)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     given = _behind_matmul(net, x) if dtype == torch.float32 else x
@@ -78,7 +77,7 @@ def gelu(net: Net, x: Value, approximate: str) -> ITensor:
 
 @block
 def silu(net: Net, x: Value) -> ITensor:
-    """``x * sigmoid(x)`` in float32, since the sigmoid of a half below -10 has few bits."""
+    """``x * sigmoid(x)`` in float32, since in half precision the sigmoid has few significant bits below -10."""
     x = base.cast(net, base.tensor(net, x), torch.float32)
     return base.elementwise(net, "PROD", x, activation(net, "SIGMOID", x))
 

@@ -1,5 +1,4 @@
-"""Scaled dot product attention: in one kernel, by TensorRT's layer or a pattern that it fuses, else as separate
-layers."""
+"""Scaled dot-product attention: a fused kernel (TensorRT's layer, or a pattern that it fuses), or separate layers."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ def fused(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """Attention in one kernel, under the conditions of ``attention_limits``; a query whose keys are all masked returns
-    0. ``some``: every row of the mask is known to leave a key."""
+    """Attention in a fused kernel, under the conditions of ``attention_limits``. The result for a query whose keys are
+    all masked is 0; ``some`` says that the mask has no such row."""
     rank, own = base.rank(query), base.dims(value)[-1]
     width = limits.kernel_width(base.dims(query)[-1], own)
     query, key, value = (_to_kernel_shape(net, x, width) for x in (query, key, value))
@@ -62,7 +61,7 @@ def fused(
 
 
 def _to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
-    """Raise to four dims, and pad the head dim with zeros to the kernel's width."""
+    """Add leading dims up to rank 4, and pad the head dim with zeros to the kernel's width."""
     x = _raised(net, x)
     return x if width in (None, base.dims(x)[-1]) else sampled(net, x, [3], [0], [width], mode="FILL")
 
@@ -86,9 +85,9 @@ def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor
 def _pattern(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool, scale: float
 ) -> ITensor:
-    """Matmuls of halves and a softmax in float32, the pattern that TensorRT fuses. Bool masks are added as 0 and -inf
-    of the query's dtype, and causality as a mask of positions counted in the network, which the kernel recognizes. If
-    scores are selected instead, RTX 1.4 drops the causality."""
+    """Half-precision matmuls and a float32 softmax, the pattern that TensorRT fuses. Bool masks are added as 0 and -inf
+    of the query's dtype. The causal mask compares positions that layers count, which the kernel recognizes: if scores
+    are selected by a mask instead, RTX 1.4 drops the causal mask."""
     if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
         return first_row(net, _repeated(net, value, base.dims(query)[1]))
     if not causal and _is_faster_by_rows(net, query, key, value):
@@ -115,18 +114,18 @@ def _matmuls(
 
 
 def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
-    """Softmax of masked scores in float32, rounded to a dtype."""
+    """The softmax of masked scores, computed in float32 and rounded to ``dtype``."""
     if mask is not None:
         scores = base.elementwise(net, "SUM", scores, _additive_mask(net, mask, dtype))
     return base.plain_cast(net, softmax(net, scores, -1), dtype)
 
 
 def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
-    """The matmul of weights and values, inside the fused attention kernel.
+    """The matmul of attention weights and values, inside the fused attention kernel.
 
-    For float16 with a mask it is written as a float32 matmul that is rounded, which TensorRT-RTX runs as halves
-    accumulated in float32. Else the kernel accumulates in float16 and rounds after every 32 keys, masked or not. A
-    single query has another kernel (`masked-attention-sums`).
+    For float16 with a mask it is expressed as a rounded float32 matmul, which TensorRT-RTX runs in float16 with float32
+    accumulation. Otherwise the kernel accumulates in float16 and rounds after every 32 keys, masked or not. For a
+    single query there is another kernel (`masked-attention-sums`).
     """
     widened = masked and base.dtype_of(value) == torch.float16 and applies("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
@@ -139,7 +138,7 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
 
 @fact
 def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether grouped heads with many keys run faster in separate kernels: for one query, or unfused."""
+    """Return whether grouped-query attention over many keys is faster in separate kernels."""
     if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
@@ -154,7 +153,7 @@ def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -
 
 @fact
 def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether keys and values have equal heads, and the query's batch or a batch of 1."""
+    """Return whether keys and values have the same number of heads, and the query's batch size or 1."""
     batch = base.known_sizes(net, query)[0]
     others = [base.known_sizes(net, x)[0] for x in (key, value)]
     equal = base.dims(key)[1:3] == base.dims(value)[1:3]
@@ -163,19 +162,19 @@ def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
 
 @fact
 def _length(net: Net, query: ITensor) -> Size | None:
-    """Return the number of queries: 1 if the segment's profile fixes it, though the program has a symbol."""
+    """Return the number of queries; 1 if the segment's optimization profile fixes this dynamic size to 1."""
     return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
 
 
 def _attention_by_rows(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, scale: float = 1.0
 ) -> ITensor:
-    """Attention in separate kernels, with the queries of a key head as rows; the fused kernel would process keys
-    sequentially.
+    """Grouped-query attention in separate kernels, with the queries that share a key head as rows of one matmul; the
+    fused kernel would process keys sequentially.
 
-    Scores are multiplied by ``scale`` in float32. Keys and values are not repeated. For a single query keys are the
-    first operand, since RTX 1.4 transposes the second in an extra kernel; and operands have four dims, since it copies
-    those of three.
+    Scores are multiplied by ``scale`` in float32. Keys and values are not repeated. For a single query, keys are the
+    first operand, since RTX 1.4 transposes the second in an extra kernel; operands have rank 4, since it copies
+    operands of rank 3.
     """
     _, heads, _, width = base.dims(query)
     batch, length = base.size(net, query, 0), _length(net, query)
@@ -204,10 +203,10 @@ def _attention_by_rows(
 
 @block
 def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
-    """Return a query, duplicated if it is a single row in each of several batches, and whether it was duplicated.
+    """Return the query, and whether it was duplicated to two rows: it is if several batches have a single row each.
 
-    TensorRT-RTX's kernel for single rows, `_gemv_mha`, reads keys and values batch by batch, and RTX 1.4 and 1.6 may
-    store them row by row between attentions, so that it reads those of other batches (`lone-queries`).
+    TensorRT-RTX's kernel for single rows, `_gemv_mha`, expects keys and values batch by batch. RTX 1.4 and 1.6 may
+    store them row by row between attentions, so that the kernel reads those of other batches (`lone-queries`).
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
@@ -224,7 +223,7 @@ def first_row(net: Net, x: ITensor) -> ITensor:
 
 
 def _additive_mask(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
-    """Return what a mask adds to scores, in float32; cached."""
+    """Return a mask as float32 values to add to scores (cached)."""
 
     def added() -> ITensor:
         bools = base.dtype_of(mask) == torch.bool
@@ -246,7 +245,7 @@ def plain(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """Attention in float32, as eager computes halves; a query whose keys are all masked returns 0."""
+    """Attention in float32, as eager computes half precision; the result for a query whose keys are all masked is 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
     query = _scaled(net, query, scale) if exact else query  # see `_scaled` for the dtype
     query, key, value = (
@@ -261,8 +260,8 @@ def plain(
 
 
 def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
-    """Scale the query, for halves in float32 and rounded again, even by a power of two: RTX 1.4 drops masks that a
-    kernel computes (causality) if it fuses the scale."""
+    """Scale the query; half precision in float32 and rounded again, even for a power of two: RTX 1.4 drops masks that
+    are computed in the kernel (causal masks) if it fuses the scale."""
     if scale == 1:
         return query
     wide = base.cast(net, query, torch.float32)
@@ -274,8 +273,8 @@ def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
 def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
     """Repeat each head of keys or values for the query heads of its group, which are adjacent.
 
-    A single head of batch 1 is expanded in its own dim, since RTX 1.4 may not build a reshape after a cache update. For
-    larger batches that would take more kernels.
+    A single head of batch 1 is expanded, since RTX 1.4 may fail to build a reshape after a cache update. For larger
+    batches this would need more kernels.
     """
     rank, own = base.rank(x), _heads(net, x)
     if own == heads:
@@ -289,7 +288,7 @@ def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
 
 
 def _heads(net: Net, x: ITensor) -> Size:
-    """Return the number of heads, as an expression if the program knows it."""
+    """Return the number of heads, as an expression if it is known."""
     known = base.known_sizes(net, x)[-3]
     return base.size(net, x, -3) if known is None else known
 
@@ -301,7 +300,7 @@ def _quotient(net: Net, size: Size, by: Size) -> Size:
 
 
 def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
-    """Return the causal mask aligned to the upper left."""
+    """Return the causal mask, aligned to the upper left corner."""
     rank = base.rank(scores)
     rows = _arange(net, base.size(net, scores, rank - 2), rank, rank - 2)
     columns = _arange(net, base.size(net, scores, rank - 1), rank, rank - 1)
@@ -309,7 +308,7 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 
 
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Return 0, 1, 2 … along a dim; cached. A layer counts, since TensorRT sees no causal mask in a constant."""
+    """Return 0, 1, 2 … along a dim (cached). It is no constant, in which TensorRT recognizes no causal mask."""
 
     def counted() -> ITensor:
         layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
@@ -324,7 +323,7 @@ def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
 
 @fact
 def lets_all_attend(net: Net, mask: Value | None) -> bool:
-    """Return whether a mask is constant, and every row leaves a key."""
+    """Return whether a mask is constant, and leaves at least one key unmasked in each row."""
     if not isinstance(mask, torch.Tensor) or not net.ctx.compilation_settings.immutable_weights:
         return False
     return bool((mask if mask.dtype == torch.bool else mask > float("-inf")).any(-1).all())
@@ -337,7 +336,7 @@ def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
 
 
 def _has_any(net: Net, mask: ITensor) -> ITensor:
-    """Return which rows of the mask leave a key."""
+    """Return for each row of the mask whether any key is unmasked."""
     bools = base.dtype_of(mask) == torch.bool
     wide = base.cast(net, mask, torch.int32 if bools else torch.float32)
     rank = base.rank(mask)

@@ -1,5 +1,5 @@
-"""The conditions under which TensorRT computes an attention in one kernel: a table for the converter and the tests,
-which check each row both ways."""
+"""The table of conditions under which TensorRT fuses an attention into one kernel. The converter reads it; for each
+condition, tests check a case that meets it and one that violates it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ its layer accumulates scores in float16, does not build in all cases, and adds a
 
 @frozen
 class Case:
-    """An attention. Sizes are ints, or expressions if dynamic."""
+    """The sizes and options of an attention; dynamic sizes are expressions."""
 
     dtype: torch.dtype
     query: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Case:
 
 @frozen
 class Condition:
-    """A condition of the kernel, and whether a case meets it."""
+    """A condition of the fused kernel, with a predicate on cases."""
 
     needs: str
     holds: Callable[[Case], bool]
@@ -74,7 +74,7 @@ PADDED_HEAD = 16
 
 
 def fitted(case: Case) -> Case:
-    """Return the case that reaches the kernel: with a dim for heads, and head dims padded to one size."""
+    """Return the case as the kernel receives it: with a dim for heads, and head dims padded to a common size."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
@@ -97,5 +97,5 @@ def _fitted(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
 
 
 def unmet(case: Case) -> Condition | None:
-    """Return the first condition that does not hold; None if there is a fused kernel."""
+    """Return the first condition that the case violates; None if a fused kernel applies."""
     return next((condition for condition in CONDITIONS if not condition.holds(case)), None)

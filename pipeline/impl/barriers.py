@@ -1,4 +1,4 @@
-"""Barriers: layers that change no value, and keep TensorRT from fusing the layers before and after them."""
+"""Barriers: layers that change no value, but prevent TensorRT from fusing the layers before and after them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.trt import trt
 
 @block
 def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Return a node's arguments, positional and by name; inputs that its marks name get the result's shape."""
+    """Return a node's positional and keyword arguments; expand inputs named by its marks to the result's shape."""
     names = {name for mark in net.ctx.marks.of(node.name, "expanded") for name in mark.names}
     wide = {x: _repeated(net, value(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else value(x))
@@ -31,7 +31,7 @@ def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Va
 
 @block
 def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
-    """Return the result of a node's converter, computed in a separate kernel if the node is marked so."""
+    """Return the result of a node's converter; a barrier keeps its kernel separate if a mark requires this."""
     if not isinstance(value, trt.ITensor) or not net.ctx.marks.of(node.name, "apart"):
         return value
     row = base.unsqueeze(net, value, [0])  # a running sum along a dim of size 1 is never fused
@@ -49,7 +49,7 @@ def flat(net: Net, x: ITensor, quirk: str) -> ITensor:
 
 @fact
 def is_marked(net: Net, quirk: str, name: str = "") -> bool:
-    """Return whether the current node is marked for a kernel fault, and, if given, with this name."""
+    """Return whether the current node is marked for a kernel bug (and with ``name``, if given)."""
     marks = net.ctx.marks.of(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not name or name in mark.names) for mark in marks)
 

@@ -1,4 +1,4 @@
-"""Helpers of all building blocks: constants, casts, ranks, shapes, and dtypes by eager's rules.
+"""Helpers for all building blocks: constants, casts, ranks, shapes, and type promotion as in eager.
 
 A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python number; a *size* may be an int, a
 ``SymbolicInt`` or a 1-element ``ITensor``.
@@ -46,7 +46,7 @@ def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: 
 
 @block
 def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
-    """Return any value as an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
+    """Convert any value to an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
     if isinstance(value, SymbolicInt):
         value = scalar_of(net, value)
     if not isinstance(value, trt.ITensor):
@@ -57,13 +57,13 @@ def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: in
 
 @block
 def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
-    """Cast ``x``; return it as it is if it has the dtype.
+    """Cast ``x``; return ``x`` itself if it already has the dtype.
 
-    A cast from float32 to bfloat16 must not end the kernel of a matmul or convolution (`halves-behind-matmuls`). So a
-    barrier follows it, and it precedes the squeeze after a convolution. The results of some matmuls are cast in the
-    next kernel: see `matmul`.
+    A cast from float32 to bfloat16 must not be the last operation of a matmul's or convolution's kernel
+    (`halves-behind-matmuls`). Therefore a barrier follows the cast, and after a convolution the cast precedes the
+    squeeze. The results of some matmuls are cast in the next kernel: see `matmul`.
 
-    An integer is cast to halves through float32 and a barrier (`rounded-integers`).
+    Integers are cast to half precision via float32 and a barrier (`rounded-integers`).
     """
     if x.dtype == to_trt(network_dtype(dtype)):
         return x
@@ -102,7 +102,7 @@ def is_zero(net: Net, x: ITensor) -> ITensor:
 
 
 def dtype_of(value: Value) -> torch.dtype:
-    """Return the torch dtype of a tensor or number (Python numbers: bool, int64, the default float dtype)."""
+    """Return the torch dtype of a tensor or a Python number (bool, int64 or the default float dtype)."""
     if isinstance(value, trt.ITensor):
         return to_torch(value.dtype)
     if isinstance(value, torch.Tensor):
@@ -113,8 +113,8 @@ def dtype_of(value: Value) -> torch.dtype:
 
 
 def network_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a torch dtype in networks: float32 for float64 (``truncate_double``), and int32 for uint8,
-    which TensorRT takes only as a network's input and output (``byte`` wraps its values)."""
+    """Return the dtype by which networks represent a torch dtype: float32 for float64 (``truncate_double``), and int32
+    for uint8, which TensorRT accepts only as a network's input and output (``byte`` wraps its values)."""
     return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
 
 
@@ -131,7 +131,7 @@ def byte(net: Net, x: ITensor) -> ITensor:
 
 
 def dims(x: Value) -> tuple[int, ...]:
-    """Return the sizes of a tensor, -1 for dynamic ones; an error if the network is invalid."""
+    """Return the sizes of a tensor, -1 for dynamic dims; raise an error if the network is invalid."""
     try:
         return tuple(x.shape)
     except ValueError:
@@ -143,7 +143,7 @@ def rank(x: Value) -> int:
 
 
 def axis(dim: int, rank: int) -> int:
-    """Return a dim as a non-negative number."""
+    """Return a dim's non-negative index."""
     return dim + rank if dim < 0 else dim
 
 
@@ -153,7 +153,7 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 
 def result_type(*values: Value) -> torch.dtype:
-    """Promote types as eager does: tensors before 0-d tensors before Python numbers, and only across categories."""
+    """Return eager's promoted dtype: tensors take precedence over 0-d tensors, and these over Python numbers."""
     return promoted([_stand_in(v) for v in values])
 
 
@@ -208,7 +208,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
 
 @fact
 def known_sizes(net: Net, x: Value) -> list[Size]:
-    """Return the sizes of a tensor without adding layers: ints, expressions, or None where the program knows none."""
+    """Return the sizes of a tensor without adding layers: ints, expressions, or None if unknown."""
     _, shape = net.ctx.shapes.get(id(x), (x, None))
     if shape is None:
         return [s if s >= 0 else None for s in dims(x)]
@@ -296,8 +296,9 @@ def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
 
 @block
 def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Return the maximum of ``x`` and itself if TensorRT has this kernel fault, else ``x``. Unlike an identity TensorRT
-    does not remove this layer, so that the layers before and after it are not fused."""
+    """Add a barrier if this TensorRT has the kernel bug ``quirk``, else return ``x``. The barrier is the maximum of
+    ``x`` and itself: TensorRT does not remove that layer, as it does an identity, so it does not fuse the layers around
+    it."""
     return elementwise(net, "MAX", x, x) if applies(quirk) else x
 
 
@@ -309,7 +310,7 @@ def unary(net: Net, operation: str, x: ITensor) -> ITensor:
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """Reshape; one size may be -1. Dynamic sizes that stay in place, and one more, need no shape arithmetic."""
+    """Reshape; one size may be -1. No layers compute dynamic sizes that keep their position, nor one further size."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x
@@ -329,7 +330,7 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
 
 
 def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
-    """Replace the size that needs most arithmetic by -1 if the others determine it."""
+    """Replace the size whose computation needs most layers by -1, if the other sizes determine it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
     place = costs.index(max(costs))
     computed = any(isinstance(s, trt.ITensor) for s in shape)  # one may be 0, and -1 would be ambiguous
@@ -339,7 +340,7 @@ def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
 
 
 def _never_empty(net: Net, shape: Sequence[Size]) -> bool:
-    """Return whether no size can be 0, so that the others determine -1."""
+    """Return whether all sizes are positive, so that -1 is well-defined."""
     symbolic = [s.expr for s in shape if isinstance(s, SymbolicInt)]
     known = all(str(symbol) in net.ctx.ranges for expr in symbolic for symbol in expr.free_symbols)
     return known and all(bounds(expr, net.ctx.ranges).min > 0 for expr in symbolic)

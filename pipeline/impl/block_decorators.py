@@ -1,4 +1,4 @@
-"""Let building blocks, which take a `Net`, also be called with a context and a name, as users' converters do."""
+"""Decorators by which building blocks accept either a `Net`, or a context and a name as users' converters have them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Block(Protocol[P, R]):
-    """A building block with both calling conventions."""
+    """A building block that supports both calling conventions."""
 
     __name__: str
     __module__: str

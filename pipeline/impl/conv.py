@@ -27,7 +27,7 @@ Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
 def convolution(
     net: Net, x: Value, weight: Value, bias: Value | None, *, stride: Dims, padding: Dims, dilation: Dims, groups: int
 ) -> ITensor:
-    """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number stands for all spatial dims."""
+    """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number applies to all spatial dims."""
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         conv = _layer(net, "convolution", x, weight, bias, base.dims(weight)[0], flat)
@@ -77,8 +77,8 @@ def deconvolution(
 
 
 def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """Run a layer that TensorRT lacks in bfloat16 in float32, rounded in the same kernel. RTX 1.6.1 gets that wrong if
-    the kernel widens the result again (`rounded-deconvolutions`)."""
+    """Run a layer that TensorRT lacks in bfloat16 in float32, rounded in the same kernel. RTX 1.6.1 computes wrong
+    results if that kernel also casts the result to float32 again (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(net, x, weight, bias, layer)
 
@@ -92,7 +92,7 @@ def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
 
 
 def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """Run a layer with the batch dim and second spatial dim that TensorRT requires, and remove them again."""
+    """Run a layer with the batch dim and second spatial dim that TensorRT requires, then remove these dims."""
     rank = base.rank(weight)
     flat = rank == 3
     x = base.tensor(net, x)

@@ -1,5 +1,5 @@
-"""Elementwise layers on two or more tensors, with eager's type promotion and broadcasting. Bools, for which TensorRT
-has only logic layers, are computed by logic or as int32."""
+"""Elementwise layers on two or more tensors, with eager's type promotion and broadcasting. TensorRT has only logic
+layers for bools: other operations on bools use int32."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 @block
 def promoted(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
-    """Return the values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers are rounded to
-    halves if that is the common dtype, as in eager: large ones become infinite."""
+    """Return the values as tensors of the promoted dtype (or ``dtype``) and of the same rank. As in eager, integers are
+    rounded if that dtype is half precision; large integers become infinite."""
     common = base.result_type(*values) if dtype is None or any(map(_is_integral, values)) else dtype
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
@@ -42,7 +42,7 @@ def layer(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype) -> I
 
 @block
 def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """``a operation b`` (of ``trt.ElementWiseOperation``), broadcast, in ``dtype`` or eager's common dtype."""
+    """``a operation b`` (of ``trt.ElementWiseOperation``), broadcast, in ``dtype`` or the promoted dtype."""
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
         return logical(net, LOGIC[operation], a, b)
@@ -50,12 +50,12 @@ def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | No
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of TensorRT's arithmetic on a dtype: int32 for bools."""
+    """Return the dtype in which TensorRT can compute arithmetic: int32 for bools, else the dtype itself."""
     return torch.int32 if dtype == torch.bool else dtype
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of eager's internal arithmetic on a dtype: float32 for halves."""
+    """Return the dtype in which eager computes internally: float32 for half precision, else the dtype itself."""
     return torch.float32 if dtype in HALVES else dtype
 
 
@@ -72,7 +72,7 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
 
 @block
 def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
-    """``a + alpha * b``, or ``a - alpha * b``; in float32 where layers of halves would round more than eager."""
+    """``a + alpha * b``, or ``a - alpha * b``; in float32 where half precision would round more often than eager."""
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
@@ -110,14 +110,14 @@ def not_equal(net: Net, a: Value, b: Value) -> ITensor:
 
 @block
 def logical_not(net: Net, x: Value) -> ITensor:
-    """Return whether elements are False or zero."""
+    """Return a mask of the elements that are False or zero."""
     return base.is_zero(net, base.tensor(net, x))
 
 
 @block
 def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``AND``, ``OR`` or ``XOR`` of whether values are nonzero. With a constant they are int32 arithmetic, since RTX
-    1.4 simplifies such a layer wrongly (``x AND False`` to ``x``)."""
+    """Logical ``AND``, ``OR`` or ``XOR``; nonzero values are True. With a constant operand it is computed as int32
+    arithmetic, since RTX 1.4 simplifies such a layer wrongly (``x AND False`` to ``x``)."""
     x, y = (b, a) if is_number(a) else (a, b)
     if is_number(y) and bool(y) == (operation == "AND"):
         return base.tensor(net, x, torch.bool)
@@ -142,7 +142,7 @@ def _bit(net: Net, value: Value, rank: int) -> ITensor:
 
 @block
 def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` is given."""
+    """``a`` where the condition is true, else ``b``; broadcast, in the promoted dtype unless ``dtype`` is given."""
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
     compute = dtype if dtype == torch.bool else arithmetic(dtype)
     c = base.tensor(net, condition, torch.bool, rank=rank)
@@ -190,13 +190,13 @@ def ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 @block
 def bounded(net: Net, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
-    """Replace elements that are ``LESS`` or ``GREATER`` than a bound by it; NaN stays."""
+    """Replace elements that are ``LESS`` or ``GREATER`` than a bound by the bound; NaN propagates."""
     return where(net, base.elementwise(net, beyond, x, bound), bound, x, base.dtype_of(x))
 
 
 @block
 def clamp(net: Net, x: Value, low: Value | None, high: Value | None) -> ITensor:
-    """Clamp between bounds, of which the upper one wins; NaN stays, unlike in CLIP (NVIDIA issue 4773)."""
+    """Clamp between bounds; the upper bound takes precedence. NaN propagates, unlike in CLIP (NVIDIA issue 4773)."""
     given = [bound for bound in (low, high) if bound is not None]
     dtype = base.result_type(x, *given)
     x = base.tensor(net, x, dtype)  # the common dtype of all three

@@ -1,5 +1,5 @@
-"""Powers, quotients and remainders with eager's signs and rounding; integers exactly. Small integer exponents are
-repeated multiplications."""
+"""Powers, quotients and remainders with eager's signs and rounding; integer results are exact. Powers with small
+integer exponents are repeated multiplications."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE_LAYER = (1, 2, 0.5, -1)
 
 @block
 def power(net: Net, a: Value, b: Value) -> ITensor:
-    """``a ** b`` in eager's common dtype; in float32 for halves, rounded once."""
+    """``a ** b`` in the promoted dtype; half precision is computed in float32 and rounded once."""
     dtype = base.result_type(a, b)
     compute = arithmetic(dtype) if is_number(b) and b in ONE_LAYER else wide(arithmetic(dtype))
     known = is_number(b)
@@ -46,7 +46,7 @@ def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
 
 
 def _known_power(net: Net, x: ITensor, exponent: float) -> ITensor:
-    """Return a power with a number as exponent, by eager's shortcuts and repeated multiplication of integers."""
+    """Return a power with a constant exponent, by eager's special cases; integer powers by repeated multiplication."""
     dtype = base.dtype_of(x)
     if exponent in (0.5, -0.5):
         root = base.unary(net, "SQRT", x)
@@ -80,7 +80,7 @@ is then rounded."""
 
 @block
 def divide(net: Net, a: Value, b: Value, rounding_mode: str | None = None) -> ITensor:
-    """Divide; integers to float32 unless the quotient is rounded, by ``"floor"`` or ``"trunc"``."""
+    """Divide. Quotients of integers are float32, unless rounded by ``"floor"`` or ``"trunc"``."""
     dtype = base.result_type(a, b)
     if rounding_mode is None:
         return layer(net, "DIV", a, b, dtype if dtype.is_floating_point else torch.float32)
@@ -120,7 +120,7 @@ def remainder(net: Net, a: Value, b: Value) -> ITensor:
 
 
 def _operands(net: Net, a: Value, b: Value, dtype: torch.dtype) -> list[ITensor]:
-    """Round both to eager's common dtype, and widen halves to float32."""
+    """Cast both operands to the promoted dtype, then half precision to float32."""
     return [base.cast(net, v, wide(dtype)) for v in promoted(net, a, b, dtype=dtype)]
 
 
@@ -143,7 +143,7 @@ def _signs_differ(net: Net, left: ITensor, divisor: ITensor) -> ITensor:
 
 
 def _floored(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Return the floor of the exact quotient, which may be below the rounded one; by zero, the quotient itself."""
+    """Return the floor of the exact quotient, not of the rounded quotient; for a divisor of 0, the quotient."""
     quotient = base.elementwise(net, "DIV", x, y)
     left = _float_fmod(net, x, y, steps)
     floor = base.elementwise(net, "DIV", base.elementwise(net, "SUB", x, left), y)
@@ -156,8 +156,8 @@ def _floored(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 
 def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Return the exact remainder, by subtracting multiples of ever smaller multiples of the divisor. Above `LARGE` both
-    are divided by 4, so that rounding up cannot overflow."""
+    """Return the exact remainder by long division: subtract multiples of ever smaller multiples of the divisor.
+    Operands above `LARGE` are divided by 4, so that rounding up cannot overflow."""
     magnitude, divisor = absolute(net, x), absolute(net, y)
     large = layer(net, "GREATER", magnitude, LARGE, torch.float32)
     less, more = (where(net, large, factor, 1.0, torch.float32) for factor in (0.25, 4.0))
@@ -173,7 +173,7 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 
 def _rest(net: Net, a: ITensor, b: ITensor, parts: Sequence[ITensor]) -> ITensor:
-    """Return ``a mod b`` of positive operands: less the quotient, below 2**24, times b in exact parts."""
+    """Return ``a mod b`` of positive operands: ``a - quotient * b`` in exact parts, for a quotient below 2**24."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
     for part in parts:
         for factor in _halves(net, times):

@@ -1,4 +1,4 @@
-"""Bitwise operations. Bools have layers; integers are split into 4-bit digits, and pairs of digits index a table."""
+"""Bitwise operations. Bools use logic layers; integers are split into 4-bit digits, whose pairs index a table."""
 
 from __future__ import annotations
 

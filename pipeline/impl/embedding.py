@@ -35,7 +35,7 @@ def embedding_bag(
     padding: int = -1,
 ) -> ITensor:
     """Return the sum, mean or maximum of the rows of each bag, which starts at its offset. An index equal to
-    ``padding`` does not count; an empty bag is zero."""
+    ``padding`` is ignored; an empty bag yields zero."""
     dtype = base.dtype_of(weight)
     compute = dtype if mode == "max" else _elementwise.wide(dtype)
     row = base.cast(net, embedding(net, weight, indices), compute)

@@ -1,4 +1,4 @@
-"""Keep tensors out of kernels whose loops over another, possibly empty dim would not write them (`empty-loops`)."""
+"""Workaround for kernels that leave a tensor unwritten if their loop over another tensor is empty (`empty-loops`)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def may_be_none(net: Net, size: Size) -> bool:
 
 @fact
 def may_leave_none(net: Net, size: Size) -> bool:
-    """Return whether a size that may be 0 is data-dependent, or is an input's that broadcasts to outputs
-    (`pipeline.quirks.empty_broadcast`). An unknown size (None) may be any such."""
+    """Return whether a size that may be 0 is data-dependent, or is the size of an input that broadcasts to outputs
+    (`pipeline.quirks.empty_broadcast`). An unknown size (None) counts as such a size."""
     if not applies("empty-loops"):
         return False
     if size is None:
@@ -39,8 +39,8 @@ def may_leave_none(net: Net, size: Size) -> bool:
 
 @block
 def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
-    """Return the operands of a layer, made from ``values``. Those that are broadcast over a possibly empty dim go
-    through a running sum along a dim of size 1, which changes nothing and is never fused."""
+    """Return a layer's operands, computed from ``values``. An operand that broadcasts over a possibly empty dim passes
+    through a cumulative sum over a dim of size 1: this changes no value and is never fused."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))

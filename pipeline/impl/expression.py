@@ -29,7 +29,7 @@ def operation(expr: Any) -> Operation:
 
 
 def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
-    """Solve a size that is linear in a symbol, which makes it a readable one; `NetworkError` if there is none."""
+    """Solve a readable size that is linear in ``symbol`` for it; raise a `NetworkError` if there is no such size."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
         line = None if isinstance(size, int) else line_of(size, symbol.name)
@@ -40,8 +40,8 @@ def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
 
 
 def source_of(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
-    """Return a tensor and dim whose size is an expression that has unreadable symbols, such as data-dependent sizes of
-    an earlier engine; None if there is none."""
+    """Return the tensor and dim from which to read an expression with unreadable symbols, such as data-dependent sizes
+    of an earlier engine; None if no tensor has this size."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
         return None
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))

@@ -17,7 +17,7 @@ from pipeline.trt import to_trt, trt
 
 @block
 def take(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
-    """Take elements along a dim, which the dims of ``indices`` (in bounds) replace."""
+    """Select elements along a dim; the dims of ``indices``, which must be in bounds, replace this dim."""
     return net.add("gather", x, base.tensor(net, indices), base.axis(dim, base.rank(x))).get_output(0)
 
 
@@ -41,7 +41,7 @@ def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 
 @block
 def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
-    """Take the element of a dim at a 0-d index, which may be negative."""
+    """Select the element of a dim at a 0-d index, which may be negative."""
     size = base.size(net, x, dim)
     return take(net, x, wrapped(net, index, size), dim)
 
@@ -78,7 +78,7 @@ def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tenso
 
 @block
 def wrapped(net: Net, indices: Value, size: Size) -> Value:
-    """Add ``size`` to negative indices; constant ones need no layer."""
+    """Add ``size`` to negative indices; constant indices need no layer."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
             return indices
@@ -103,7 +103,7 @@ def _size_like(net: Net, size: Size, index: ITensor) -> ITensor:
 
 @block
 def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
-    """Combine broadcast indices into several dims to one index into the flattened dims."""
+    """Combine indices into several dims (broadcast) into an index into the flattened dims."""
     if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
         place = indices[0].long()
         for index, size in zip(indices[1:], sizes[1:], strict=True):

@@ -23,7 +23,7 @@ CONSTANT = 1 << 16
 
 @block
 def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
-    """Keep ``x`` on one side of a diagonal of its last two dims, diagonal included; zero elsewhere."""
+    """Zero ``x`` on one side of a diagonal of its last two dims; the diagonal stays."""
     sizes = base.known_sizes(net, x)[-2:]
     if all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= CONSTANT:
         ones = torch.ones(tuple(sizes), dtype=torch.bool)
@@ -58,7 +58,7 @@ def taken(net: Net, mask: ITensor, source: Value) -> ITensor:
 
 
 def _rank(net: Net, mask: ITensor) -> ITensor:
-    """Return the index of each element among the masked ones of a row: the running count less one."""
+    """Return each element's index among the selected elements of its row: the cumulative count minus one."""
     dim = base.constant(net, np.array(0, dtype=np.int64))
     ones = base.cast(net, mask, torch.int32)
     count = net.add("cumulative", ones, dim, trt.CumulativeOperation.SUM, False, False).get_output(0)
@@ -68,7 +68,7 @@ def _rank(net: Net, mask: ITensor) -> ITensor:
 @block
 def picked(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
     """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, in one dim. The
-    position of each is scattered to its rank; all others go behind the last."""
+    position of each selected element is scattered to its rank, those of all others behind the last rank."""
     mask = base.tensor(net, mask)
     sizes = base.known_sizes(net, mask)
     length = product(sizes)

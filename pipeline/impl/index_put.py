@@ -57,7 +57,7 @@ def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _source(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to the dims of the indices, then the others. In eager, adjacent indices keep their place."""
+    """Expand values to the indices' dims, then the other dims. In eager, dims of adjacent indices stay in place."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *count, *others[place:]])
@@ -79,7 +79,8 @@ def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITe
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """Return ``x`` after ``x[mask] = values``, or ``+=``: a mask over dims from ``dim`` on, one value or one each."""
+    """Return ``x`` after ``x[mask] = values``, or ``+=``: the mask covers dims from ``dim`` on; there is one value, or
+    a value per selected element."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)
@@ -98,7 +99,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
 
 
 def _picked(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
-    """Place values, one for each masked element, in the shape of ``x``."""
+    """Place the values, one for each selected element, in a tensor of the shape of ``x``."""
     rank, covered = base.rank(x), base.rank(mask)
     order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
     sizes = base.known_sizes(net, x)

@@ -1,9 +1,10 @@
-"""Gated linear attention: by its definition for one token, by chunks for several.
+"""Gated linear attention: a single token by the recurrence, several tokens in parallel chunks.
 
-In a chunk the output is causal attention with decaying scores and without softmax, plus what the queries read from the
-state before the chunk. With the delta rule the values are first solved for: each is reduced by what its key reads from
-earlier tokens and the state (Yang et al., 2024, https://arxiv.org/abs/2412.06464). A chunk's state is a linear function
-of the previous one; matmuls over all chunks compute the functions, and only their application is sequential.
+A chunk's output is causal attention with decaying scores and without softmax, plus the product of its queries and the
+state before the chunk. The delta rule first corrects each value by the prediction for its key from earlier tokens and
+the state: a triangular system (Yang et al., 2024, https://arxiv.org/abs/2412.06464). A chunk's state is a linear
+function of the previous chunk's: matmuls over all chunks compute these functions, and only their application is
+sequential.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def linear_attention(
 
 
 def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
-    """Process one token by products and float32 sums along the last dim, since matmuls would round to TF32."""
+    """Process one token by elementwise products and float32 sums along the last dim; matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", now.decay))
     value = _transposed(net, now.value)
     if now.beta is not None:
@@ -84,7 +85,7 @@ def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
 
 
 def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
-    """Process tokens in ``count`` chunks, padded with tokens that change nothing."""
+    """Process tokens in ``count`` chunks; padding tokens do not change the state."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
     beta = None if tokens.beta is None else chunked(net, tokens.beta, 2, count, chunk)
     query, key, value, decay = (
@@ -124,7 +125,7 @@ def _transposed(net: Net, x: ITensor) -> ITensor:
 
 
 def _scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
-    """Return each token's decayed scores for the tokens at least ``lowest`` before it; 0 for the others."""
+    """Return each token's decayed scores for the tokens at least ``lowest`` positions earlier; 0 for other tokens."""
     reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
     if base.dims(since)[-1] == 1:
         left = _decay(net, since, _transposed(net, since), reads)
@@ -146,7 +147,7 @@ def _decay(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITenso
 def _solved(
     net: Net, each: Tokens, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
-    """Solve the delta rule: return values for a zero initial state, and the keys by which they depend on it."""
+    """Solve the delta rule: return the values for a zero initial state, and the keys that multiply the state."""
     key = binary(net, "PROD", each.key, beta)
     system = _inverse(net, _scores(net, key, each.key, since, chunk, lowest=1), chunk)
     value, known = binary(net, "PROD", each.value, beta), binary(net, "PROD", key, faded)

@@ -1,4 +1,4 @@
-"""Sequential steps that pass on a state: unrolled, or as a loop."""
+"""Recurrences over sequential steps: unrolled, or as a TensorRT loop."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
 def repeated(
     net: Net, step: Step, taken: Sequence[ITensor], state: State, *, reverse: bool = False, most: int = UNROLLED
 ) -> tuple[ITensor, State]:
-    """Run a step for each element of the first dim of ``taken``, in reverse order if ``reverse``; up to ``most`` steps
-    of a static number are unrolled. Return the outputs stacked [steps, ...] in the order of ``taken``, and the last
-    state."""
+    """Run ``step`` for each element of the first dim of ``taken`` (in reverse order if ``reverse``), and unroll the
+    loop if the number of steps is static and at most ``most``. Return the outputs stacked [steps, ...] in the order of
+    ``taken``, and the last state."""
     steps = base.known_sizes(net, taken[0])[0]
     if isinstance(steps, int) and steps <= most:
         return _unrolled(net, step, taken, state, range(steps)[:: -1 if reverse else 1])
@@ -44,7 +44,7 @@ def in_float32(net: Net, value: Value) -> ITensor:
 
 @block
 def chunked(net: Net, x: ITensor, dim: int, count: Size, chunk: int) -> ITensor:
-    """Split a dim into ``count`` chunks, a new first dim, padded with zeros."""
+    """Split a dim, padded with zeros, into ``count`` chunks along a new first dim."""
     sizes = base.known_sizes(net, x)
     x = sampled(net, x, [dim], [0], [as_size(expression(count) * chunk)], mode="FILL")
     x = base.reshape(net, x, [*sizes[:dim], count, chunk, *sizes[dim + 1 :]])

@@ -24,8 +24,8 @@ CONFUSED: Final = "factors-of-matmuls"
 
 @block
 def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
-    """``a @ b`` over the last two dims, with the others broadcast; a 1-d operand is a vector. It accumulates in
-    float32, and integers exactly. ``empty``: also return 0 for sums over no elements."""
+    """``a @ b`` over the last two dims; other dims broadcast, and a 1-d operand is a vector. Floats accumulate in
+    float32; integer results are exact. ``empty``: the contracted dim may be empty, for which the result is 0."""
     result = _accumulated(net, a, b, transpose_b=transpose_b, empty=empty)
     return base.cast(net, result, base.result_type(a, b))
 
@@ -33,7 +33,7 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
 def _accumulated(
     net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, outer: bool = True
 ) -> ITensor:
-    """Return the matmul before its final rounding: in float32 if TensorRT would accumulate halves (`_is_widened`)."""
+    """Return the matmul before its final rounding: in float32 if half precision is expressed so (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
@@ -64,8 +64,8 @@ def _accumulated(
 
 @fact
 def _is_widened(net: Net, dtype: torch.dtype) -> bool:
-    """Return whether matmuls of this dtype are written in float32, which TensorRT runs as halves accumulated in
-    float32. A bias is added after rounding: added before, it would keep the weights in float32."""
+    """Return whether matmuls of this dtype are expressed in float32, which TensorRT runs in half precision with float32
+    accumulation. A bias must be added after rounding, or else TensorRT keeps the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
         return dtype == torch.float16 and applies("matmul-sums")
@@ -73,10 +73,10 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
 
 
 def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: bool) -> Size | None:
-    """Return the contracted dim's size plus one if the operands are to be padded with a zero, else None.
+    """Return the contracted dim's size plus one if the operands must be padded with a zero, else None.
 
-    They are if the size may be 0 and ``empty``: RTX 1.4 then returns 0 for the whole kernel, including terms added to
-    the matmul. And if the size may be odd, and TensorRT would misuse the zero that it pads with itself
+    Padding is required if the size may be 0 (and ``empty``), since RTX 1.4 then returns 0 for the whole kernel,
+    including terms added to the matmul; and if the size may be odd, for which TensorRT's own padding is buggy
     (`pipeline.quirks.zero_padded_k`).
     """
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
@@ -102,9 +102,9 @@ def _layer(
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    """Add the layer. A float32 matmul whose kernel must not round it to halves is marked, so that `base.cast` adds a
-    barrier: RTX 1.4 refuses it in float16, and returns garbage in bfloat16 (`halves-behind-matmuls`), with two batch
-    dims or more, and, in float16, if an operand was computed in float32."""
+    """Add the layer. Mark a float32 matmul whose kernel must not round to half precision, so that `base.cast` adds a
+    barrier (`halves-behind-matmuls`): RTX 1.4 refuses such kernels in float16, and returns garbage in bfloat16, with
+    two or more batch dims, and, in float16, if an operand was computed in float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and applies(base.ROUNDED):
         if base.rank(product) > 3:
@@ -116,9 +116,9 @@ def _layer(
 
 @block
 def transposed(net: Net, x: Value, name: str = "") -> Value:
-    """Add a barrier to an operand or result of a matmul that is transposed. TensorRT-RTX computes such a matmul
-    transposed, and may use an operand's first batch for all (`transposed-matmuls`). ``name``: the operand or result by
-    which the node may be marked; empty to protect it without a mark."""
+    """Add a barrier to a transposed operand or result of a matmul: TensorRT-RTX computes such a matmul transposed, and
+    may use an operand's first batch for all batches (`transposed-matmuls`). ``name`` is the operand's or result's name
+    in the node's marks; empty to add the barrier without a mark."""
     row = _transposed_row(x)
     if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
         return x
@@ -127,7 +127,7 @@ def transposed(net: Net, x: Value, name: str = "") -> Value:
 
 
 def _transposed_row(x: Value) -> str:
-    """Return the kernel fault of transposed matmuls of this tensor's dtype, or an empty string."""
+    """Return the name of the kernel bug of transposed matmuls in this tensor's dtype, or an empty string."""
     dtype = base.dtype_of(x)
     return "transposed-matmuls" if dtype in HALVES else "transposed-float32-matmuls" if dtype == torch.float32 else ""
 
@@ -151,8 +151,9 @@ def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> I
 def _outer(
     net: Net, a: tuple[Value, ITensor], b: tuple[Value, ITensor], op_a: trt.MatrixOperation, op_b: trt.MatrixOperation
 ) -> ITensor:
-    """Compute a matmul over a single element as an elementwise product of expanded operands. TensorRT's own broadcast
-    goes wrong if the kernel of a reduction computes an operand (`broadcast-in-reductions`), which constants are not."""
+    """Compute a matmul whose contracted size is 1 as an elementwise product of expanded operands. TensorRT's implicit
+    broadcast returns wrong results if a reduction's kernel computes an operand (`broadcast-in-reductions`); constants
+    need no expansion."""
     x, y = _matrix(net, a[1], op_a, -2), _matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
@@ -162,7 +163,7 @@ def _outer(
 
 
 def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b: trt.MatrixOperation) -> ITensor:
-    """Multiply integer matrices, which TensorRT's matmul does not take, by products and a sum."""
+    """Multiply integer matrices, which TensorRT's matmul does not accept, by elementwise products and a sum."""
     rank = base.rank(a)
     left, right = base.unsqueeze(net, a, [rank]), base.unsqueeze(net, b, [rank - 2])
     products = base.elementwise(net, "PROD", left, right)
@@ -173,8 +174,7 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: a matmul over one element may be
-    computed elementwise."""
+    """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: compute it elementwise if K is 1."""
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
@@ -187,7 +187,7 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool
 
 @block
 def add_matmul(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
-    """``beta * x + alpha * (a @ b)``; if beta is 0, ``x`` is not read, not even NaN."""
+    """``beta * x + alpha * (a @ b)``; if beta is 0, ``x`` is ignored, even if it is NaN."""
     result, product = base.result_type(a, b), _accumulated(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:

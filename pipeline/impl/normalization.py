@@ -1,4 +1,4 @@
-"""Normalization by TensorRT's layer, in float32 for every input dtype."""
+"""Normalization by TensorRT's layer, computed in float32 for every input dtype."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 
 @block
 def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
-    """Reshape to [N, groups, other elements], without -1 if N may be 0."""
+    """Reshape to [N, groups, remaining elements], without -1 if N may be 0."""
     rows, channels, *others = base.known_sizes(net, x)
     rest = -1 if None in others else product([channels // groups, *others])
     return base.reshape(net, x, [base.size(net, x, 0) if rows is None else rows, groups, rest])

@@ -1,6 +1,6 @@
-"""Pooling by TensorRT's layer over the last one, two or three dims; averages are computed in float32. Pooling that the
-layer lacks is dilated, adaptive, of integers, or with indices: dim by dim, the elements of each window are gathered
-along a new dim and reduced."""
+"""Pooling over the last one, two or three dims by TensorRT's layer; averages are computed in float32. The layer does
+not support dilation, adaptive pooling, integers or returned indices: these variants gather the elements of each window
+along a new dim and reduce it, dim by dim."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
 
 @block
 def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None) -> ITensor:
-    """Return the mean of each window: over the elements of ``x``, or also the border, or with a given divisor. RTX 1.4
-    and 1.6.1 merge two averages of one tensor that differ only in what they count (`merged-averages`)."""
+    """Return the mean of each window, with or without the border, or with a given divisor. RTX 1.4 and 1.6.1 merge two
+    averages of a tensor that differ only in this (`merged-averages`)."""
     wide, padding = base.cast(net, x, torch.float32), windows.padding
     if windows.is_one and divisor is None:
         return base.cast(net, reduce(net, "AVG", wide, _last(x, windows), True), base.dtype_of(x))
@@ -115,7 +115,7 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
 
 @block
 def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """Return each window's maximum and its flattened index: of equal ones the first, of NaN the last."""
+    """Return each window's maximum and its flattened index: the first of equal maxima, or the last NaN."""
     value, index = base.cast(net, x, arithmetic(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):

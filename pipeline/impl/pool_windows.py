@@ -1,4 +1,4 @@
-"""Windows of convolution and pooling: borders and spacing, also for dynamic sizes."""
+"""Padding, dilation and slicing for windows of convolution and pooling, also for dynamic sizes."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Windows:
 
     @property
     def is_one(self) -> bool:
-        """Whether one window covers exactly the input. TensorRT-RTX 1.6.1 averages 19 x 19 elements wrongly in steps of
-        2,560 (EfficientNet-B7's last pooling, on an H200)."""
+        """Whether a single window covers exactly the input. For this case TensorRT-RTX 1.6.1 returns wrong averages of
+        19 x 19 elements in steps of 2,560 (EfficientNet-B7's last pooling, on an H200)."""
         return self.kernel == self.sizes and not any(self.padding) and set(self.dilation) | set(self.results) == {1}
 
     @property
@@ -131,7 +131,7 @@ def adaptive_places(size: int, result: int) -> np.ndarray[Any, Any]:
 
 
 def _rows(places: list[list[int]], size: int) -> np.ndarray[Any, Any]:
-    """Return a row per window without positions outside; short rows repeat their last position."""
+    """Return a row per window, without positions outside of the input; short rows repeat their last position."""
     inside = [[p for p in row if 0 <= p < size] for row in places]
     longest = max(map(len, inside), default=1)
     return np.array([row + row[-1:] * (longest - len(row)) for row in inside], dtype=np.int64).reshape(-1, longest)

@@ -22,22 +22,22 @@ NAMES: Final = MappingProxyType(
 
 
 def axis_of(block: Sequence[int]) -> int | None:
-    """Return the dim of per-axis scales; None for other blocks."""
+    """Return the dim of per-axis scales; None for other block shapes."""
     ones = [dim for dim, each in enumerate(block) if each == 1]
     return ones[0] if len(ones) == 1 and sum(each == -1 for each in block) == len(block) - 1 else None
 
 
 @building_block
 def codes(net: Net, value: torch.Tensor, type: str) -> ITensor:
-    """Add a constant of quantized values, stored in their own number of bits."""
+    """Add a constant of quantized values in their TensorRT dtype (4-bit values are packed)."""
     shape = (*value.shape[:-1], 2 * value.shape[-1]) if is_packed(value, type) else tuple(value.shape)
     return net.add("constant", shape, net.ctx.trt_codes(value, NAMES[type], shape)).get_output(0)
 
 
 @building_block
 def scale_of(net: Net, scale: Value, block: Sequence[int], dtype: torch.dtype) -> ITensor:
-    """Return scales as the layers take them: per tensor, per axis or per block. Scales per block have ``dtype``; others
-    are float32, since INT8 matmuls accumulate in the dtype of the scales."""
+    """Return scales in the layers' layout: per tensor, per axis or per block. Per-block scales have ``dtype``; other
+    scales are float32, since INT8 matmuls accumulate in the dtype of the scales."""
     if isinstance(scale, trt.ITensor):
         return scale
     if scale.dtype == torch.float8_e8m0fnu:
@@ -91,7 +91,7 @@ def fake_quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[i
 
 @building_block
 def rounded(net: Net, x: Value, scale: Value, type: str) -> ITensor:
-    """Quantize to integers and dequantize by arithmetic, with one scale, where TensorRT has no quantized kernel."""
+    """Quantize to integers and dequantize by elementwise layers (one scale), if TensorRT has no quantized kernel."""
     dtype, kind = base.dtype_of(x), TYPES[type]
     each = scale_of(net, scale, (), torch.float32)
     scaled = elementwise.binary(net, "PROD", base.tensor(net, x, torch.float32), base.unary(net, "RECIP", each))

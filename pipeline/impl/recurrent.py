@@ -1,4 +1,4 @@
-"""Recurrent layers. The inputs' part is one matmul for all steps."""
+"""Recurrent layers. One matmul computes the contribution of the inputs at all steps."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Weights:
 
 @frozen
 class Cell:
-    """A step: maps (network, the input's part, state, weights) to the next state, whose first tensor is the output.
-    ``late_bias``: the hidden state's bias cannot be added to the input's part."""
+    """A cell: a function of (network, input contribution, state, weights) that returns the next state, whose first
+    tensor is the output. ``late_bias``: the hidden state's bias must not be added to the input contribution."""
 
     step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False
@@ -42,8 +42,8 @@ def _hidden(net: Net, given: ITensor, state: State, weights: Weights) -> ITensor
 
 
 def _of_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
-    """Multiply the state by a weight, never elementwise, which is possible for one element: TensorRT would repeat it in
-    each later gate and step (31 MB for a GRU of eight steps)."""
+    """Multiply the state by a weight. A matmul with K = 1 is not computed elementwise, since TensorRT would repeat that
+    in each later gate and step (31 MB for a GRU of eight steps)."""
     return linear(net, state, weight, bias, outer=False)
 
 
@@ -100,11 +100,11 @@ def recurrent(
     bidirectional: bool,
     inside: ITensor | None = None,
 ) -> tuple[ITensor, ...]:
-    """All layers of a recurrent module.
+    """Run all layers of a recurrent module.
 
     x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
-    direction. inside: bool [steps, batch, 1], whether a step is within its sequence: others keep the state and output
-    0. Return the output [steps, batch, directions * hidden] and the last states, of the shapes of the first.
+    direction. inside: bool [steps, batch, 1], whether a step is within its sequence; steps beyond it keep the state and
+    output 0. Return the output [steps, batch, directions * hidden] and the last states, in the shapes of ``states``.
     """
     x, directions = base.tensor(net, x), 1 + bidirectional
     first = [base.tensor(net, state) for state in states]

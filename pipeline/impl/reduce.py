@@ -1,5 +1,5 @@
-"""Reductions along dims: halves accumulate in float32, integers in int64. Variance, norms and log-sum-exp are computed
-in float32 and rounded once; histograms count the elements above each edge."""
+"""Reductions along dims: half precision accumulates in float32, integers in int64. Variance, norms and log-sum-exp are
+computed in float32 and rounded once; histograms count the elements above each bin edge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Dims = Sequence[int] | int | None
 
 
 def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Return dims as non-negative numbers; without any, all dims."""
+    """Return non-negative dims; all dims if none are given."""
     if rank == 0:
         return ()
     if isinstance(dim, int):
@@ -35,9 +35,9 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 @block
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
-    """Add a reduce layer, by the name of its ``trt.ReduceOperation``. Dims of size 1 are squeezed instead, since their
-    kernel is wrong on padded data (`sums-of-one`). A dim that may be empty is padded with a neutral element, since a
-    kernel without elements would not write its other results (`empty-loops`)."""
+    """Add a reduce layer, by the name of its ``trt.ReduceOperation``. Dims of size 1 are squeezed instead, since that
+    kernel has a bug on padded data (`sums-of-one`). A possibly empty dim is padded with the neutral element, since a
+    kernel without elements does not write its other results (`empty-loops`)."""
     if base.rank(x) == 0:
         return x
     known = base.known_sizes(net, x)
@@ -82,7 +82,7 @@ def neutral(operation: str, dtype: torch.dtype) -> int | float:
 
 @block
 def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype) -> ITensor:
-    """``SUM``, ``PROD`` or ``AVG`` in a dtype; halves accumulate in float32 and are rounded once."""
+    """``SUM``, ``PROD`` or ``AVG`` in a dtype; half precision accumulates in float32 and is rounded once."""
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     return base.cast(net, reduce(net, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
 
@@ -119,7 +119,7 @@ def all_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
 
 @block
 def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[ITensor, ITensor]:
-    """Return the variance over dims, with the sum divided by their size minus the correction, and the mean."""
+    """Return the variance over dims (the divisor is the number of elements minus ``correction``), and the mean."""
     value, dims = widened(net, x), all_dims(dim, base.rank(x))
     mean = reduce(net, "AVG", value, dims, keepdim=True)
     centred = base.elementwise(net, "SUB", value, mean)
@@ -189,8 +189,8 @@ def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor
 
 
 def _edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return the least element of each bin, and the greatest of the last. Integers, which eager counts on a GPU only,
-    are in bin ``(x - low) * bins // (high - low)``."""
+    """Return the smallest element of each bin, and the largest element of the last. Integers, which eager supports only
+    on a GPU, belong to bin ``(x - low) * bins // (high - low)``."""
     if dtype.is_floating_point:
         return torch.linspace(low, high, bins + 1, dtype=dtype)
     first, width = int(low), int(high) - int(low)

@@ -1,5 +1,5 @@
-"""Scans along a dim: running sums by TensorRT's Cumulative layer; running products, extrema and log-sum-exp by
-combining each element with the one 1, 2, 4, … places before it."""
+"""Cumulative operators (scans) along a dim: sums by TensorRT's Cumulative layer; products, extrema and log-sum-exp by a
+parallel scan, which combines each element with the element 1, 2, 4, … positions before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST = (1 << 31) - 1
 
 @block
 def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """Return the running sum along a dim in a dtype."""
+    """Return the cumulative sum along a dim in a dtype."""
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     if base.rank(value) == 0:
         return base.cast(net, value, dtype)
@@ -33,7 +33,7 @@ def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
 
 @block
 def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """Return the running product along a dim in a dtype."""
+    """Return the cumulative product along a dim in a dtype."""
     length = _length(net, x, dim)
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     one = base.tensor(net, 1, base.dtype_of(value))
@@ -45,7 +45,7 @@ def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITen
 
 @block
 def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[ITensor, ITensor]:
-    """Return the running maximum (or minimum) along a dim and the index of its last occurrence."""
+    """Return the cumulative maximum (or minimum) along a dim and the index of its last occurrence."""
     dtype, length = base.dtype_of(x), _length(net, x, dim)
     value = base.tensor(net, x, arithmetic(dtype))
     index = _indices(net, value, dim, length)
@@ -60,7 +60,7 @@ def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[IT
 
 @block
 def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
-    """Return the logarithm of the running sum of exponentials along a dim in float32, without overflow."""
+    """Return the cumulative log-sum-exp along a dim in float32, without overflow."""
     length, value = _length(net, x, dim), base.tensor(net, x, torch.float32)
     none = base.tensor(net, -math.inf, torch.float32)
     for step in _steps(net, length):
@@ -74,7 +74,7 @@ def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
 
 
 def _wins(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:
-    """Return whether the later element replaces the earlier: it is beyond or equal, or NaN."""
+    """Return whether the later element replaces the earlier one: it is NaN, or at least as extreme."""
     equal = base.elementwise(net, "EQUAL", later, earlier)
     wins = base.elementwise(net, "OR", base.elementwise(net, operation, later, earlier), equal)
     if not base.dtype_of(later).is_floating_point:
@@ -101,13 +101,13 @@ def _length(net: Net, x: Value, dim: int) -> Size:
 
 
 def _steps(net: Net, length: Size) -> list[int]:
-    """Return 1, 2, 4, … below the maximum of the dim; each takes a round of layers."""
+    """Return the distances 1, 2, 4, … below the dim's maximum; each needs a round of layers."""
     longest = LONGEST if isinstance(length, trt.ITensor) else bounds_of(net, expression(length))[1]
     return [1 << k for k in range(int(min(max(longest, 1), LONGEST) - 1).bit_length())]
 
 
 def _moved(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
-    """Return the element ``step`` places before each; ``fill`` or the first element if there is none."""
+    """Shift by ``step`` positions along a dim; the first positions get ``fill``, or the first element."""
     mode = "CLAMP" if fill is None else "FILL"
     axis = base.axis(dim, base.rank(x))
     return sampled(net, x, [axis], [-step], [length], mode=mode, fill=fill)

@@ -1,6 +1,5 @@
-"""Resize the last dims and sample at given coordinates, by TensorRT's layers. Where the layer has other coordinates
-than eager, each result is a weighted sum of elements at positions known at build time, gathered, weighted and summed
-dim by dim."""
+"""Resize the last dims, and sample at given coordinates, by TensorRT's layers. If a layer's coordinates differ from
+eager's, each result is instead a weighted sum of elements at positions known at build time, computed dim by dim."""
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ class Resize:
 
 @block
 def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
-    """Resize the last dims to ``sizes``, or by ``scales``, which then also determine coordinates.
+    """Resize the last dims to ``sizes``, or by ``scales``, which then also determine the coordinates.
 
-    [N, C, L] with a dynamic L is resized as [N, C, 1, L]: RTX 1.4 and 1.6.1 do not build a resize of the result of a
-    loop over L ("insert_point is not in bb").
+    [N, C, L] with a dynamic L is resized as [N, C, 1, L], since RTX 1.4 and 1.6.1 fail to build a resize after a loop
+    over L ("insert_point is not in bb").
     """
     if base.rank(x) == 3 and base.dims(x)[2] < 0:
         sizes, scales = [1, *sizes] if sizes else [], None if scales is None else [1.0, *scales]
@@ -77,7 +76,7 @@ def _set_mode(layer: Any, how: Resize) -> None:
 
 @block
 def grid_sample(net: Net, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool) -> ITensor:
-    """Sample [N, C, H, W] at ``grid`` [N, h, w, 2] in -1 … 1, in float32: halves are too coarse for coordinates."""
+    """Sample [N, C, H, W] at ``grid`` [N, h, w, 2] in -1 … 1. Half-precision coordinates are cast to float32."""
     wide = [base.cast(net, value, torch.float32) for value in (x, grid)]
     layer = net.add("grid_sample", *wide)
     layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]
@@ -141,7 +140,7 @@ def _taps(how: Resize, before: int, after: int, scale: float | None) -> Taps:
 
 
 def _step(how: Resize, before: int, after: int, scale: float | None) -> Any:
-    """Return the distance of two results in the input, in float32 as in eager."""
+    """Return the distance between neighbouring results in input coordinates, in float32 as in eager."""
     if how.align_corners:
         return F((before - 1) / (after - 1)) if after > 1 else F(0)
     return F(before / after) if scale is None else F(1 / scale)
@@ -164,7 +163,7 @@ def _cubic(distance: Array, a: float) -> Array:
 
 
 def _antialiased(how: Resize, before: int, step: Any, index: Array) -> Taps:
-    """Return positions and weights that average each result's part of the input, weighted by the kernel."""
+    """Return positions and weights that average the input under each result's kernel."""
     stretch = max(step, F(1))
     support = (1 if how.mode == "linear" else 2) * stretch
     kernel = _linear if how.mode == "linear" else _cubic

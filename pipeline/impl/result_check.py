@@ -17,8 +17,8 @@ def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, given
     """Raise `NetworkError` if a result is not a tensor, or differs from the expected one in dtype, rank or a static
     dim.
 
-    A data-dependent dim may have the size of an argument of the operator (``given``): ``rows[u0] + rows[48]`` exists
-    only if they are equal.
+    A data-dependent dim may have the size of one of the operator's arguments (``given``): ``rows[u0] + rows[48]``
+    implies that both are equal.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
         raise NetworkError(_returned(result))
@@ -46,7 +46,7 @@ def _returned(value: object) -> str:
 
 
 def _may_be(size: Expr, value: int, symbols: Symbols, given: Sequence[torch.Tensor]) -> bool:
-    """Return whether a dynamic size may have a value: its only one, or an argument's if it depends on data."""
+    """Return whether a dynamic size may be ``value``: its only value, or an argument's size if data-dependent."""
     if isinstance(size, int):
         return False
     is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in given)

@@ -1,5 +1,6 @@
-"""Scatter. TensorRT's layer writes each element once; if several writes may reach one element, indices are compared
-with every position, and the matching values are reduced. Rows of a cache are written in place by a layer of its own."""
+"""Scatter. TensorRT's layer supports only distinct indices; if indices may repeat, every position is compared with all
+indices, and the matching values are reduced. Rows of a KV cache are written in place by TensorRT's KVCacheUpdate
+layer."""
 
 from __future__ import annotations
 
@@ -118,9 +119,8 @@ def scatter_reduce(
 
 
 def _never_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """Pad indices and source by one that matches no position if they may be empty. The first sum's kernel computes the
-    positions in the loop over its elements, and writes them for other kernels, which it does not if there are none
-    (`empty-loops`)."""
+    """If they may be empty, pad indices and source by an index that matches no position. The kernel of the first sum
+    also writes the comparison's positions for other kernels, but only if its loop has elements (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
     if not applies("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_none(net, size):
         return index, source
@@ -132,7 +132,7 @@ def _never_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[I
 
 
 def _hits(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
-    """Return whether each index equals each position, along a new dim before that of the indices."""
+    """Compare each index with each position; positions are a new dim before the dim of the indices."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
     places = base.cast(net, places, base.dtype_of(index))
@@ -164,8 +164,8 @@ CACHE_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 @block
 def cache_update(net: Net, cache: Value, rows: Value, starts: Value) -> ITensor:
-    """Return the cache [B, N, S, D] with rows [B, N, L, D] written from ``starts`` ([B] or [1]) on. The layer's cache
-    must be an input of the network and its result an output; else rows are scattered."""
+    """Return the cache [B, N, S, D] with rows [B, N, L, D] written from ``starts`` ([B] or [1]) on. TensorRT's layer
+    needs a cache that is a network input, and a result that is an output; otherwise rows are scattered."""
     source, dtype = base.tensor(net, cache), base.dtype_of(cache)
     rows, starts = base.tensor(net, rows, dtype), base.tensor(net, starts)
     fits = CAPABILITIES.kv_cache_update and dtype in CACHE_DTYPES and min(base.dims(source)[1:]) > 0

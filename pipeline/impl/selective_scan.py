@@ -1,5 +1,5 @@
-"""The selective scan of Mamba: by its definition for one token, at once for several, or in chunks. States are combined
-with the decayed ones 1, 2, 4, … tokens before them."""
+"""Mamba's selective scan: one token by the recurrence, several tokens by a parallel scan, many tokens in chunks. The
+scan combines each state with the decayed state 1, 2, 4, … tokens before it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _transposed(net: Net, x: ITensor) -> ITensor:
 def _scan(
     net: Net, now: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
-    """Process tokens at once: combine each state with the ones 1, 2, 4, … tokens before it."""
+    """Process tokens by a parallel scan: combine each state with the state 1, 2, 4, … tokens before it."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(now, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
@@ -80,7 +80,7 @@ def _scan(
 
 
 def _several(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Process tokens in chunks, the last padded with tokens that change nothing."""
+    """Process tokens in chunks; padding tokens in the last chunk do not change the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
 
@@ -100,5 +100,5 @@ def _decay(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
 
 
 def _back(net: Net, x: ITensor, places: int, length: Size) -> ITensor:
-    """Return the element ``places`` positions earlier along the last dim; 0 if there is none."""
+    """Shift right by ``places`` positions along the last dim, filling with 0."""
     return sampled(net, x, [3], [-places], [length], mode="FILL")

@@ -1,4 +1,4 @@
-"""Create tensors from sizes and numbers; sizes as expressions, and layers that concatenate, repeat and slice."""
+"""Tensor creation from sizes and numbers; size expressions; layers that concatenate, repeat and slice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def full(net: Net, shape: Sequence[Size], value: Value, dtype: torch.dtype) -> I
 
 @block
 def arange(net: Net, start: Value, step: Value, length: Size, dtype: torch.dtype) -> ITensor:
-    """``start + i * step`` for each i below the length, computed in a dtype that LINSPACE has and cast."""
+    """``start + i * step`` for each i below the length, computed in a dtype that LINSPACE supports, then cast."""
     other = torch.float32 if dtype.is_floating_point else torch.int32
     compute = dtype if dtype in (torch.int32, torch.int64) else other
     layer = net.add("fill", (1,), trt.FillOperation.LINSPACE, to_trt(compute))
@@ -85,7 +85,7 @@ def bounds_of(net: Net, expr: Any) -> tuple[float, float]:
 
 @block
 def concatenate(net: Net, tensors: Sequence[Value], dim: int, dtype: torch.dtype) -> ITensor:
-    """Concatenate along a dim, each tensor cast to ``dtype``; a single one is not copied."""
+    """Concatenate along a dim, each tensor cast to ``dtype``; a single tensor is not copied."""
     parts = [base.tensor(net, t, dtype) for t in tensors]
     if len(parts) == 1:
         return parts[0]

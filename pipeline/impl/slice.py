@@ -1,5 +1,5 @@
-"""Slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic; and padding, by
-slices that extend beyond their tensor."""
+"""Slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic. Padding uses slices
+that extend beyond their tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def first(net: Net, bound: Size | None, size: Size) -> Size:
 
 @fact
 def is_data(net: Net, size: Size) -> bool:
-    """Return whether a size comes from an element of a tensor, which TensorRT would need on the host."""
+    """Return whether a size is read from a tensor's element, which TensorRT would need on the host."""
     symbols = size.expr.free_symbols if isinstance(size, SymbolicInt) else ()
     return any(net.ctx.symbols.get(str(s), (None, 0))[1] is None for s in symbols)
 
@@ -62,7 +62,7 @@ def _wrapped(net: Net, value: Any, size: Any) -> Any:
 
 
 def _clamped(net: Net, value: Any, low: Any, high: Any) -> Any:
-    """Clamp to ``low..high``, without the bounds that the value's range already implies."""
+    """Clamp to ``low..high``, omitting bounds that the value's range already implies."""
     inside = sympy.Max(value, low) if bounds_of(net, value - low)[0] < 0 else value
     return sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside
 
@@ -150,7 +150,7 @@ def pad(
 
 
 def _trimmed(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
-    """Crop by the negative amounts, before the rest wraps around."""
+    """Crop by the negative amounts, before the remainder is padded."""
     axes, known = sorted(amount), base.known_sizes(net, x)
     less = {a: [total([n, negative(_positive(n))]) for n in amount[a]] for a in axes}
     sizes = [total([known[a], *less[a]]) for a in axes]

@@ -52,10 +52,10 @@ def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tup
 
 
 def _key(net: Net, x: ITensor) -> ITensor:
-    """Return keys in eager's order of floats: infinity for NaN, and the largest float32 for infinity.
+    """Return sort keys in eager's order of floats: infinity for NaN, and the largest float32 for infinity.
 
-    To make room, each float32 moves to its neighbour towards zero; subnormal numbers and the smallest normal one stay,
-    so that only that one and the next become equal.
+    Each larger float32 is replaced by its neighbour towards zero. Subnormal numbers and the smallest normal number
+    stay, so only that number and the next one become equal.
     """
     dtype = base.dtype_of(x)
     value = base.cast(net, x, torch.float32)
@@ -65,7 +65,7 @@ def _key(net: Net, x: ITensor) -> ITensor:
 
 
 def _ordered(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
-    """Run TopK, with the dim moved to the end if it is not among the last four."""
+    """Run TopK; a dim that is not among the last four is moved to the end."""
     rank = base.rank(x)
     if rank - axis <= LAST_DIMS:
         return _top(net, x, k, axis, largest)
@@ -86,7 +86,7 @@ def _top(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
 
 @block
 def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
-    """Return the largest (or smallest) element along a dim and its index; of equal ones, and of NaN, the first."""
+    """Return the largest (or smallest) element along a dim and its index: the first of equal elements or NaNs."""
     values, indices = _extremum(net, largest, x, dim)
     if keepdim or base.rank(x) == 0:
         return values, indices
@@ -95,7 +95,7 @@ def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair
 
 
 def _extremum(net: Net, largest: bool, x: Value, dim: int) -> Pair:
-    """Order the flags of NaN instead of the values where there is a NaN."""
+    """Find the extremum; if there is a NaN, the first NaN."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     if not dtype.is_floating_point:
         return topk(net, x, 1, dim, largest)
@@ -132,7 +132,7 @@ def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
 
 
 def _stable(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
-    """Sort the indices inside each run of equal keys, by the run's number times a constant plus the index."""
+    """Sort indices within each run of equal keys, by sorting the run's number times a constant plus the index."""
     rank = base.rank(keys)
     axis = base.axis(dim, rank)
     before = sampled(net, keys, [axis], [-1], [length], mode="CLAMP")

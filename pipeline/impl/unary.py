@@ -22,7 +22,7 @@ def floating(net: Net, x: Value) -> ITensor:
 
 @block
 def widened(net: Net, x: Value) -> ITensor:
-    """Convert to float32, for functions of several layers that round once at the end, as in eager."""
+    """Cast to float32, for functions of several layers that round once at the end, as in eager."""
     return base.tensor(net, x, torch.float32)
 
 
@@ -42,7 +42,7 @@ def signed(net: Net, operation: str, x: Value) -> ITensor:
 
 @block
 def sign(net: Net, x: Value) -> ITensor:
-    """-1, 0 or 1; 0 for NaN, which TensorRT's layer keeps."""
+    """-1, 0 or 1; 0 for NaN, for which TensorRT's layer returns NaN."""
     result = signed(net, "SIGN", x)
     if not base.dtype_of(result).is_floating_point:
         return result
@@ -82,7 +82,7 @@ def truncated(net: Net, x: Value) -> ITensor:
 
 @block
 def rsqrt(net: Net, x: Value) -> ITensor:
-    """``1 / sqrt(x)``, in float32 for halves, rounded once."""
+    """``1 / sqrt(x)``; half precision is computed in float32 and rounded once."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
     root = base.unary(net, "SQRT", base.cast(net, x, wide(dtype)))
@@ -132,7 +132,7 @@ def kind_of_number(net: Net, operation: str, x: Value) -> ITensor:
 
 @block
 def atan2(net: Net, y: Value, x: Value) -> ITensor:
-    """Return the angle of ``(x, y)``: the arctangent of the smaller coordinate over the larger, moved to its octant."""
+    """Return the angle of ``(x, y)``: the arctangent of the smaller over the larger coordinate, moved to its octant."""
     rank = max(base.rank(x), base.rank(y))
     a, b = (base.tensor(net, v, torch.float32, rank=rank) for v in (x, y))
     width, height = absolute(net, a), absolute(net, b)

@@ -1,1 +1,1 @@
-"""A TensorRT network: the context that converters write to, its frozen description, and its replay."""
+"""TensorRT networks: the context in which converters add layers, the frozen description, and its replay."""

@@ -1,4 +1,4 @@
-"""List the attributes and weights of every layer kind, and the functions that read and write each attribute."""
+"""The attributes and weights of every layer kind, and the functions that read and write each attribute."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ def always(layer: object, name: str) -> bool:
 
 @attrs.frozen
 class Type:
-    """A type of attributes: its reader, and its writer for those that can be set after their layer was added."""
+    """A type of attributes: its reader, and its writer if attributes can be set after adding the layer."""
 
     read: Read
     write: Callable[[Any, str, Any], None] | None = None
@@ -37,12 +37,12 @@ class Attribute:
 
 
 def encoded(encode: Callable[[Any], object]) -> Callable[[object, str, Any], None]:
-    """Return a writer that sets ``encode(value)``."""
+    """Return a writer that sets an attribute to ``encode(value)``."""
     return lambda layer, name, value: setattr(layer, name, encode(value))
 
 
 def bits(axes: Sequence[int]) -> int:
-    """Return a set of axes as TensorRT's bits of an integer."""
+    """Return a set of axes as TensorRT's bit mask."""
     return sum(1 << axis for axis in axes)
 
 
@@ -76,7 +76,7 @@ def _scales(layer: trt.ILayer, name: str) -> Value:
 
 
 def _number(layer: trt.ILayer, name: str) -> Value:
-    """Read alpha and beta of a fill: floats, or int64 if they were set as such."""
+    """Read alpha and beta of a fill: floats, or int64 if they were set as integers."""
     value = getattr(layer, name)
     return int(value) if layer.is_alpha_beta_int64() else float(value)
 
@@ -103,8 +103,8 @@ def quantized_to(layer: trt.ILayer, name: str) -> Value:
 
 
 def collective(layer: trt.ILayer, name: str) -> Value:
-    """Read the operation or reduction of a collective from the layer's metadata, where `converters.collectives` writes
-    them: the bindings do not return them."""
+    """Read a collective's operation or reduction, which the bindings do not return, from the layer's metadata, where
+    `converters.collectives` writes them."""
     operation, _, reduction = str(layer.metadata).partition(" ")
     if operation not in trt.CollectiveOperation.__members__:
         raise ValueError(
@@ -119,7 +119,7 @@ def of_plugin(layer: trt.ILayer, name: str) -> Value:
 
 
 def serialized(layer: trt.ILayer, name: str) -> Value:
-    """Read a V2 plugin's own state as a digest."""
+    """Read a V2 plugin's serialized state as a digest."""
     return digest(layer.plugin.serialize())
 
 
@@ -128,7 +128,7 @@ def of_core(layer: trt.ILayer, name: str) -> Value:
 
 
 def fields(layer: trt.ILayer, name: str) -> Value:
-    """Read a V3 plugin's own state: (name, type, digest of the data) of each field that it serializes."""
+    """Read a V3 plugin's serialized state: (name, type, digest of the data) of each field."""
     runtime = layer.plugin.get_capability_interface(trt.PluginCapabilityType.RUNTIME)
     return tuple((str(f.name), enum_name(f.type), digest(f.data)) for f in runtime.get_fields_to_serialize())
 
@@ -140,7 +140,7 @@ def digest(data: Any) -> str:
 def rows(
     type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = always
 ) -> tuple[Attribute, ...]:
-    """Return attributes of one type, or of one reader; ``exists=hasattr`` for those that a TensorRT may not have."""
+    """Return attributes of the same type, or with the same reader; ``exists=hasattr`` if a TensorRT may lack them."""
     return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 

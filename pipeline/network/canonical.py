@@ -1,4 +1,4 @@
-"""Define ``canonical``: a network's structure without its names, for comparing networks."""
+"""``canonical``: a network's structure without its names, for comparing networks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def canonical(network: Network, sizes: Collection[str] = (), places: Mapping[str
     Args:
         network: the network.
         sizes: the names of inputs that are sizes, not tensors.
-        places: by the name of an input or output, the program's value that it is.
+        places: the program's value of each input or output, by name.
     """
     tensors, weights, dimensions = _Numbering("t"), _Numbering("w"), _Numbering("d")
 
@@ -72,5 +72,5 @@ def canonical(network: Network, sizes: Collection[str] = (), places: Mapping[str
 
 
 def renames(ours: Iterable[str], theirs: Iterable[str]) -> FrozenDict[str, str]:
-    """Return the mapping from the names in ``ours`` to those at the same positions in ``theirs``, if they differ."""
+    """Return a mapping from names in ``ours`` to different names at the same positions in ``theirs``."""
     return FrozenDict({our: their for our, their in zip(ours, theirs, strict=True) if our != their})

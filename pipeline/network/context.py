@@ -1,4 +1,4 @@
-"""Define ``ConversionContext``: the network that converters append to, and the facts about the current node."""
+"""``ConversionContext``: the network to which converters append layers, and information about the current node."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 @frozen
 class SymbolicInt:
-    """A size known only at run time: an expression over the program's symbols. Converters receive it for a symbolic int
-    in the graph, and pass it to ``pipeline.impl`` like an int; ``base.shape_tensor`` turns it into a tensor."""
+    """A dynamic size: an expression over the program's symbols. Converters receive a `SymbolicInt` for each symbolic
+    int in the graph, and pass it to ``pipeline.impl`` like an int; ``base.shape_tensor`` converts it to a tensor."""
 
     expr: sympy.Expr
 
@@ -48,27 +48,28 @@ class ConversionContext:
     Attributes:
         net: the ``INetworkDefinition``; converters append to it.
         compilation_settings: the user's settings.
-        requires_output_allocator: whether an output's shape depends on data.
+        requires_output_allocator: whether an output's shape is data-dependent.
         weight_refit_map: engine weight name → tensor, as recorded.
-        cpu_weights_reference_holder: tensors that the network points at, alive until the engine is built.
+        cpu_weights_reference_holder: tensors whose memory the network uses, which must stay alive until the engine is
+            built.
         log: TensorRT's messages.
         node: the graph node being converted; ``node.meta["val"]`` is its fake tensor.
-        symbols: for each symbol, the input and dim to read it from, or the input that is the symbol itself.
+        symbols: for each symbol, the input and dim from which to read it, or the input whose value it is.
         constant_names: names of the constants passed to converters, by ``id`` of the tensor.
         constants: these constants themselves.
-        literals: the weights that are not parameters, by names derived from their content.
+        literals: the weights that are not parameters, by content-derived names.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        made: what `once` made.
+        made: the cache of `once`.
         squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
             that tensor.
-        rounded_apart: the dtypes to which a tensor is rounded behind a barrier, and the fault, by ``id``, with the
+        rounded_apart: the dtypes to which a tensor is cast after a barrier, and the kernel bug, by ``id``, with the
             tensor.
         held_sizes: the sizes stored in tensors, by ``id``, with the tensor.
         stand_ins: replacements for the network's values in code written for other compilers.
-        shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
+        shapes: tensors with their symbolic shapes (ints and expressions), by ``id`` of the tensor.
         ranges: the range of each symbol.
-        marks: the nodes at which the network avoids faults of TensorRT's kernels.
+        marks: the nodes at which the network works around bugs of TensorRT's kernels.
         in_place: tensors that share memory with a network's input; as outputs they are not copied.
         inside: the names of the segment's nodes.
         constant_nodes: the names of the nodes that are its constants.
@@ -101,15 +102,15 @@ class ConversionContext:
     _used: Counter[str] = field(factory=Counter)
 
     def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
-        """Record a tensor's symbolic shape, so that equal sizes are known to be equal, and a data-dependent size can be
-        read from the first tensor that has it."""
+        """Record a tensor's symbolic shape: equal sizes can then be recognized, and a data-dependent size can be read
+        from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
             if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
 
     def note_result(self, result: Any, value: Any) -> None:
-        """Record the shapes of a node's results, from its fake value."""
+        """Record the shapes of a node's results, given its fake tensors."""
         if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
             self.note_shape(result, shape_of(value))
         elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
@@ -117,8 +118,8 @@ class ConversionContext:
                 self.note_result(made, each)
 
     def once(self, what: str, source: object, make: Callable[[], T], *more: int) -> T:
-        """Return what ``make`` makes of a source, made once. A source other than an int or a text is known by its
-        ``id``, and so kept alive."""
+        """Return ``make``'s result for a source; cached. A source other than an int or string is identified by its
+        ``id``, so the cache keeps it alive."""
         key = (what, source if isinstance(source, int | str) else id(source), *more)
         if key not in self.made:
             self.made[key] = make(), source
@@ -126,13 +127,13 @@ class ConversionContext:
         return made
 
     def unique(self, name: str) -> str:
-        """Return the name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
+        """Return a unique layer name: the name itself the first time, then ``name.1``, ``name.2``."""
         count = self._used[name]
         self._used[name] += 1
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer with ``net.add_<kind>``, named ``name:kind``; TensorRT's message as an error if it is refused."""
+        """Add a layer named ``name:kind`` with ``net.add_<kind>``; on failure, raise TensorRT's message as an error."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -141,8 +142,8 @@ class ConversionContext:
         return layer
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
-        """Keep a weight that the network points at alive, under the name for refitting: if it is one of the program's
-        constants, the engine's weight gets this name and the constant's recipe."""
+        """Record a weight and keep it alive until the build. If it is one of the program's constants, the engine's
+        weight gets this name and the constant's recipe, by which it is refitted."""
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise TypeError(f"record_weight takes a name and a torch.Tensor, not {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
@@ -153,25 +154,26 @@ class ConversionContext:
         self.cpu_weights_reference_holder.append(weight)
 
     def clear_cpu_weights_reference_holder(self) -> None:
-        """Release the tensors that the network points at, once its engine is built."""
+        """Release the network's weight tensors after its engine is built."""
         self.cpu_weights_reference_holder.clear()
 
     def constant_at(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Return the constant equal to a tensor: itself, or one in the same memory with the same order of elements (an
-        array over its memory, a view with an additional dim of size 1)."""
+        """Return the constant that equals a tensor: the tensor itself, or a constant in the same memory with the same
+        order of elements (an array over its memory, a view with an additional dim of size 1); None if there is no such
+        constant."""
         if id(value) in self.constant_names:
             return value
         return self.constant_below(value) if value.is_contiguous() else None
 
     def constant_below(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Return the constant at whose address a tensor of as many elements begins, such as its transpose; None if
-        there is none."""
+        """Return the constant with a tensor's address and number of elements, such as the constant that the tensor
+        transposes; None if there is no such constant."""
         place = value.data_ptr(), value.dtype, value.numel()
         found = (c for c in self.constants if (c.data_ptr(), c.dtype, c.numel()) == place and c.is_contiguous())
         return next(found, None) if value.numel() > 1 else None
 
     def trt_weights(self, value: torch.Tensor) -> Any:
-        """Return ``trt.Weights`` of a constant, named after its recipe or content; a contiguous one is not copied."""
+        """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided ones are copied."""
         tensor = held(value.detach().cpu().contiguous())
         constant = self.constant_at(value)
         name = None if constant is None else self.constant_names[id(constant)]
@@ -185,7 +187,7 @@ class ConversionContext:
         return weights_of(tensor)
 
     def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype, two per byte for 4 bits."""
+        """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype; a byte stores two 4-bit values."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
@@ -197,7 +199,7 @@ class ConversionContext:
 
 
 def literal_name(tensor: torch.Tensor) -> str:
-    """Return a name for a weight that is no parameter, by its content, so that equal networks print equally."""
+    """Return a content-derived name for a weight that is no parameter: equal networks get equal descriptions."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:
         return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"

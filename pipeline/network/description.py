@@ -35,8 +35,8 @@ __all__ = [
 
 @attrs.frozen
 class Tensor:
-    """A tensor between layers; ``dtype`` is torch's name, -1 is a dimension known only at run time. `dimension_names`
-    are set for inputs, "" for an unnamed dimension: dimensions of one name have one size."""
+    """A tensor between layers; ``dtype`` is torch's name, and -1 is a dynamic dimension. `dimension_names` are set for
+    inputs ("" for an unnamed dimension): dimensions with equal names have equal sizes."""
 
     name: str
     dtype: str
@@ -51,7 +51,7 @@ class Tensor:
 
 @attrs.frozen
 class Weight:
-    """A weight that a layer points at."""
+    """A weight of a layer."""
 
     name: str
     dtype: str
@@ -63,7 +63,7 @@ class Weight:
 
 @attrs.frozen
 class Layer:
-    """A layer: absent optional inputs are None; attributes that an input replaces are omitted."""
+    """A layer. Absent optional inputs are None; attributes that an input overrides are omitted."""
 
     kind: str
     name: str
@@ -90,7 +90,7 @@ class Layer:
 
 @attrs.frozen
 class Profile:
-    """The ranges an engine is built for: (input, min, opt, max) for every dynamic input."""
+    """An optimization profile: (input, min, opt, max) for every dynamic input."""
 
     ranges: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
 
@@ -102,7 +102,7 @@ class Profile:
 
 @attrs.frozen
 class Network:
-    """A network. Compare by `digest`: for `==`, 1 equals True and 1.0."""
+    """The description of a network. Compare by `digest`, since `==` does not distinguish 1, True and 1.0."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -114,7 +114,7 @@ class Network:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """All profiles that the engine is built for; a call must fit one of them."""
+        """The optimization profiles that the engine is built for, one of which a call must fit."""
         return () if self.profile is None else (self.profile, *self.other_profiles)
 
     def layer(self, name: str) -> Layer:
@@ -149,7 +149,7 @@ class Network:
 
 
 def printed(value: Value) -> str:
-    """Return a value on one line, without spaces: equal values of different types print differently."""
+    """Return a value as text on one line, without spaces; values of different types have different texts."""
     if isinstance(value, tuple):
         return f"[{','.join(map(printed, value))}]"
     return value if isinstance(value, str) and value.isidentifier() else repr(value)
@@ -196,15 +196,16 @@ def describe(
 ) -> Network:
     """Return the description of a finished network.
 
-    `weight_name` names the weight at an address; `weight_at` that of a (layer name, role), and takes precedence.
-    ValueError if a layer is invalid, cannot be read, or has weights that neither knows. Empty weights have no name.
+    `weight_name` returns the name of the weight at an address; `weight_at`, which takes precedence, has names by (layer
+    name, role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
+    need none.
     """
     return _Description(weight_name, weight_at).of(net, name, profile)
 
 
 class _Description:
-    """The names assigned so far. The bindings return the same Python object for a TensorRT object only while it is
-    alive, so the objects are held here."""
+    """The names assigned so far. The bindings return the same Python object for a TensorRT object only while that
+    Python object is alive, so this class keeps references."""
 
     def __init__(self, weight_name: WeightName, weight_at: WeightAt | None) -> None:
         self.weight_name, self.weight_at = weight_name, weight_at
@@ -297,7 +298,7 @@ def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tup
 
 
 def _distinct(name: str, taken: set[str]) -> str:
-    """Return `name`, or name#2, name#3 …, and add it to `taken`: TensorRT allows duplicate names."""
+    """Return `name`, or name#2, name#3 … if it is taken (TensorRT allows duplicates), and add the result to `taken`."""
     candidates = itertools.chain([name], (f"{name}#{count}" for count in itertools.count(2)))
     given = next(candidate for candidate in candidates if candidate not in taken)
     taken.add(given)

@@ -1,5 +1,5 @@
-"""Define ``NetworkHandle``: a TensorRT network in memory, with everything that it points to; and create ``trt.Weights``
-of low-bit quantized values stored in byte tensors."""
+"""``NetworkHandle``: a TensorRT network in memory, with everything that it references; and ``trt.Weights`` of low-bit
+quantized values stored in byte tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.trt import Log, dtype_called, trt, weights_of
 
 @define(eq=False)
 class NetworkHandle:
-    """A TensorRT network with all that it points to: the builder and logger it came from, and its weights by name.
+    """A TensorRT network with everything that it references: its builder and logger, and its weights by name.
 
     ``weights`` have ``nbytes``; ``kept`` is every other object that must stay alive until the engine is built;
     ``mapped`` are the mapped files among them, whose pages can be evicted while TensorRT does not read them.
@@ -30,7 +30,7 @@ class NetworkHandle:
     mapped: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """Free everything the network points to together with it, even if the lists are referenced elsewhere."""
+        """Free everything that the network references together with it, even if the lists are referenced elsewhere."""
         weakref.finalize(self, _clear, self.kept, self.weights)
 
     def leave_memory(self) -> None:
@@ -50,8 +50,8 @@ def _clear(kept: list[Any], weights: dict[str, Any]) -> None:
 
 
 def name_dimensions(tensor: trt.ITensor, names: Sequence[str]) -> None:
-    """Name the dimensions of a network's input, "" for none. TensorRT treats dimensions of one name as equal, without
-    which it does not fuse layers that combine two inputs along a dynamic dimension (attention and its mask, say)."""
+    """Name the dimensions of a network's input ("" for no name). TensorRT treats dimensions with equal names as equal,
+    which it needs to fuse layers that combine two inputs along a dynamic dimension (such as attention and its mask)."""
     for dim, name in enumerate(names):
         if name:
             tensor.set_dimension_name(dim, name)
@@ -62,7 +62,7 @@ PACKED: Final = ("int4", "float4_e2m1fn_x2")
 
 
 def codes_of(tensor: torch.Tensor, dtype: str) -> Any:
-    """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory, which the caller keeps alive."""
+    """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory; the caller must keep it alive."""
     count = tensor.numel() * (2 if dtype in PACKED and tensor.dtype == torch.uint8 else 1)
     return trt.Weights(dtype_called(dtype), tensor.data_ptr(), count)
 

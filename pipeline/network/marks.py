@@ -1,5 +1,4 @@
-"""Define marks: nodes at which a fault of TensorRT's kernels is avoided. A pass sets them, and conversion obeys
-them."""
+"""Marks: workarounds for bugs of TensorRT's kernels at certain nodes. A pass sets them; conversion applies them."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ Form: TypeAlias = Literal["expanded", "apart", "converter", "may be empty"]
 
 @frozen
 class Mark:
-    """A change to a segment's network that avoids a faulty kernel.
+    """A change to a segment's network that avoids a kernel with a bug.
 
     Attributes:
-        quirk: the row of the table of faults (`pipeline.quirks`).
+        quirk: the row of the table of kernel bugs (`pipeline.quirks`).
         form: "expanded": separate layers broadcast the inputs `names` before the node; "apart": a separate kernel
-            computes the node's result; "converter": the node's converter uses another form, for its inputs `names` if
-            any; "may be empty": the sizes `names` may be 0 in a call.
+            computes the node's result; "converter": the node's converter uses an alternative implementation, for the
+            inputs `names` if any; "may be empty": the sizes `names` may be 0 in a call.
         node: the node; empty for the whole segment.
         names: names of the node's inputs, or of sizes.
     """
@@ -50,7 +49,7 @@ class Marks:
         self.empty_sizes = frozenset(name for mark in self._by_node.get("", ()) for name in mark.names)
 
     def of(self, node: str, form: Form) -> list[Mark]:
-        """Return a node's marks of this form."""
+        """Return a node's marks with this ``form``."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 
     def of_segment(self) -> list[Mark]:

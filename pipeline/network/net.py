@@ -1,5 +1,5 @@
-"""Define a network as converters get it: ``Net``, with the name of the node that layers are added for, and
-``LegacyNetwork``, for converters of the LEGACY convention."""
+"""The networks that converters receive: ``Net``, with the name of the current node, and ``LegacyNetwork``, for
+converters of the LEGACY calling convention."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipeline.trt import trt
 
 @frozen
 class Net:
-    """A network under construction, and the name of the layers that are added to it.
+    """A network under construction, and the name prefix of new layers.
 
     Attributes:
         ctx: the conversion; its `net` is TensorRT's network.
-        name: the prefix of layer names: `relu` gives `relu:activation`.
+        name: the prefix of layer names: `relu` becomes `relu:activation`.
     """
 
     ctx: ConversionContext

@@ -1,4 +1,4 @@
-"""Read from a plan whether a matmul reads the quantized values of each weight and quantize/dequantize pair.
+"""Find in an engine's plan whether matmuls read the quantized values of each weight and quantize/dequantize pair.
 
 A plan of TensorRT-RTX contains its program as text: for each kernel, the layers that it computes and the tensors that
 it reads, with their types. The format is undocumented, so for a plan without such text the result is unknown.
@@ -80,7 +80,7 @@ class Step:
 
 def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
     """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine;
-    ``planned`` is the network of the same structure that the plan was built from, if that is another."""
+    ``planned``: the network of the same structure from which the plan was built, if not ``network``."""
     planned = planned or network
     rows = list(_quantized(planned))
     if not rows:
@@ -94,7 +94,7 @@ def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[
 
 
 def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
-    """Yield the dequantizing layers, except those of scales."""
+    """Yield the dequantizing layers, except layers that dequantize scales."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     dequantizes = [layer for layer in network.layers if layer.kind == "DEQUANTIZE"]
     scales = {layer.inputs[1] for layer in dequantizes}
@@ -135,7 +135,7 @@ def _fusion(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> t
 
 
 def _readers(network: Network, tensor: str) -> list[Layer]:
-    """Return the layers that read a tensor, directly or through layers that return it unchanged."""
+    """Return the layers that read a tensor, directly or via layers that return the tensor unchanged."""
     same, readers = {tensor}, list[Layer]()
     for layer in network.layers:
         if same.isdisjoint(layer.inputs):

@@ -1,7 +1,7 @@
-"""Replay a frozen description as a TensorRT network: `describe` backwards.
+"""Replay a frozen description as a TensorRT network: the inverse of `describe`.
 
-This is how another process gets a network, which cannot be pickled. It also proves that descriptions are complete: the
-description of a replayed network equals the one that it was replayed from.
+Networks cannot be pickled, so other processes receive descriptions and replay them. Replay also proves that
+descriptions are complete: the description of a replayed network equals the original description.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class ReplayError(PipelineError):
 def replay(network: Network, weight_of: WeightOf, builder: trt.Builder, log: Log) -> trt.INetworkDefinition:
     """Create a new `INetworkDefinition` with this description; the caller adds the profile.
 
-    weight_of: returns the `trt.Weights` of a name. The memory that they point at must live until the engine is built.
-    `ReplayError` with TensorRT's message if it rejects a layer, or if a layer's kind cannot be replayed.
+    weight_of: returns the `trt.Weights` of a name, whose memory must live until the engine is built. Raise a
+        `ReplayError` with TensorRT's message if it rejects a layer, or if a layer's kind cannot be replayed.
     """
     return _Replay(network, weight_of, new_network(builder), log).run()
 
@@ -106,7 +106,7 @@ class _Replay:
         return trt.Weights(dtype_called(row.outputs[0].dtype)) if name is None else self.weight_of(name)
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
-        """Set the attributes that differ from the new layer's."""
+        """Set the attributes whose values in the row differ from the new layer's."""
         for attribute in ATTRIBUTES.get(row.kind, ()):
             name, value, write = attribute.name, row.attribute(attribute.name), attribute.type.write
             if write is not None and value is not None and attribute.type.read(layer, name) != value:

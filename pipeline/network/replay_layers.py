@@ -19,12 +19,12 @@ Make: TypeAlias = Callable[[trt.INetworkDefinition, Layer, Sequence[trt.ITensor]
 
 
 def _enum_member(name: str) -> Encode:
-    """Return a lookup of an enum's members by name, deferred until use: not every version has every enum."""
+    """Return a lookup of an enum's members by name. The enum is resolved on use, since some versions lack it."""
     return lambda member: getattr(trt, name).__members__[member]
 
 
 def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
-    """Return a function that creates a layer from its first inputs, then attributes as the method takes them."""
+    """Return a function that creates a layer by a method that expects the first inputs, then attributes."""
 
     def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
@@ -34,7 +34,7 @@ def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
 
 
 def _add_layer_of_list(method: str, **arguments: Encode) -> Make:
-    """Return a function that creates a layer whose method takes all inputs as one list."""
+    """Return a function that creates a layer by a method that expects all inputs as a list."""
     return lambda net, row, given, weights: _add_layer(method, 1, **arguments)(net, row, [list(given)], weights)
 
 
@@ -69,7 +69,7 @@ def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor
 
 
 def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    """Create a slice, with zeros in place of start, size or stride if inputs supply them."""
+    """Create a slice; start, size or stride are zeros if inputs supply them."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
     count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
     return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))

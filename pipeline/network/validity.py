@@ -75,8 +75,8 @@ def _size_fault(row: Tensor | Weight) -> str:
 
 
 def _cycles(network: Network) -> Iterator[str]:
-    """Yield layers that depend on their own results. A recurrence begins with its first input; its second, computed in
-    the loop, is a dependency of the loop's outputs only."""
+    """Yield layers that depend on their own results. A recurrence layer depends only on its first input, the initial
+    value; its second input, computed in the loop, is a dependency of the loop's outputs only."""
     makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}
     regions: dict[tuple[str, object], list[Layer]] = {}
     for layer in network.layers:

@@ -1,1 +1,1 @@
-"""Measure a compiled program on a GPU: times by layer, segment and node, as records, tables and traces."""
+"""Profiling of compiled programs on a GPU: times by layer, segment and node, as records, tables and traces."""

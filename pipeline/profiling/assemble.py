@@ -1,4 +1,4 @@
-"""Assemble measurements into a ``Profile``: median times of each layer and its nodes, and each node's part of them."""
+"""Assemble measurements into a ``Profile``: the median time of each layer, and each node's share of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Measured:
 
     segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: the inspector's
         data about each engine's layers. kernels: the kernels of each segment. calls: whole calls without CUDA graphs.
-        graphs: whole calls with CUDA graphs; empty if there was none: ``no_graph`` has the reason.
+        graphs: whole calls with CUDA graphs; empty if capture failed, for the reason in ``no_graph``.
     """
 
     segments: Mapping[str, Sequence[float]]
@@ -45,8 +45,8 @@ class Measured:
 
 
 def assembled(compiled: Compiled, measured: Measured) -> Profile:
-    """Return the profile of a program from its measurements, with the segments that ran: where segments belong to one
-    of several optimization profiles, those of the profile that the call fits."""
+    """Return a program's profile from its measurements, for the segments that ran: segments of optimization profiles
+    that the call does not fit are left out."""
     ran = [s for s in compiled.partitioned.segments if s.profile is None or s.name in measured.segments]
     segments = tuple(_segment(compiled, segment, measured) for segment in ran)
     return Profile(
@@ -84,7 +84,7 @@ def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> Segmen
 
 
 def _medians(runs: Sequence[Rows]) -> Rows:
-    """Return the rows of an engine: medians over the runs whose rows are the most common ones."""
+    """Return the median time of each row of an engine, over the runs with the most common row names."""
     alike = zip(*usual(runs, lambda row: row[0]), strict=True)
     return [(rows[0][0], median(taken for _, taken in rows)) for rows in alike]
 
@@ -114,7 +114,7 @@ def _operators(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
 
 
 def _nodes(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[NodeTime]:
-    """Yield every node that takes time, with its share: nodes of one row share its time evenly."""
+    """Yield every node with its time; nodes of the same row share the row's time evenly."""
     times: defaultdict[str, float] = defaultdict(float)
     shared: defaultdict[str, int] = defaultdict(int)
     for layer in (layer for segment in segments for layer in segment.layers):

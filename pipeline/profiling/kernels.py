@@ -1,7 +1,7 @@
 """Match kernels that CUPTI timed to rows of TensorRT's profiler, by order and by name.
 
-TensorRT's profiler names each row, but adds microseconds to it. CUPTI, through torch's profiler, times every
-kernel as it runs in the engine, but does not know its layer. Both report the same engine in the same order.
+TensorRT's profiler names each row, but its measurement adds microseconds. CUPTI, via torch's profiler, measures every
+kernel without this overhead, but does not know its layer. Both report an engine in the same order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Span:
 
 @frozen
 class Timed:
-    """The times of a segment: each row's kernels by name and their milliseconds; and the time between kernels."""
+    """The times of a segment, in milliseconds: each row's kernels, by name, and the gaps between kernels."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float
@@ -50,8 +50,8 @@ class Timed:
 def by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
     """Return the kernels of each run of each segment, without its first run.
 
-    order: the segments in the order in which they ran. spans: all kernels of a period, with an additional one (`BOUND`)
-    before and after each segment. The result is empty if these are missing.
+    order: the segments in execution order. spans: all measured kernels, with a marker kernel (`BOUND`) before and after
+        each segment. The result is empty if markers are missing.
     """
     found: dict[str, list[list[Span]]] = {name: [] for name in order}
     ordered = sorted(spans, key=lambda span: span.start)
@@ -64,7 +64,7 @@ def by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list
 
 
 def timed(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> Timed | None:
-    """Return the median times of rows from their kernels; None if the kernels do not match the rows.
+    """Return the median time of each row, from its kernels; None if kernels and rows do not match.
 
     rows: names and milliseconds from TensorRT's profiler. runs: the kernels of each run.
     """
@@ -97,7 +97,7 @@ def _gap_milliseconds(run: Sequence[Span]) -> float:
 
 
 def aligned(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, float]]) -> list[int] | None:
-    """Assign each kernel a row, both in order, at the least cost; None if a name would not match."""
+    """Assign kernels to rows, both in order, at the lowest cost; return None if a name would not match."""
     width = 48 + abs(len(rows) - len(kernels))
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
     for i, row in enumerate(rows):
@@ -142,8 +142,8 @@ def _apart(row: str, kernel: str) -> float:
 
 
 def _wrong(row: str, kernel: str) -> bool:
-    """Return whether TensorRT generated a kernel for another row than this. A generated kernel has the row's name, with
-    ``_vec`` if it is vectorized; rows that are only numbered (``__mye3987``) match any kernel."""
+    """Return whether TensorRT generated this kernel for a different row. A generated kernel has its row's name, with
+    ``_vec`` if vectorized; rows with only a number (``__mye3987``) match any kernel."""
     if kernel.startswith("Mem") or not _WRITTEN.search(kernel) or row.startswith("__mye"):
         return False
     return stem(kernel).removesuffix("_vec") != stem(row)

@@ -1,8 +1,8 @@
-"""Match rows of TensorRT's profiler to layers of the network: by the plan, by the inspector, or by name.
+"""Match rows of TensorRT's profiler with layers of the network: by the plan, by the engine inspector, or by name.
 
 TensorRT names a row after a kernel that computes several layers (``__myl_MulAddRelu_myl0_3``), or after the layers
-(``conv1 + relu``). The plan lists the layers of each kernel, in order, and a row's name may end with the kernel's
-number there.
+(``conv1 + relu``). The plan lists the layers of each kernel, in order; a row's name may end with the kernel's number in
+the plan.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PRODUCT = "product"
 
 @frozen
 class Match:
-    """The layers of a row, and how they were matched: ``inspector``, ``plan``, ``order``, ``name``; empty if they were
-    not. For rows that compute nothing, ``by`` is their kind: ``streams`` (synchronization) or ``sizes`` (shape
+    """The layers of a row, and the method by which they were matched: ``inspector``, ``plan``, ``order``, ``name``, or
+    empty. For rows without layers, ``by`` is their kind: ``streams`` (synchronization) or ``sizes`` (shape
     arithmetic)."""
 
     layers: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ def matched(
         rows: the profiler's names, in execution order.
         steps: the plan's steps, in order; empty if the plan has no text.
         layers: the network's layers, in order.
-        metadata: the inspector's layers, by the names of rows.
+        metadata: the layers of each row according to the engine inspector.
     """
     planned = _aligned(rows, steps)
     found = _Layers(steps, layers, metadata)
@@ -79,12 +79,12 @@ class _Layers:
         return Match(found, "name") if found else Match()
 
     def known(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the network's layers of these names, also of derived ones (``conv__gemm_from_conv1x1``)."""
+        """Return the network's layers of these names, or of their prefixes (``conv__gemm_from_conv1x1``)."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
     def after(self, step: Kernel) -> tuple[str, ...]:
-        """Return the layers of a step that names none: those after the layers of the previous step, unless another step
+        """Return the layers of a step that names none: the layers after those of the previous step, unless another step
         names them or other layers of their nodes."""
         before = [each for each in self.steps if each.place < step.place and each.kind not in STREAMS | SIZES]
         last = max((self.index[layer] for each in before[-1:] for layer in self.known(each.layers)), default=None)
@@ -95,8 +95,8 @@ class _Layers:
 
 
 def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
-    """Return the step of each row: by the number in the row's name, else by aligning the two sequences of names. For
-    matmuls and convolutions only the order counts, since their kernels come from libraries with names of their own."""
+    """Return the step of each row: by the number in the row's name, else by aligning the two sequences of names.
+    Matmuls and convolutions are aligned by order only, since their kernels have names from other libraries."""
     by_place = {(step.place, stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), stem(row))) for i, row, place in numbers if place is not None}
@@ -109,12 +109,12 @@ def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
 
 
 def stem(name: str) -> str:
-    """Return the name of a kernel without the suffixes of its instances (``_0x31bf89da…``, ``_myl0_3``)."""
+    """Return the name of a kernel without its instance's suffixes (``_0x31bf89da…``, ``_myl0_3``)."""
     return _INSTANCE.sub("", name, count=1)
 
 
 def _key(row: str, names: Mapping[str, str]) -> str:
-    """Return the key of a row, as it is compared with the plan's steps."""
+    """Return the key by which a row is compared with the plan's steps."""
     return names.get(stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
 
 
@@ -123,8 +123,8 @@ def _kernel_key(kernel: Kernel) -> str:
 
 
 def named(row: str, layers: Sequence[str]) -> Iterator[str]:
-    """Yield the layers whose whole names occur in a row's name, even if one name is a part of another. A range
-    (``ForeignNode[a...b]``) means all layers from one to the other."""
+    """Yield the layers whose whole names occur in a row's name, also if a name contains another. A range
+    (``ForeignNode[a...b]``) stands for all layers from ``a`` to ``b``."""
     foreign = _FOREIGN.search(row)
     if foreign is not None and foreign[1] in layers and foreign[2] in layers:
         first, last = sorted((layers.index(foreign[1]), layers.index(foreign[2])))
@@ -138,8 +138,8 @@ def named(row: str, layers: Sequence[str]) -> Iterator[str]:
 
 
 def metadata_of(information: str) -> dict[str, tuple[str, ...]]:
-    """Return the layers of each row in the inspector's JSON, which `build` wrote as their metadata; empty if it is not
-    JSON, or has only names."""
+    """Return the layers of each row, read from layer metadata (written by `build`) in the inspector's JSON; empty if
+    the text is not JSON, or has only names."""
     try:
         listed = json.loads(information)
     except ValueError:

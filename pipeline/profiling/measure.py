@@ -1,4 +1,4 @@
-"""Measure a compiled program on a GPU: segments by CUDA events, engines' layers by TensorRT's profiler and CUPTI."""
+"""Measure a compiled program on a GPU: segments by CUDA events, layers by TensorRT's profiler and CUPTI."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ RUNS, WARMUP = 50, 10
 def profile(compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = RUNS) -> Profile:
     """Return the profile of a call with these inputs on the current GPU.
 
-    The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, the layers of each engine
-    by TensorRT's profiler, and the kernels by CUPTI, in separate passes, so that none slows down another. Inputs
-    are copied first.
+    Separate passes, so that none slows down another, measure the whole call without and with CUDA graphs, each segment
+    by CUDA events, each engine's layers by TensorRT's profiler, and kernels by CUPTI. Inputs are copied first.
 
     Raises:
         ExecutionError: there is no GPU, or an engine does not run here.
@@ -76,8 +75,7 @@ class Call:
         return module(*args, **kwargs)
 
     def warm(self, module: CompiledModule, calls: int = WARMUP) -> float:
-        """Call the module until kernels are compiled, contexts created, and graphs captured; return the seconds of the
-        last call."""
+        """Call the module until kernels, contexts and CUDA graphs exist; return the seconds of the last call."""
         for _ in range(calls):
             torch.cuda.synchronize()
             start = perf_counter()
@@ -127,9 +125,9 @@ CYCLES = 2.5e9
 
 @define
 class Ahead:
-    """A timer of a segment without launch gaps: it keeps the GPU busy until the host has launched all kernels (for 1.5
-    times the host's shortest time), and only then do they begin. The host waits once about 1,000 launches are queued,
-    so its time in later runs may include the GPU's."""
+    """A timer of a segment without launch gaps: the GPU is kept busy until the host has launched all kernels (for 1.5
+    times the host's shortest time), so that these run back to back. After about 1,000 queued launches the host waits,
+    so its time in later runs may include GPU time."""
 
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
@@ -148,12 +146,12 @@ class Ahead:
 
 
 def busy(cycles: int) -> None:
-    """Let the current stream wait for a number of ticks of the GPU's clock."""
+    """Keep the current stream busy for a number of GPU clock cycles."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | None = None) -> ProgramModule:
-    """Return a module that launches each segment by itself, without CUDA graphs, over the model's own weights;
+    """Return a module that launches segments separately, without CUDA graphs, and shares the model's weights;
     ``shared`` as in `ProgramModule`."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
     return ProgramModule(compiled, "tensorrt", settings, shared)
@@ -169,7 +167,7 @@ def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, 
 
 
 def instrumented(module: ProgramModule) -> Mapping[str, Ahead]:
-    """Return a timer for each segment that later calls of a module run."""
+    """Attach a timer to each segment of a module; later calls run through them."""
     found: defaultdict[str, Ahead] = defaultdict(Ahead)
     module.instrument(lambda segment, run: partial(found[segment.name], run))
     return found
@@ -259,7 +257,7 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
 def bounded(
     order: list[str], name: str, ahead: Ahead, run: SegmentRunner, inputs: list[Leaf], turn: Turn
 ) -> Sequence[Leaf]:
-    """Run a segment between two marker kernels that wait, which delimit its own."""
+    """Run a segment between two marker kernels (which only wait), to delimit its kernels."""
     order.append(name)
     if ahead.host is None:
         busy(1)
@@ -269,7 +267,7 @@ def bounded(
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
-    """Return the milliseconds of each call with CUDA graphs; or none, and why the call cannot be captured."""
+    """Return the milliseconds of each call with CUDA graphs; or none, and the reason why capture failed."""
     module = compiled.module("tensorrt", cuda_graphs=True)
     times = call.times(module, runs)
     refused = module.refused_graphs

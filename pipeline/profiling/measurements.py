@@ -1,4 +1,4 @@
-"""Key measurements of a program's forms, so that a later compilation of the same program chooses without measuring."""
+"""Keys under which measurements of a program's variants are saved, so that later compilations need not measure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITHOUT_EFFECT: Final = frozenset(
 
 
 def slowest(found: Sequence[Mapping[str, Pair]]) -> Mapping[str, Pair]:
-    """Return the longest times that ranks measured: a call waits for the slowest."""
+    """Return the longest times among all ranks, since a call waits for the slowest rank."""
     merged = dict[str, Pair]()
     for key, (ours, theirs) in (item for pairs in found for item in pairs.items()):
         known = merged.get(key, (ours, theirs))
@@ -43,15 +43,15 @@ class Measurements(Protocol):
     """A store of measurements by key."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
-        """Return what was measured on the GPU that engines for these compute capabilities run on."""
+        """Return the measurements on the GPU for which engines of these compute capabilities are built."""
 
     def save(self, found: Mapping[str, Pair]) -> None:
-        """Add measurements of the current GPU; those that the store has stay."""
+        """Add measurements of the current GPU; existing measurements are not replaced."""
 
 
 @frozen
 class Forgotten:
-    """A store that keeps nothing."""
+    """A store that saves nothing."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
         """Return nothing."""
@@ -63,11 +63,11 @@ class Forgotten:
 
 @frozen
 class Keys:
-    """The keys of a program's measurements, digests of everything that times depend on but the GPU and the versions.
+    """The keys of a program's measurements: digests of everything that determines times, except GPU and versions.
 
-    program: that of the captured graph with its sizes: the time of the fastest mixture of engines and PyTorch, and that
-        of another form. engines: by name, that of a network's structure without its names. Those of a profile are of
-        its calls, and of the engines that run in them.
+    program: the key of the captured graph with its sizes, for the time of the fastest mixture of engines and PyTorch
+        and the time of an alternative. engines: by engine name, the key of the network's structure without names. For
+        an optimization profile, the keys are for the profile's calls and the engines that run in them.
     """
 
     program: str
@@ -75,7 +75,7 @@ class Keys:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None = None, form: str = "program") -> Keys:
-        """Compute the keys of a compiled program, or of one of its profiles; ``form`` is the name of the other form."""
+        """Compute the keys of a compiled program, or of one of its profiles; ``form`` names the alternative."""
         around = "\n".join([_around(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         own = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
@@ -86,7 +86,7 @@ class Keys:
 
 
 def _around(settings: CompilationSettings) -> str:
-    """Return the settings that times depend on, and PyTorch's for matmuls of float32."""
+    """Return the settings that affect times, including PyTorch's settings for float32 matmuls."""
     changed = (f"{name}={value}" for name, value in settings.changed().items() if name not in WITHOUT_EFFECT)
     backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     return "\n".join([*changed, *(str(each.fp32_precision) for each in backends)])

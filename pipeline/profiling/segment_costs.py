@@ -1,4 +1,4 @@
-"""Compare programs by the times of their segments on a GPU, in turns."""
+"""Compare programs by the GPU times of their segments, measured alternately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENOUGH: Final = 0.3
 
 @frozen
 class SegmentCost:
-    """The milliseconds of a segment: on the GPU, and of the host to launch it."""
+    """A segment's times in milliseconds: on the GPU, and on the host to launch the segment."""
 
     gpu: float
     host: float
@@ -44,12 +44,12 @@ def segment_costs(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
-    """Return the least cost of each program's segments that run in a call, one after the other in turns: other
-    processes on the GPU only make calls longer. Of several calls the geometric mean is returned.
+    """Return the lowest cost of each program's segments in a call. Programs run alternately, and the minimum counts,
+    since other processes on the GPU only add time. For several calls, return the geometric mean.
 
-    With ``cuda_graphs`` they are those in a program's CUDA graph, where the host launches nothing.
+    With ``cuda_graphs`` these are the costs in the program's CUDA graph, in which the host launches nothing.
 
-    turn: makes the context within which they are measured, after engines are loaded and kernels compiled.
+    turn: creates the context of the measurement, after engines are loaded and kernels compiled.
     """
     shared = dict[str, torch.Tensor]()
     with torch.no_grad():
@@ -70,7 +70,7 @@ def segment_costs(
 def _called(
     modules: Sequence[ProgramModule], found: Sequence[Mapping[str, Ahead]], call: Call, runs: int
 ) -> list[dict[str, SegmentCost]]:
-    """Return the least cost of segments in calls without a graph."""
+    """Return the lowest cost of segments in calls without a CUDA graph."""
     for ahead in (ahead for aheads in found for ahead in aheads.values()):
         ahead.host, ahead.marks = None, []
     for _ in range(runs + 1):
@@ -90,9 +90,9 @@ def _mean(costs: Sequence[SegmentCost]) -> SegmentCost:
 def _replayed(
     programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
 ) -> Iterator[list[list[float]]]:
-    """Yield for each call the milliseconds of its replays by each program, none without ``cuda_graphs``.
+    """Yield, for each call, the milliseconds of graph replays by program; nothing without ``cuda_graphs``.
 
-    Their graphs share one pool of memory.
+    The graphs share a memory pool.
     """
     pool: Argument = None
     every: list[torch.cuda.CUDAGraph | None] = []
@@ -106,8 +106,8 @@ def _replayed(
 
 
 def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
-    """Return the costs of segments in a CUDA graph: its time, divided as the time of a call without one; the same costs
-    if there is no graph."""
+    """Return the costs of segments in a CUDA graph: the graph's time, divided in proportion to the costs in a call
+    without a graph; without a graph, return the costs unchanged."""
     total = sum(cost.gpu for cost in costs.values())
     if not times or not total:
         return costs
@@ -129,7 +129,7 @@ def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.C
 
 
 def _replay_times(graphs: Sequence[torch.cuda.CUDAGraph | None], runs: int) -> list[list[float]]:
-    """Return the milliseconds of replays of each graph, in turns."""
+    """Return the milliseconds of alternating replays of the graphs."""
     marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in graphs]
     for run in range(2 * runs):
         for graph, own in zip(graphs, marks, strict=True):

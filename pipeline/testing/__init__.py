@@ -1,13 +1,13 @@
-"""Test converters as this package tests its own: calls as records, and a check of all properties of a converter.
+"""The tools by which this package tests its converters: operator calls as records, and a check of all properties.
 
-A converter of your own, over calls that Hypothesis draws (``pip install hypothesis pytest``):
+Test your own converter on random calls that Hypothesis generates (``pip install hypothesis pytest``):
 
     from pipeline.testing import check_converter
 
     def test_my_gelu():
         check_converter(my_gelu)
 
-One call; sizes that may be dynamic have names. A failure prints such a line, ready to be pasted:
+Test a single call; dynamic sizes have names. A failure prints such a line, which you can paste into a test:
 
     check(Call(aten.add.Tensor, (TensorSpec(("n", 3), torch.float16), TensorSpec((3,), torch.float16)), sizes={"n": 2}))
     check(Call(aten.linear.default, (TensorSpec(("n", 4)), TensorSpec((5, 4), constant=True)), sizes={"n": (1, 2, 8)}))
@@ -15,15 +15,15 @@ One call; sizes that may be dynamic have names. A failure prints such a line, re
 
 - ``TensorSpec(shape, dtype=torch.float32, values="normal", constant=False, seed=0)``: ``values`` are named in
   ``pipeline.testing.values``; constants are parameters of the model and arrive in the converter as ``torch.Tensor``.
-- ``Size(name, scale=1, offset=0, divisor=1)``: an int argument that depends on sizes,
+- ``Size(name, scale=1, offset=0, divisor=1)``: an int argument computed from sizes,
   ``name // divisor * scale + offset``; the name may be a product, ``"n*m"``.
 - A decomposition of your own: ``check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])``.
-- ``check`` returns ``Checked``, or ``Rejected`` (false) with the reasons. It raises ``CheckError``, whose ``kind``
-  is ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
-  ``CallError`` where
-  PyTorch itself does not take the call.
-- Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write one, ``strategies.common`` has the
-  parts, and ``for_target(target)`` returns the hand-written one, or one made from the schema (elementwise, reductions).
+- ``check`` returns ``Checked``, or ``Rejected`` (falsy) with the reasons. It raises ``CheckError``, whose ``kind`` is
+  ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
+  ``CallError`` if PyTorch itself does not accept the call.
+- Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write a strategy, ``strategies.common``
+  has the building blocks, and ``for_target(target)`` returns the hand-written strategy, or one generated from the
+  schema (elementwise operators, reductions).
 - The tolerances against float64 are in one table, ``pipeline.testing.ulps.ULPS``.
 
 Run a single operator of the registry: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.

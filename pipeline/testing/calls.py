@@ -1,4 +1,4 @@
-"""Calls of operators, as frozen records that name their sizes, so that one call can be tried at many sizes."""
+"""Operator calls as frozen records with named sizes, so that the same call can be tested at many sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @frozen(repr=False)
 class Size:
-    """An int that depends on sizes: ``product of names // divisor * scale + offset``.
+    """An int computed from sizes: ``product of names // divisor * scale + offset``.
 
     ``Size("n")``, ``Size("n", 2, 1)`` for 2n + 1, ``Size("n*m")``, ``Size("n", divisor=2)``, ``Size("n", -1)``.
     """
@@ -44,7 +44,7 @@ class Size:
         return self.computed(sizes, lambda function, a, b: function(a, b))
 
     def computed(self, sizes: Mapping[str, T], step: Callable[[Function, T, T | int], T]) -> T:
-        """Return the result of the expression's operations, each computed by ``step``."""
+        """Evaluate the expression; ``step`` computes each operation."""
         value = sizes[self.names[0]]
         for name in self.names[1:]:
             value = step(operator.mul, value, sizes[name])
@@ -60,7 +60,7 @@ Dim: TypeAlias = int | str | Size
 
 
 def _frozen(value: object) -> object:
-    """Convert lists to tuples, so that a call cannot be changed through them (operators take either)."""
+    """Convert lists to tuples, so that a call is immutable (operators accept both)."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value
@@ -76,9 +76,9 @@ def _shape(shape: Iterable[Dim]) -> tuple[Dim, ...]:
 class TensorSpec:
     """A tensor argument.
 
-    shape: ints, names of sizes (``"n"``), or ``Size``.
-    values: its contents, as ``pipeline.testing.values`` names them: ``"normal"``, ``"special"``, ``("below", 5)``, …
-    constant: True for a parameter of the model, a ``torch.Tensor`` in the converter; False for an input.
+    shape: each size is an int, the name of a size (``"n"``), or a ``Size``.
+    values: the kind of values, as named in ``pipeline.testing.values``: ``"normal"``, ``"special"``, ``("below", 5)``.
+    constant: True for a parameter of the model, which converters receive as a ``torch.Tensor``; False for an input.
     """
 
     shape: tuple[Dim, ...] = field(converter=_shape)
@@ -109,12 +109,12 @@ class TensorSpec:
 
 
 def argument_at(leaf: object, sizes: Mapping[str, object]) -> Leaf:
-    """Return the value of a `Size` for these sizes; anything else unchanged."""
+    """Return the value of a `Size` for these sizes; return any other leaf unchanged."""
     return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
 
 def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
-    """Return a dim's value for these sizes; anything else unchanged."""
+    """Return the value of a named dim for these sizes; return any other dim unchanged."""
     return sizes[dim] if isinstance(dim, str) else argument_at(dim, sizes)
 
 
@@ -131,7 +131,7 @@ def _ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
 
 
 def _range(name: str, size: Argument) -> Range:
-    """Return the range of a size: for ``3`` from 1 to 8 (or twice the size), tuned for 3."""
+    """Return the range of a size: for ``3``, min 1, opt 3, max 8 (or twice the size if larger)."""
     if isinstance(size, Range):
         return size
     low, opt, high = size if isinstance(size, tuple) else (min(1, size), size, max(8, 2 * size))
@@ -142,12 +142,12 @@ def _range(name: str, size: Argument) -> Range:
 
 @frozen(repr=False, eq=False)
 class Call:
-    """A call of an operator.
+    """An operator call.
 
     target: the ``OpOverload``.
     args, kwargs: ``TensorSpec``, ``Size``, plain values, and sequences of these.
     sizes: the values of the names in shapes and ``Size``: ``{"n": 3}``, or ``{"n": (min, opt, max)}``.
-    outputs: the indices of the results that are requested; None for all. Converters may leave out the others.
+    outputs: the indices of the requested results; None for all. Converters may omit the others.
 
     ``Call(aten.add.Tensor, (TensorSpec(("n", 3)), TensorSpec((3,))), sizes={"n": 2})``
     """
@@ -159,7 +159,7 @@ class Call:
     outputs: tuple[int, ...] | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Check that every name that is used has a size, and that no size is unused."""
+        """Check that every name has a size, and that every size is used."""
         used = {name for leaf in self.leaves() for name in (leaf.names if isinstance(leaf, TensorSpec | Size) else ())}
         for spec in self.specs:
             used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _names(v)}
@@ -193,12 +193,12 @@ class Call:
         return {name: size.opt for name, size in self.sizes.items()}
 
     def with_sizes(self, sizes: Sizes) -> Call:
-        """Return the same call at other sizes; the ranges grow if they must."""
+        """Return the same call at other sizes; ranges are extended if necessary."""
         new = {n: Range(min(r.min, s := sizes.get(n, r.opt)), s, max(r.max, s)) for n, r in self.sizes.items()}
         return evolve(self, sizes=new)
 
     def static(self) -> Call:
-        """Return the same call with numbers in place of names."""
+        """Return the same call with static sizes."""
         sizes = self.opt
 
         def fixed(leaf: Leaf) -> Leaf:
@@ -210,12 +210,12 @@ class Call:
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
     def bound(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return arguments with real values for these sizes (default: the call's own); the same every time."""
+        """Return arguments with real, deterministic values for these sizes (default: the call's own sizes)."""
         sizes = self.opt if sizes is None else sizes
         return self.fill(self.tensors(sizes), sizes)
 
     def tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
-        """Return the real tensors, in the order of ``specs``; those of equal specs differ by position."""
+        """Return the real tensors, in the order of ``specs``; equal specs have different values by position."""
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
@@ -231,7 +231,7 @@ class Call:
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """Return a few sets of sizes inside the ranges, without repetition: opt, min, max, and a mixture."""
+        """Return a few distinct sets of sizes inside the ranges: opt, min, max, and a mixture."""
         ranges = self.sizes.items()
         least = {n: r.min for n, r in ranges}
         most = {n: min(r.max, 9) if r.min <= 9 else r.max for n, r in ranges}
@@ -244,7 +244,7 @@ class Call:
         return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the call for Hypothesis."""
+        """Print the call in Hypothesis's reports."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
@@ -260,7 +260,7 @@ class Call:
         return _record("Call", given, more)
 
     def __eq__(self, other: object) -> bool:
-        """Compare by printed form, in which 1 is not True."""
+        """Compare by text, in which 1 differs from True."""
         return repr(self) == repr(other) if isinstance(other, Call) else NotImplemented
 
     def __hash__(self) -> int:
@@ -268,7 +268,7 @@ class Call:
 
 
 def distinct(*sizes: dict[str, int]) -> tuple[dict[str, int], ...]:
-    """Return sets of sizes without repetition."""
+    """Return the distinct sets of sizes."""
     return tuple(each for i, each in enumerate(sizes) if each not in sizes[:i])
 
 
@@ -281,13 +281,13 @@ def _record(name: str, values: Sequence[str], more: Mapping[str, str]) -> str:
 
 
 def _changed(record: Any, *names: str) -> dict[str, str]:
-    """Return the fields that differ from their defaults, printed."""
+    """Return the fields that differ from their defaults, as texts by name."""
     defaults = {a.name: a.default for a in record.__attrs_attrs__}
     return {n: _printed(getattr(record, n)) for n in names if getattr(record, n) != defaults[n]}
 
 
 def _printed(value: object) -> str:
-    """Return Python that evaluates to the value; ``repr`` does not for NaN and infinities."""
+    """Return Python source of the value, also for NaN and infinities, for which ``repr`` is no expression."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_printed, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, float) and not math.isfinite(value):

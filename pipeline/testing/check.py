@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 class CheckError(PipelineError, AssertionError):
-    """A converter fails a check: ``kind`` is the failed property, ``call`` the call, ``converter`` the name of the
-    function that was tested, "" for one of the registry."""
+    """A converter fails a check: ``kind`` is the failed property, ``call`` the call, and ``converter`` the name of the
+    tested function, or "" for a converter of the registry."""
 
     converter = ""
 
@@ -44,7 +44,7 @@ class CheckError(PipelineError, AssertionError):
         self.args = (kind, call, message)
 
     def __str__(self) -> str:
-        """Return the fault, and a snippet that reproduces it."""
+        """Return the error message, with a snippet that reproduces the failure."""
         lines = ["import torch", "import pipeline", "from pipeline.testing import *"]
         own = f", registry=pipeline.DYNAMO_CONVERTERS.override({self.converter})" if self.converter else ""
         snippet = "\n".join([*lines, f"check({self.call!r}{own})"])
@@ -64,7 +64,7 @@ class Checked:
 
 @frozen
 class Rejected:
-    """A call that no engine takes, with the reasons. Its truth value is False."""
+    """A call that cannot run in an engine, with the reasons. It is falsy."""
 
     call: Call
     reasons: tuple[Rejection, ...]
@@ -85,26 +85,27 @@ def check(
     used: bool = False,
     devices: Sequence[str] = (),
 ) -> Checked | Rejected:
-    """Compile a program of this one call, and compare it with eager PyTorch at each of ``call.sizes_to_try``.
+    """Compile a program that consists of this call, and compare it with eager PyTorch at each of ``call.sizes_to_try``.
 
-    The call must convert, twice to the same network, and run; every result must have the operator's dtype and shape,
-    and values no further from float64 than eager's plus a few units in the last place (``ULPS``), with NaN and
-    infinities where eager has them; one network must serve all sizes; and, if requested, an engine must build.
+    The check requires that two conversions produce the same network, that this network runs at all sizes, and, if
+    requested, that an engine builds. Every result must have the operator's dtype and shape. Its error against float64
+    may exceed eager's error by a few units in the last place (``ULPS``); NaN and infinities must be where eager has
+    them.
 
     Args:
-        call: the operator with its arguments.
-        registry, decompositions, settings: for the compilation. Our own decompositions take precedence over converters.
-        dynamic: False fixes the sizes; True requires named sizes in the call; None takes the call as it is.
+        call: the operator call.
+        registry, decompositions, settings: for the compilation. ``decompositions`` take precedence over converters.
+        dynamic: False makes all sizes static; True requires named sizes in the call; None uses the call unchanged.
         build: also build the engine.
         executors: the executors to run on; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
-        devices: also capture for these (``"cuda"``): a call whose graph differs there is checked on both.
-        used: fail if the target's own converter was not used, because a decomposition came first.
+        devices: further devices to capture for (``"cuda"``): if the graph differs there, both graphs are checked.
+        used: fail if a decomposition took precedence over the target's own converter.
 
     Returns ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
 
     Raises:
         CheckError: a check failed; the message has a snippet that reproduces it.
-        CallError: PyTorch itself does not take the call.
+        CallError: PyTorch itself does not accept the call.
         TypeError: ``call`` is not a `Call`.
     """
     call, settings = _with_sizes(call, dynamic), settings or CompilationSettings()
@@ -126,7 +127,7 @@ def check(
 
 
 def _with_sizes(call: Call, dynamic: bool | None) -> Call:
-    """Return the call, with fixed sizes if ``dynamic`` is False; raise an error if it is True and no size is named."""
+    """Return the call, with static sizes if ``dynamic`` is False; raise an error if it is True and no size is named."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
         raise TypeError(f"check takes a call, such as {example}, not {call!r}")
@@ -143,7 +144,7 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Check the call as captured for another device, if the program differs; skip a call that torch lacks there."""
+    """Check the call as captured for another device, if the program differs; skip calls unsupported by torch there."""
     there = settings.evolve(device=device)
     try:
         with suppress(CallError):
@@ -158,7 +159,7 @@ def _check_on_device(
 
 
 def _convert(call: Call, partitioned: Partitioned) -> Converted:
-    """Return the networks, after converting twice and comparing them."""
+    """Convert twice, check that the networks are equal, and return them."""
     first, second = (attempt("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
         fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
@@ -166,7 +167,7 @@ def _convert(call: Call, partitioned: Partitioned) -> Converted:
 
 
 def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
-    """Return whether an engine has a node of the target itself; fail if it was ``demanded`` and has none."""
+    """Return whether an engine has a node of the target itself; if not, and if ``demanded``, fail."""
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
     found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
     if demanded and not found:
@@ -200,9 +201,9 @@ def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledMo
 
 
 def _agrees(want: Expected, program: Program) -> None:
-    """Raise a `CallError` if eager and fake tensors disagree on a dtype or size: converters can only follow the latter.
+    """Raise a `CallError` if eager and fake tensors differ in a dtype or size: converters see only fake tensors.
 
-    Torch 2.11 has ``int(6 * 1.7)``, the size at hand, for ``int(k * 1.7)`` in upsample_linear1d of dynamic size.
+    Torch 2.11 specializes ``int(k * 1.7)`` to the current size ``int(6 * 1.7)`` in a dynamic upsample_linear1d.
     """
     for result, fake in zip(want.eager, _fakes(program), strict=True):
         if result.dtype != fake.dtype:
@@ -219,7 +220,7 @@ def _fakes(program: Program) -> list[torch.Tensor]:
 
 
 def attempt(kind: Kind, call: Call, f: Callable[[], T], where: str = "") -> T:
-    """Call a function; its exceptions become a `CheckError` of this kind."""
+    """Call a function, and convert its exceptions to a `CheckError` of this kind."""
     try:
         return f()
     except CheckError:

@@ -1,5 +1,5 @@
-"""Compare the results of a call, or of a whole program leaf by leaf, with float64: they must be no worse than eager's;
-integers and bools must equal eager's."""
+"""Compare the results of a call, or of a whole program leaf by leaf, with float64: errors may be at most eager's plus a
+tolerance; integers and bools must equal eager's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LARGEST = 8.0
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's, the exact ones, and those for inputs' absolute values; None: unknown.
+    """The expected results of a call: eager's, float64's, and those for absolute values of the inputs; None: unknown.
 
-    Complex results are pairs of reals, in a last dim of 2; ``pairs`` says which results are.
+    Complex results are pairs of reals in a last dim of size 2; ``pairs`` tells which results are complex.
     """
 
     call: Call
@@ -36,9 +36,9 @@ class Expected:
 
 
 def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Run the operator in PyTorch: as it is, in float64, and (if its row requires it) on absolute values.
+    """Run the operator in PyTorch: in the given dtypes, in float64, and, if its row requires it, on absolute values.
 
-    If PyTorch has no kernel for the dtype on a CPU, the float64 result, rounded to ``dtypes``, stands for eager's.
+    If PyTorch has no CPU kernel for the dtype, the float64 result, rounded to ``dtypes``, replaces eager's.
     """
     given = call.tensors(sizes)
     doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
@@ -84,7 +84,7 @@ def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
 
 
 def _double(value: object) -> Leaf:
-    """Return float64 for a float dtype, complex128 for a complex one; anything else unchanged."""
+    """Return float64 for a float dtype and complex128 for a complex dtype; return any other value unchanged."""
     if not isinstance(value, torch.dtype):
         return value
     return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
@@ -141,7 +141,7 @@ def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> 
 def _tolerance(
     row: Units, want: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return the error allowed beside eager's own: the row's units at its scale."""
+    """Return the tolerance in addition to eager's error: the units and scale of the operator's row in ``ULPS``."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
     if row.scale == "pair":
@@ -157,10 +157,10 @@ def _tolerance(
 
 
 def _wrong_elements(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
-    """Return a mask of elements that are further from the exact ones than eager's error plus ``units``.
+    """Return a mask of elements whose error against the exact results exceeds eager's error plus ``units``.
 
-    NaN and infinities are eager's, or the exact ones where eager overflows on its way: the gelu of inf is
-    NaN in eager for tensors of two elements or more.
+    NaN and infinities must equal eager's, or the exact results if eager overflows internally: the gelu of inf is NaN in
+    eager for tensors of two elements or more.
     """
     eager_error = (eager - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     close = (got - exact).abs() <= eager_error + units
@@ -169,7 +169,7 @@ def _wrong_elements(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor,
 
 
 def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
-    """Describe the first wrong element, and the number of wrong ones."""
+    """Describe the first wrong element, and the number of wrong elements."""
     if not bool(wrong.any()):
         return ""
     at = tuple(int(i) for i in wrong.nonzero()[0])
@@ -179,7 +179,7 @@ def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor,
 
 
 def outputs_difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:
-    """Describe how ``got`` differs from eager's ``want`` (``best``: the same in float64); empty if it does not."""
+    """Describe how ``got`` differs from eager's ``want`` (``best``: in float64); empty if they agree."""
     wanted, spec = named_leaves(want)
     given, our_spec = tree_flatten(got)
     if spec != our_spec:
@@ -217,7 +217,7 @@ def _leaf_difference(eager: object, exact: object, got: object, dtype: torch.dty
 def _wrong_in_program(
     eager: torch.Tensor, exact: object, got: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return a mask of elements further from float64 than twice eager's own worst error plus the units of a program."""
+    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus a program's units."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), got.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0

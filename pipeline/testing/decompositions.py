@@ -1,4 +1,4 @@
-"""``check_decomposition``: check the operators and the results of a decomposition."""
+"""``check_decomposition``: check which operators a decomposition returns, and its results."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ def check_decomposition(
     settings: CompilationSettings | None = None,
     profile: hypothesis.settings | None = None,
 ) -> None:
-    """Test a decomposition: it is used, returns the right operators, and computes the right numbers.
+    """Check that a decomposition is used, returns the expected operators, and computes correct results.
 
         def test_my_addmm():
             check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])
 
-    Numbers are compared as by ``check``, with dynamic sizes if the call names some; operators without a converter run
+    Results are compared as in ``check``, with dynamic sizes if the call names sizes; operators without a converter run
     in PyTorch.
 
     Args:
         decomposition: a function declared with ``register_torch_trt_decomposition``.
-        calls: of its operators; none: calls that Hypothesis draws for each of them.
+        calls: calls of its operators; if none are given, Hypothesis generates calls for each operator.
         expected: operators that every call decomposes to, by overload, packet (any of its overloads) or name.
-        unexpected: operators that no call decomposes to. Its own operator is always unexpected, unless it is expected.
+        unexpected: operators that no call decomposes to. The decomposed operator itself is unexpected, unless it is in
+            ``expected``.
         registry, decompositions, settings: for the compilation.
         profile: Hypothesis's settings; None: the profile that is loaded.
 
     Raises:
         CheckError: ``decomposes``: it is not used, or returns other operators, which are listed; further kinds are
             those of ``check``.
-        LookupError: there are no calls, and no strategy draws any.
+        LookupError: no calls are given, and no strategy generates calls.
         TypeError: the function declares no decomposition.
     """
     own = DecompositionTable().register(decomposition)
@@ -99,7 +100,7 @@ def _check_operators(call: Call, program: Program, expected: Named, unexpected: 
 
 
 def _draw(targets: Iterable[Operator], tried: Function, profile: hypothesis.settings) -> None:
-    """Try calls drawn for operators; raise a LookupError if no strategy draws any."""
+    """Try random calls of operators; raise a LookupError if there is no strategy for them."""
     strategies = [drawn for drawn in map(for_target, targets) if drawn is not None]
     passed: list[Call] = []
 

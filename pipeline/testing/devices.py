@@ -1,4 +1,4 @@
-"""Compare the programs that one model is captured as on two devices."""
+"""Compare the programs captured from the same model on two devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def computes_alike(one: Program, other: Program) -> bool:
 
 
 def first_difference(one: Program, other: Program) -> str:
-    """Return the first row in which two programs differ: its number, and its text in each; empty if none does."""
+    """Return the number of the first row in which two programs differ, and both texts; empty if all rows are equal."""
     for place, (ours, theirs) in enumerate(zip_longest(_rows(one), _rows(other))):
         if ours != theirs:
             return f"%{place}:\n  {ours}\n  {theirs}"

@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """Return a pytree's leaves with their paths (numbers in a type registered without keys), and its structure."""
+    """Return a pytree's leaves with their paths (numbers for types registered without keys), and its structure."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
@@ -31,7 +31,7 @@ def tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
 
 @frozen(eq=False)
 class Snapshot:
-    """The current state of a pytree: its tensors with copies, and the text of other leaves."""
+    """A snapshot of a pytree: its tensors, with copies, and the texts of other leaves."""
 
     rows: tuple[tuple[str, torch.Tensor, torch.Tensor], ...]
     printed: tuple[tuple[Any, str], ...] = ()
@@ -53,8 +53,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Echoes(TorchFunctionMode):
-    """A recorder of tensors that functions return unchanged, as ``flatten`` does with a vector. torch.export's graph
-    has two values for these, so their identity is lost. In-place functions are not echoes."""
+    """A recorder of input tensors that functions return unchanged, as ``flatten`` does with a vector. torch.export's
+    graph has separate values for input and result, so their identity is lost. In-place functions are not recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class Echoes(TorchFunctionMode):
 def sharing(
     ours: object, our_inputs: object, theirs: object, their_inputs: object, echoes: Sequence[torch.Tensor] = ()
 ) -> str:
-    """Describe which of our tensors share memory where theirs do not, or are distinct where theirs are one, except
-    ``echoes``; empty if none. Both pytrees have the same structure."""
+    """Describe which of our tensors share memory although theirs do not, or are distinct although theirs are the same
+    tensor, except ``echoes``; empty if none. Both pytrees have the same structure."""
     mine, other = (
         [*_rows("result", results), *_rows("input", inputs)]
         for results, inputs in ((ours, our_inputs), (theirs, their_inputs))
@@ -91,7 +91,7 @@ def sharing(
 
 
 def kept(ours: Sequence[object], theirs: Sequence[object]) -> str:
-    """Describe which results of two calls share memory where eager's do not; empty if none do."""
+    """Describe which results of two calls share memory although eager's do not; empty if none."""
     mine, other = ([tensors(results) for results in calls] for calls in (ours, theirs))
     for i, (place, a) in enumerate(mine[0]):
         for j, (there, b) in enumerate(mine[1]):

@@ -1,4 +1,4 @@
-"""``check_model``: check all properties of a compilation for a whole model, at several sizes."""
+"""``check_model``: compile a whole model, and check all properties of the result at several sizes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ModelError(PipelineError, AssertionError):
         self.args = (kind, message)
 
     def __str__(self) -> str:
-        """Return the failed property, and the fault."""
+        """Return the failed property and the error message."""
         return f"{self.kind}: {self.message}"
 
 
@@ -64,7 +64,7 @@ class Model:
     sizes: FrozenDict[str, Range]
 
     def made(self) -> torch.nn.Module:
-        """Create the model, with the same weights every time, in evaluation mode."""
+        """Create the model in evaluation mode, always with the same weights."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return self.make().eval()
@@ -75,12 +75,12 @@ class Model:
 
     @property
     def opt(self) -> dict[str, int]:
-        """Return the sizes of the example."""
+        """Return the optimal sizes, those of the example."""
         return self.at("opt")
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """Return the optimal, least and largest sizes, and for each name one in between."""
+        """Return the optimal, smallest and largest sizes, and an intermediate size for each name."""
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
         return distinct(self.opt, self.at("min"), self.at("max"), between)
 
@@ -136,30 +136,30 @@ def check_model(
     executors: Sequence[Executor] | None = None,
     **settings: Any,
 ) -> Compiled:
-    """Compile a model, and compare it with eager PyTorch at opt, min, max and a size between, twice in a row at each.
+    """Compile a model, and compare two successive calls with eager PyTorch at opt, min, max and an intermediate size.
 
-    It checks that the model compiles, twice to the same networks, each of which can be saved, and that nothing passed
-    in is changed; that no engine has fewer operators than ``min_block_size`` (unless it has all), and there are at most
-    ``max_engines``. Each call must return eager's pytree, dtypes, shapes and values (no further from float64 than
-    eager's plus some units, ``ulps.PROGRAM``); inputs and buffers must be as eager leaves them; results, inputs and
-    later calls must not share memory that eager does not share; a returned input must be that input, and a result
-    returned twice a single tensor (except ``memory.Echoes``).
+    Two compilations must produce the same networks, which can be saved, and must not change any argument. No engine has
+    fewer operators than ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call must
+    return eager's pytree, dtypes, shapes and values (the error against float64 may exceed eager's by some units,
+    ``ulps.PROGRAM``), and mutate inputs and buffers as eager does. Results, inputs and later calls must not share
+    memory unless they do in eager. A returned input must be the same object, and so must a result returned twice
+    (except ``memory.Echoes``).
 
     Args:
-        make: creates the model; called with a fixed seed. It may be a class.
+        make: a function or class that creates the model; it is called with a fixed seed.
         args, kwargs: pytrees of ``TensorSpec`` and plain values.
         sizes: the values of the names in shapes, ``{"n": (min, opt, max)}``.
         build: build the engines too, and run them if there is a GPU.
-        strided: also try tensors that are not contiguous; for models that do not write through views.
+        strided: also test non-contiguous tensors; only for models that do not mutate through views.
         entry: compile the module with ``Dim`` s (``"dims"``), with ``pipeline.Input`` s, or an ``ExportedProgram``.
-        partition: a stage to replace ``partition``.
+        partition: a stage that replaces ``partition``.
         executors: the executors to run on; None: the reference, and TensorRT if ``build`` and there is a GPU.
         settings: fields of ``CompilationSettings``.
 
     Raises:
         ModelError: a check failed.
-        CaptureError: torch.export does not take the model.
-        TypeError, ValueError: an argument is none of these.
+        CaptureError: torch.export cannot capture the model.
+        TypeError, ValueError: an argument is invalid.
     """
     model = _model(make, args, kwargs, sizes, entry)
     compile = default(**settings)
@@ -182,7 +182,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Return the program that ``check_model`` compiles, for the same arguments; those about the check are ignored."""
+    """Return the program that ``check_model`` compiles for the same arguments; arguments for the check are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _captured(_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -201,7 +201,7 @@ def _model(make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str,
 
 
 def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
-    """Capture the model; return the program, and snapshots from before the capture of all that was passed in."""
+    """Capture the model; return the program, and snapshots of all arguments from before the capture."""
     module = model.made()
     args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt)
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
@@ -262,7 +262,7 @@ def _check_blocks(partitioned: Partitioned) -> None:
 
 
 def _check_read(compiled: Compiled) -> None:
-    """Check that a layer reads each input of an engine that is a tensor with elements."""
+    """Check that layers read each non-empty tensor among an engine's inputs."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
         given = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
@@ -271,7 +271,7 @@ def _check_read(compiled: Compiled) -> None:
 
 
 def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
-    """Run the compiled model beside eager and float64, each with a state of its own, and compare."""
+    """Run the compiled model, eager and eager in float64, each with a separate state, and compare them."""
     module, eager, exact = compiled.module(executor), model.made(), model.made().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
     tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
@@ -298,7 +298,7 @@ class _Run:
     executor: Executor
 
     def is_captured(self) -> bool:
-        """Return whether torch.export captured the model for these sizes: it may rule out some, with a warning."""
+        """Return whether torch.export captured the model for these sizes: it may exclude some, with a warning."""
         try:
             bind_symbols(self.module.program, flatten_inputs(self.module.program, *self.ours))
         except ShapeError:

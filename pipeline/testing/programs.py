@@ -1,4 +1,4 @@
-"""Build the ``Program`` of one call by hand, in a few milliseconds where torch.export takes fifty."""
+"""Build the ``Program`` of a call directly, in a few milliseconds; torch.export takes fifty."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST = 1024
 
 
 class CallError(PipelineError, ValueError):
-    """PyTorch does not take the call, or only for one value of a dynamic size."""
+    """PyTorch does not accept the call, or accepts only a single value of a dynamic size."""
 
 
 @frozen
@@ -71,7 +71,7 @@ class _Builder:
         self.parameters: dict[str, torch.Tensor] = {}
 
     def symbol(self, name: str) -> torch.SymInt:
-        """Return a symbolic int with a value for guards: at least 2, as in torch.export."""
+        """Return a symbolic int with a hint of at least 2, as in torch.export."""
         size, hint = self.call.sizes[name], self.hints[name]
         source = ConstantSource(f"__size_{name}")
         made = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
@@ -102,7 +102,7 @@ class _Builder:
         return self.step(aten.view_as_complex.default, node) if pairs else node
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
-        """Create a node that reads each size: from the shape of an input, or else from an input of its own."""
+        """Create a node that reads each size from the shape of an input, or from a separate input."""
         own = []
         inputs = [(x, spec.shape) for x, spec in zip(tensors, self.call.specs, strict=True) if not spec.constant]
         for name in self.call.sizes:
@@ -117,7 +117,7 @@ class _Builder:
         return own
 
     def argument(self, leaf: object, tensors: Any) -> Any:
-        """Return an argument of the node: a node, or a plain value; sizes are computed in torch.export's form."""
+        """Return an argument of the node: a node, or a plain value; sizes are computed as in torch.export's graphs."""
         if isinstance(leaf, TensorSpec):
             return next(tensors)
         return leaf.computed(self.size_nodes, self.step) if isinstance(leaf, Size) else leaf
@@ -131,7 +131,7 @@ class _Builder:
         return node
 
     def meta(self, args: Argument, kwargs: Argument) -> Any:
-        """Return the call's result on fake tensors; raise a `CallError` if a guard leaves a size only one value."""
+        """Return the call's result on fake tensors; raise a `CallError` if a guard specializes a size."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), exporting():
@@ -144,7 +144,7 @@ class _Builder:
         return result
 
     def outputs(self, node: torch.fx.Node) -> list[Leaf]:
-        """Create the nodes of requested results, pairs where they are complex; ``getitem`` takes them from a tuple."""
+        """Create the nodes of requested results, with ``getitem`` for tuples; complex results become pairs of reals."""
         value, found = node.meta["val"], [node]
         if isinstance(value, tuple | list):
             found = [self.step(operator.getitem, node, i) for i in (self.call.outputs or range(len(value)))]
@@ -172,8 +172,8 @@ class _Builder:
 
 
 def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
-    """Return a value for guards for each size. They differ where the ranges allow it, since a guard on equal values
-    would tie two sizes."""
+    """Return a hint for each size, on which guards are evaluated. Hints differ if the ranges allow it, since equal
+    hints may make torch specialize two sizes as equal."""
     hints: dict[str, int] = {}
     for name, size in sizes.items():
         free = [h for h in (*range(size.opt, size.max + 1), *range(2, size.opt)) if h >= 2 and h not in hints.values()]
@@ -182,12 +182,12 @@ def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
 
 
 def _data_dependent(value: object) -> set[object]:
-    """Return the symbols of sizes that are known only after the operator ran."""
+    """Return the symbols of data-dependent sizes."""
     sizes = shape_of(value) if isinstance(value, torch.Tensor) else ()
     return {s for size in sizes if not isinstance(size, int) for s in free_unbacked_symbols(size)}
 
 
 def _is_free(size: torch.SymInt) -> bool:
-    """Return whether no guard has fixed a size, or tied it to another."""
+    """Return whether no guard has specialized a size or equated it with another."""
     expr = expression(size)
     return not isinstance(expr, int) and bool(expr.is_Symbol) and expr not in size.node.shape_env.replacements

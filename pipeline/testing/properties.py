@@ -1,4 +1,4 @@
-"""``check_converter``: compare a converter with its operator over calls that Hypothesis draws."""
+"""``check_converter``: compare a converter with its operator on random calls from Hypothesis."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _ALWAYS: dict[str, Any] = {
 
 @define
 class Tally:
-    """The counts of a property's calls.
+    """The counts of tested calls.
 
-    passed: calls that passed every check. used: those of them that used the target's own converter. reasons:
-        rejections, counted. refused: PyTorch's own reasons for refusing drawn calls. seen: all calls.
+    passed: calls that passed every check. used: passed calls that used the target's own converter. reasons: counts of
+        rejections by reason. refused: PyTorch's reasons for refusing calls. seen: all calls.
     """
 
     passed: int = 0
@@ -88,22 +88,23 @@ def check_target(
     profile: hypothesis.settings | None = None,
     devices: Sequence[str] = (),
 ) -> Tally:
-    """Run ``check`` on an operator's calls: as many as Hypothesis's profile has examples.
+    """Run ``check`` on random calls of an operator, as many as Hypothesis's profile has examples.
 
     Args:
         target: the operator.
         registry, decompositions, settings: for the compilation.
-        strategy: draws the calls; None: ``strategies.for_target``.
-        dynamic: True draws only calls with dynamic sizes, False fixes the sizes, None takes calls as drawn.
-        build_every: an engine is built for every N-th call; 0 for none.
-        profile: Hypothesis's settings; None: the profile that is loaded. Only the first failure is raised, shrunk.
-        devices: each call is also captured as on these (``"cuda"``), as in ``check``.
+        strategy: the strategy that generates calls; None: ``strategies.for_target``.
+        dynamic: True: only calls with dynamic sizes; False: all sizes are static; None: calls as generated.
+        build_every: build an engine for every N-th call; 0 for none.
+        profile: Hypothesis's settings; None: the profile that is loaded. Only the first failure is raised, after
+            shrinking.
+        devices: further devices to capture each call for (``"cuda"``), as in ``check``.
 
     Raises:
         CheckError: a call fails a check.
         AssertionError: nothing was tested: every call was rejected, or a decomposition takes precedence over the
             converter.
-        LookupError: there is no strategy, and none can be made from the schema.
+        LookupError: there is no strategy, and none can be generated from the schema.
     """
     drawn = strategy if strategy is not None else for_target(target)
     if drawn is None:
@@ -125,7 +126,7 @@ def check_target(
 
 
 def draw(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
-    """Run a function on drawn calls, ``profile.max_examples`` in all."""
+    """Run a function on ``profile.max_examples`` random calls."""
     for number in range(0, profile.max_examples, ROUND):
         count = min(ROUND, profile.max_examples - number)
 
@@ -150,18 +151,19 @@ def _check_tested(name: str, tally: Tally) -> None:
 
 
 def check_converter(converter: Callable[..., object] | ConverterRegistry, *targets: Any, **options: Any) -> None:
-    """Test with drawn calls that a converter passes every check of ``check``.
+    """Test with random calls that a converter passes every check of ``check``.
 
         def test_my_gelu():
             check_converter(my_gelu)
 
     Args:
         converter: a function declared with ``dynamo_tensorrt_converter``, or a registry.
-        targets: the operators to test; without any, all that it declares.
-        options: those of ``check_target``; the converter is put into ``registry`` in place of others for its operators.
+        targets: the operators to test; by default all that the converter declares.
+        options: options of ``check_target``; in ``registry`` the converter replaces others for its operators.
 
     Raises:
-        CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if nothing is declared.
+        CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if the function declares no
+            converter.
     """
     registry, declared = _registry(converter, options.pop("registry", DYNAMO_CONVERTERS))
     if not declared or (unknown := [target for target in targets if target not in declared]):

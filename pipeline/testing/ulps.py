@@ -1,4 +1,4 @@
-"""The table of tolerances: the largest error of a result against float64, each row with its reason.
+"""The table of tolerances: the largest allowed error of a result against float64, with a reason for each row.
 
 An error may be as large as eager's own in that dtype, plus a number of units in the last place. A unit is the distance
 between neighbouring numbers of the dtype at the *scale* of the row:
@@ -6,7 +6,7 @@ between neighbouring numbers of the dtype at the *scale* of the row:
 - ``"element"``: at the exact value of the element itself;
 - ``"pair"``: at the absolute value of the complex number that the element is a part of;
 - ``"tensor"``: at the largest exact value of the tensor, or its largest input if that is larger;
-- ``"absolute"``: at the operator's result for its inputs' absolute values: a sum in another order may differ so much.
+- ``"absolute"``: at the operator's result for its inputs' absolute values, a bound for sums in another order.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Scale = Literal["element", "pair", "tensor", "absolute"]
 class Units:
     """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error of fp32 matmuls there.
 
-    ``signed_zeros``: whether a zero must have the same sign as in eager. ``exponential``: results are powers of e,
-    for which TensorRT has a wider bound (``beyond``). ``rounds_numbers``: eager rounds a Python number to the tensor's
-    dtype before it computes, so that this is the number whose exact result counts.
+    ``signed_zeros``: whether zeros must have the same sign as in eager. ``exponential``: results are powers of e, for
+    which TensorRT has a wider bound (``beyond``). ``rounds_numbers``: eager rounds Python numbers to the tensor's dtype
+    before it computes, so the exact result is computed from rounded numbers.
     """
 
     units: float
@@ -47,14 +47,15 @@ class Units:
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
     def of_pairs(self) -> Units:
-        """Return the row for complex results: a part is a sum of products, which may cancel, and the signs of eager's
-        zeros depend on the length of the tensor."""
+        """Return the row for complex results: real and imaginary parts are sums of products, which may cancel, and the
+        signs of eager's zeros depend on the tensor's length."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
     def beyond(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
-        """Return the error that TensorRT may add to that. It rounds the exponent of e to float32, so that a unit grows
-        with it; and a power that is subnormal in float32 may be 0, which silu multiplies by a number below 128.
+        """Return the additional error allowed for TensorRT, which rounds the exponent of e to float32, so that the
+        error grows with the exponent. Also, a power that is subnormal in float32 may become 0; silu multiplies it by up
+        to 128.
 
         Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 units. Its layer for bfloat16,
         which converters therefore do not use, gave 0 for 6.6e-36.

@@ -1,4 +1,4 @@
-"""Generate values for the tensors of a call, by the name of their kind; a seed yields the same values everywhere."""
+"""Generators of values for a call's tensors, by the name of a kind of values; deterministic for a seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _signed(most: int) -> Make:
 
 
 def _either(floats: Make, others: Make) -> Make:
-    """Return a generator of floats for float dtypes, and of others for others."""
+    """Return a generator that uses ``floats`` for float dtypes, and ``others`` for other dtypes."""
     return lambda shape, dtype, generator: (floats if dtype.is_floating_point else others)(shape, dtype, generator)
 
 
@@ -53,13 +53,13 @@ _ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 10
 
 
 def _without(unwanted: Callable[[float], bool]) -> Make:
-    """Return a generator of the values of ``special``, without some floats."""
+    """Return a generator of ``special`` values, without some floats."""
     allowed = torch.tensor([value for value in _ODD if not unwanted(value)], dtype=torch.float64)
     return _either(lambda shape, dtype, generator: _choice(allowed, shape, generator), _special)
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate floats with NaN, infinities and zeros of both signs; integers with almost the ends of their range."""
+    """Generate floats with NaN, infinities and zeros of both signs; integers up to near the ends of their range."""
     if dtype.is_floating_point:
         return _choice(torch.tensor(_ODD, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:
@@ -79,7 +79,7 @@ def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
 
 
 def _sorted(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate small integers, or extreme values, sorted along the last dim: NaN is at its end."""
+    """Generate small integers, or extreme values, sorted along the last dim, with NaN last."""
     kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme
     return kind(shape, dtype, generator).sort(-1).values
 
@@ -164,8 +164,8 @@ uniform low, high: floats.
 
 def generate(what: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return a tensor of this shape and dtype. ``what`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
-    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Both parts of a complex number are drawn
-    so."""
+    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Real and imaginary parts are both
+    generated so."""
     if dtype.is_complex:
         return torch.complex(*(generate(what, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)

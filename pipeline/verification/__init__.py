@@ -1,1 +1,1 @@
-"""Verify compiled programs: sample inputs, eager's results, error bounds, the search for faults, healing."""
+"""Verification of compiled programs: sample inputs, eager's results, error bounds, bisection of errors, healing."""

@@ -1,4 +1,4 @@
-"""Alternative forms for nodes whose engine is wrong: float32, another lowering, PyTorch."""
+"""Alternative implementations of nodes whose engine returns wrong results: float32, another lowering, PyTorch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class NotPossibleError(PipelineError):
-    """These nodes do not have this form."""
+    """These nodes do not have this alternative implementation."""
 
 
 @frozen
 class Form:
-    """A form for nodes: functions on the program and on its verdicts; both raise `NotPossibleError` if inapplicable."""
+    """An alternative: functions that change a program and the verdicts; they may raise `NotPossibleError`."""
 
     action: str
     rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -65,7 +65,7 @@ def _widened(rewriting: Rewriting, node: Node) -> None:
 
 
 def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
-    """Replace a node, or the items of its result, by the new one, cast to the old one's dtype, in all its users."""
+    """Replace a node (or the items of its result) in all users by the new node, cast to the old node's dtype."""
     if isinstance(old.meta.get("val"), torch.Tensor):
         rewriting.replace(old, _as_before(rewriting, old, new))
         return
@@ -110,7 +110,7 @@ def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Progra
 
 
 def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:
-    """Return a node's decomposition, traced on its fake inputs; and these inputs."""
+    """Trace a node's decomposition on fake inputs; return the traced graph and the node's inputs."""
     flat, spec = tree_flatten((node.args, dict(node.kwargs)))
     inputs = [v for v in flat if isinstance(v, Node)]
     table: dict[Target, Function] = dict(torch.export.default_decompositions())
@@ -136,7 +136,7 @@ def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.Gr
 
 
 def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Return the verdicts in which these nodes have the next converter that takes them."""
+    """Return the verdicts in which these nodes use the next converter that accepts them."""
     verdicts = dict(validated.verdicts)
     if not all(verdicts[name].others for name in nodes):
         raise NotPossibleError("no other converter takes it")
@@ -147,7 +147,7 @@ def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str
 
 
 def in_torch(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Return the verdicts in which these nodes are refused, with this reason."""
+    """Return the verdicts in which these nodes are rejected with this reason, so that they run in PyTorch."""
     return refused(validated, {name: Rejection(reason) for name in nodes})
 
 

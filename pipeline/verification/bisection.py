@@ -1,4 +1,4 @@
-"""Bisect a program to the nodes whose engine is wrong: some run in TensorRT, the rest in PyTorch."""
+"""Bisection for the nodes whose engine is wrong: run some nodes in TensorRT and the rest in PyTorch."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ LIMIT = 200
 def bisected(
     compiled: Compiled, agreement: Agreement, comparison: Comparison, again: Again, limit: int = LIMIT
 ) -> Bisection:
-    """Find the smallest sets of nodes whose engine is wrong, for a program that does not agree with eager.
+    """Find the smallest sets of nodes whose engines return wrong results, for a program that does not agree with eager.
 
-    agreement: the program's. comparison: the results to compare with. again: compiles parts of it.
+    agreement: the errors of the whole program. comparison: the reference results. again: the stages that compile parts
+    of the program.
     """
     trials = _Trials(compiled, agreement, comparison, again)
     nodes = suspects(compiled, agreement, comparison)
@@ -48,7 +49,7 @@ def bisected(
 
 @define
 class _Trials:
-    """Compiles parts of a program, and checks whether outputs that are wrong for the whole are wrong for them."""
+    """Trials that compile parts of a program, and check whether they reproduce the whole program's wrong outputs."""
 
     compiled: Compiled
     agreement: Agreement
@@ -57,7 +58,7 @@ class _Trials:
     failures: dict[frozenset[str], tuple[OutputAgreement, ...]] = field(factory=dict)
 
     def wrong(self, nodes: frozenset[str]) -> bool | None:
-        """Return whether a program with these nodes in TensorRT is wrong; None if it does not compile or run."""
+        """Return whether results are wrong with only these nodes in TensorRT; None if it does not compile or run."""
         report(len(self.failures), None, f"{len(nodes)} operators in TensorRT")
         only = frozenset((row.output, row.sample) for row in self.agreement.failures)
         try:
@@ -73,7 +74,7 @@ class _Trials:
 
 
 def suspects(compiled: Compiled, agreement: Agreement, comparison: Comparison) -> list[str]:
-    """Return the operators in engines that a wrong output depends on, in order."""
+    """Return the operators in engines on which a wrong output depends, in order."""
     wrong = {row.output for row in agreement.failures}
     above = ancestors(compiled.program)
     nodes = {n for name, nodes in zip(comparison.names, above, strict=True) if name in wrong for n in nodes}

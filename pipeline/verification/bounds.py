@@ -1,4 +1,4 @@
-"""Error bounds: compare an output with eager's and the exact one, and decide whether its error is too large."""
+"""Error bounds: compare an output with eager's and with the exact output; decide whether its error is too large."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ ENOUGH: Final = 64
 
 @frozen
 class Bound:
-    """The error bounds of an output, for the largest error (relative to the largest magnitude) and for the norm of all
-    errors: each is a multiple of eager's own error plus a floor."""
+    """The bounds of an output's largest error (relative to the largest magnitude) and of the norm of its errors: a
+    multiple of eager's error, plus a floor or at least a floor."""
 
     dtype: torch.dtype
     products: Products = "cpu"
@@ -74,20 +74,20 @@ class Bound:
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 
     def of_norm(self, eager_norm: float) -> float:
-        """Return the bound of the norm of errors, given eager's. A sum in half precision errs 5 to 20 times as much."""
+        """Return the bound of the norm of errors, given eager's; half-precision sums have 5 to 20 times that norm."""
         return max(self.multiple * eager_norm, self.least_norm)
 
 
 @frozen
 class Varied:
-    """The part of an output that rounding decides: the elements, and the range of floats, or the set of integers or
-    bools, that other roundings give there."""
+    """The part of an output that depends on rounding: a mask of the elements, and the range of floats, or the set of
+    integers or bools, to which other roundings lead."""
 
     mask: torch.Tensor
     values: torch.Tensor
 
     def explains(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Return a mask of these elements that another rounding can explain, whatever their errors are."""
+        """Return a mask of the elements that another rounding explains, independent of their errors."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
@@ -101,8 +101,8 @@ class Varied:
 class Drawn:
     """The spread of a floating-point output under random roundings, each by at most half a unit in the last place.
 
-    low, high: the range of each element. draws: for each rounding, the number of elements beyond the bound and the
-        largest error. norms: for each rounding, the norm of its errors.
+    low, high: the range of each element. draws: for each random rounding, the number of elements beyond the bound and
+        the largest error. norms: for each rounding, the norm of its errors.
     """
 
     low: torch.Tensor
@@ -111,7 +111,7 @@ class Drawn:
     norms: tuple[float, ...] = ()
 
     def with_one(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Drawn:
-        """Return the spread with one more rounding. Its infinities and NaNs widen no range."""
+        """Return the spread with the results of a further rounding, whose infinities and NaNs are ignored."""
         errors = _errors(value, exact, exact, scale(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
@@ -119,16 +119,18 @@ class Drawn:
         return Drawn(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
 
     def norm_bound(self, bound: float) -> float:
-        """Return the bound of the norm of errors; if `SHARE` of the roundings exceed it, `MORE` times the largest."""
+        """Return the bound of the norm of errors: ``bound``, or, if `SHARE` of the roundings exceed it, `MORE` times
+        the largest norm of a rounding."""
         chance = sum(norm > bound for norm in self.norms) >= max(1, SHARE * len(self.norms))
         return MORE * max(self.norms) if chance else bound
 
     def explains(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Return a mask of the elements beyond the bound that are within their range, give or take the bound.
+        """Return a mask of the elements whose error is beyond the bound, but which are in their range, widened by the
+        bound.
 
-        If `SHARE` of the roundings are beyond the bound too, several choices may depend on rounding, of which no two
-        roundings have the same. Then all elements that roundings move beyond the bound are explained, if they are at
-        most `MORE` times as many, and as wrong, as those of one rounding.
+        If `SHARE` of the roundings are beyond the bound too, several discrete choices may depend on rounding, and each
+        rounding chooses differently. Then rounding explains all elements that any rounding moves beyond the bound, if
+        their number and their largest error are at most `MORE` times those of a single rounding.
         """
         wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
         found = wrong & (ours >= low - bound * size) & (ours <= high + bound * size)
@@ -150,8 +152,9 @@ def judged(
 ) -> OutputAgreement:
     """Return the row with its errors.
 
-    exact: the same output in a wider dtype; None if there is none: eager is used instead. varied: computes the parts of
-        the exact output that change when matmuls are rounded differently; called only if the error is beyond the bound.
+    exact: the same output in a wider dtype; if None, eager is used instead. varied: a function that computes the parts
+        of the exact output that change when matmuls are rounded differently; called only if the error is beyond the
+        bound.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
         equal = type(ours) is type(eager) and bool(ours == eager or (ours != ours and eager != eager))
@@ -212,7 +215,7 @@ def _measured(
 
 
 def _errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: float) -> torch.Tensor:
-    """Return relative errors; infinite where NaN or infinity is neither eager's nor the exact one's."""
+    """Return relative errors; infinite where NaN or infinity is neither in eager's nor in the exact output."""
     same = (ours == eager) | (ours == exact) | (ours.isnan() & (eager.isnan() | exact.isnan()))
     odd = ~ours.isfinite() | ~exact.isfinite()
     gap = ((ours - exact).abs() / size).nan_to_num(float("inf"), float("inf"), float("inf"))
@@ -220,18 +223,17 @@ def _errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: 
 
 
 def _parts(t: torch.Tensor) -> torch.Tensor:
-    """Return real numbers in float64; complex ones as pairs."""
+    """Convert to float64; complex numbers become pairs."""
     return torch.view_as_real(t.resolve_conj().to(torch.complex128)) if t.is_complex() else t.double()
 
 
 def own_error(eager: torch.Tensor, exact: torch.Tensor, size: float) -> float:
-    """Return eager's largest error, relative to this size; NaN and infinite errors count as 0."""
+    """Return eager's largest error, relative to ``size``; NaN and infinite errors count as 0."""
     return largest(((eager.double() - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0))
 
 
 def norm_of(errors: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of errors relative to the exact output's, or absolute if that is 0; only finite elements
-    count."""
+    """Return the norm of errors over finite elements: relative to the exact output's norm, or absolute if it is 0."""
     finite = errors.isfinite() & exact.isfinite()
     norm, size = (float(torch.linalg.vector_norm(v[finite].double())) for v in (errors, exact))
     return norm / (size or 1.0)

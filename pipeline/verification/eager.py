@@ -1,5 +1,5 @@
-"""Run a captured program with PyTorch's own operators: as eager does, in a wider dtype, or with matmuls rounded
-differently. The model that it was captured from is not needed. Calibration records the ranges of activations so."""
+"""Run a captured program with PyTorch's own operators, without the model: as in eager, in a wider dtype, or with
+matmuls rounded differently. Calibration uses such runs to record the ranges of activations."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
 
 
 class Eager:
-    """A program's graph, run node by node; values are released after their last use.
+    """An interpreter of a program's graph, which releases values after their last use.
 
-    program: the program as it was captured. parameters: the model's tensors, by their names. device: where it runs.
-    dtype: narrower floating-point tensors are widened to it; None for the model's own dtypes. noise: the largest
-        relative error added to results of operators that round, drawn from ``seed``; or a function from dtype to it.
-    kept: names of nodes whose values stay in ``values`` after the call.
+    program: the captured program. parameters: the model's tensors, by name. device: where the graph runs. dtype: the
+        dtype to which narrower floating-point tensors are cast; None for the model's own dtypes. noise: the largest
+        relative random error (from ``seed``) to add to results of operators that round, or a function from dtype to
+        this error. kept: names of nodes whose values are saved in ``values``.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Eager:
         self.bound = Bound.of(parameters, program, 1 if dtype is None else WIDENED)
 
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
-        """Return the program's outputs, including writes to buffers and inputs, for its inputs in order. The inputs are
-        not changed."""
+        """Return the program's outputs for these inputs, including the new values of mutated buffers and inputs. The
+        inputs themselves are not changed."""
         check_files(self.program.parameters)
         given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
         return self.run(given) if self.bound is None else self.bound(self.run, given)
 
     def run(self, given: Mapping[str, object]) -> tuple[object, ...]:
-        """Run for inputs by name; each value is freed after its last use."""
+        """Run the graph for inputs given by name; free each value after its last use."""
         unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():
             for node in self.program.graph.nodes:
@@ -86,12 +86,12 @@ class Eager:
         return tuple(env[value] if isinstance(value, torch.fx.Node) else value for value in results(self.program.graph))
 
     def note(self, node: torch.fx.Node, value: object) -> None:
-        """Store the value of a node that ``kept`` names."""
+        """Save the value of a node if ``kept`` names it."""
         if node.name in self.kept:
             self.values[node.name] = value
 
     def value_of(self, node: torch.fx.Node, given: Mapping[str, object]) -> Argument:
-        """Return the value of a node, computed from those before it."""
+        """Return the value of a node, computed from the values of earlier nodes."""
         if node.op == "call_function":
             return self.called(node)
         name = node.name
@@ -103,7 +103,7 @@ class Eager:
         return placed(value, lambda held: held.to(self.device, wider(held.dtype, self.dtype)), self.constant)
 
     def weight(self, placeholder: str) -> torch.Tensor:
-        """Return a parameter, a buffer, or a constant computed from them; the model's own tensor if it is one."""
+        """Return a parameter, a buffer, or a constant computed from them; the model's own tensor, if possible."""
         if placeholder in self.program.buffers:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
@@ -135,7 +135,7 @@ class Eager:
         return self.constant(value)
 
     def constant(self, value: object) -> Argument:
-        """Return an argument that is no tensor: a dtype is widened, a device replaced."""
+        """Return a non-tensor argument; dtypes are widened, devices are replaced."""
         if isinstance(value, torch.dtype):
             return wider(value, self.dtype)
         return self.device if isinstance(value, torch.device) else value
@@ -151,7 +151,7 @@ class Eager:
 
 
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """Return, for each node, the nodes that it is the last to read, possibly itself; never outputs of the graph."""
+    """Return, for each node, the nodes whose last use it is (possibly itself), except the graph's outputs."""
     read = set(graph.output_node().all_input_nodes)
     found = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):
@@ -161,7 +161,7 @@ def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]
 
 
 def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
-    """Widen a floating-point or complex dtype to at least ``least``; other dtypes unchanged."""
+    """Widen a floating-point or complex dtype to at least ``least``; return other dtypes unchanged."""
     if least is None or not (dtype.is_floating_point or dtype.is_complex):
         return dtype
     return torch.promote_types(dtype, least) if dtype.itemsize > 1 else least
@@ -169,7 +169,7 @@ def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
 
 @contextmanager
 def products_in_tf32(on: bool) -> Iterator[None]:
-    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32, as TensorRT's do (``on``), or float32."""
+    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32 like TensorRT (``on``), or float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cublas.allow_tf32
     cudnn.allow_tf32 = cublas.allow_tf32 = on
@@ -180,7 +180,7 @@ def products_in_tf32(on: bool) -> Iterator[None]:
 
 
 def ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
-    """Return the nodes that each output of a program depends on; none for a constant."""
+    """Return, for each output of a program, the nodes on which it depends; none for a constant."""
     return [_above(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results(program.graph)]
 
 
@@ -195,7 +195,7 @@ def _above(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
 
 @frozen
 class Range:
-    """The rule for the range of an activation: the greatest magnitude, or a percentile of all magnitudes."""
+    """The method to compute an activation's range: the largest magnitude, or a percentile of all magnitudes."""
 
     percentile: float | None = None
 
@@ -211,7 +211,7 @@ class Range:
 
 
 class Calibration(Eager):
-    """A program run in eager that records the range of each requested activation, over all batches."""
+    """An interpreter that records the range of each requested activation over all batches."""
 
     def __init__(self, program: Program, wanted: Iterable[str], range: Range) -> None:
         super().__init__(program, program.parameters, torch.device("cpu"))
@@ -227,7 +227,7 @@ class Calibration(Eager):
 def ranges(
     program: Program, wanted: Iterable[str], range: Range, batches: Iterable[Sequence[object]]
 ) -> Mapping[str, float]:
-    """Return the range of each activation by its node: run the program on batches of inputs."""
+    """Run the program on batches of inputs, and return each activation's range, by node."""
     calibration = Calibration(program, wanted, range)
     for batch in batches:
         calibration(batch)

@@ -1,4 +1,4 @@
-"""Turn engines of a program into segments of PyTorch, or the whole program into one that runs what was captured."""
+"""Replace engines of a program by PyTorch segments, or the whole program by its captured operators in PyTorch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Compiled:
-    """Return a program in which these engines are segments of PyTorch, each for its reason. An engine of one profile is
-    replaced in that profile. Other engines stay.
+    """Return a program in which these engines are replaced by PyTorch segments, each with its reason. An engine of one
+    optimization profile is replaced in that profile. Other engines stay.
 
     Raises:
-        ValueError: a segment has no operator of its own, or another would be cut differently.
+        ValueError: a segment has no operator of its own, or the borders of another segment would change.
     """
     before = compiled.partitioned
     forms = [tuple(same) for _, same in groupby(before.segments, lambda segment: segment.nodes)]
@@ -60,10 +60,10 @@ def in_torch(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Compiled:
 
 
 def captured_in_torch(compiled: Compiled, reason: Rejection) -> Compiled:
-    """Return the program before `decompose`, over the same parameters, in one segment of PyTorch.
+    """Return the program before `decompose`, with the same parameters, as a single PyTorch segment.
 
     Raises:
-        ValueError: there is no such program, or float64 is computed in float32.
+        ValueError: there is no such program, or the settings compute float64 in float32.
     """
     made, source = compiled.program, compiled.program.source
     if source is None or made.settings.truncate_double:
@@ -77,14 +77,14 @@ def captured_in_torch(compiled: Compiled, reason: Rejection) -> Compiled:
 
 
 def joined(reasons: Sequence[Rejection]) -> Rejection:
-    """Return several reasons with one hint as one."""
+    """Join several reasons with the same hint into one."""
     return Rejection("; ".join(dict.fromkeys(each.reason for each in reasons)), reasons[0].hint)
 
 
 def _groups(
     before: Partitioned, forms: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
-    """Return the operators of each segment, once for all profiles, and the verdicts that let PyTorch run some."""
+    """Return each segment's operators (once for all profiles), and the verdicts by which some run in PyTorch."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
     counts = Counter(name for first, *_ in forms for name in first.nodes)
     groups: list[Group] = []
@@ -99,7 +99,7 @@ def _groups(
 
 
 def _read_in_place(engine: Segment, made: Segment) -> Segment:
-    """Return a segment of PyTorch for an engine: in its profile, and reading the weights that it reads in place."""
+    """Return an engine's PyTorch segment, which has the engine's profile and reads the same weights in place."""
     name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
     placed = [shared[name] for name in made.constants if name in shared]
     own = tuple(name for name in made.constants if name not in shared)

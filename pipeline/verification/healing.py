@@ -1,5 +1,4 @@
-"""Heal a program: replace nodes whose engine is wrong by alternative forms, and compile these, until it agrees with
-eager."""
+"""Heal a program: give nodes whose engine is wrong an alternative implementation, until results agree with eager."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Decision:
-    """A decision about nodes: the form that they get together, and the reason."""
+    """A decision to compile nodes by an alternative implementation, and the reason."""
 
     nodes: tuple[str, ...]
     form: Form
@@ -32,11 +31,11 @@ class Decision:
 
 
 def reformed(compiled: Compiled, decisions: Sequence[Decision], again: Again) -> Validated:
-    """Return the program in these forms, with verdicts. New nodes of a form must run in engines; nodes that were healed
-    before stay healed.
+    """Return the program with these alternative implementations, and the verdicts on it. New nodes must run in engines;
+    nodes that were healed before stay healed.
 
     Raises:
-        NotPossibleError: nodes do not have such a form.
+        NotPossibleError: nodes do not have this implementation.
     """
     program, verdicts = compiled.program, compiled.partitioned.verdicts
     changed = program
@@ -56,13 +55,13 @@ def reformed(compiled: Compiled, decisions: Sequence[Decision], again: Again) ->
 
 
 def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, trial: Again, final: Again) -> Compiled:
-    """Return a program that agrees with eager, in which the nodes at fault have another form.
+    """Return a program that agrees with eager, in which the faulty nodes have an alternative implementation.
 
-    agreement: the program's errors, some beyond their bound. trial, final: compile programs to try, and the one to
-        return.
+    agreement: the program's errors, some beyond their bound. trial, final: functions that compile a trial program, and
+        the program to return.
 
     Raises:
-        AgreementError: no form makes it agree.
+        AgreementError: no alternative implementation makes the program agree.
     """
     found = bisected(compiled, agreement, comparison, trial)
     made = _Healing(compiled, found, comparison, trial).healed()
@@ -84,7 +83,7 @@ def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, tri
 
 @frozen
 class _Healing:
-    """Tries forms for the faults of a program."""
+    """The search for alternative implementations of a program's faulty nodes."""
 
     program: Compiled
     found: Bisection
@@ -92,9 +91,9 @@ class _Healing:
     again: Again
 
     def healed(self) -> tuple[Mapping[Fault, Form], Compiled] | None:
-        """Return the program with a form for each fault; None if it does not agree even with the faults in PyTorch.
+        """Return the alternative for each fault, and the program; None if it is wrong even with all faults in PyTorch.
 
-        Each fault gets the first form that is right while the remaining faults run in PyTorch.
+        Each fault gets the first alternative that is correct while the remaining faults run in PyTorch.
         """
         chosen: dict[Fault, Form] = dict.fromkeys(self.found.faults, IN_TORCH)
         best: Compiled | None = None
@@ -109,7 +108,7 @@ class _Healing:
         return (chosen, best) if best is not None else None
 
     def tried(self, chosen: Mapping[Fault, Form]) -> Compiled | None:
-        """Return the program in these forms; None if it does not agree."""
+        """Compile the program with these alternatives; return None if it does not agree with eager."""
         try:
             made = self.compiled(chosen)
             return made if self.comparison.agreement(made).holds else None
@@ -118,7 +117,7 @@ class _Healing:
             return None
 
     def compiled(self, chosen: Mapping[Fault, Form]) -> Compiled:
-        """Compile the program in these forms."""
+        """Compile the program with these alternatives."""
         decisions = [Decision(fault.nodes, form, _reason(fault)) for fault, form in chosen.items()]
         return self.again.compiled(reformed(self.program, decisions, self.again))
 

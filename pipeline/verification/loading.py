@@ -1,4 +1,4 @@
-"""Compile operators whose engines do not load in another form, or run them in PyTorch."""
+"""Replace operators whose engines do not load by an alternative implementation, or run them in PyTorch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FEW: Final = 8
 
 
 class Loader(Protocol):
-    """A function that loads a program's engines, and returns those that do not load; None if it cannot tell."""
+    """A function that loads a program's engines, and returns those that do not load; None if this is unknown."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> Loads | None: ...
 
@@ -50,17 +50,17 @@ class Loader(Protocol):
 def loadable(
     compiled: Compiled, found: Loads, loader: Loader, trial: Again, final: Again
 ) -> tuple[Compiled, Loads | None]:
-    """Return a program whose engines load, in which the operators at fault have another form, and the loader's result
-    for it.
+    """Return a program whose engines load, in which faulty operators have an alternative, and the loader's result.
 
-    Operators at fault are those that the error names, if their engine alone does not load; otherwise bisection finds
-    them. Operators with the same signature count as at fault too. Each gets the first form that loads.
+    Faulty operators are those that the error names, if an engine of only these does not load; otherwise bisection finds
+    them. Operators with the same signature count as faulty, too. Each gets the first alternative implementation that
+    loads.
 
     Args:
         compiled: the program.
-        found: its engines that do not load.
-        loader: loads engines.
-        trial, final: compile programs to try, and the one to return.
+        found: the engines that do not load.
+        loader: the function that loads engines.
+        trial, final: functions that compile a trial program, and the program to return.
 
     Raises:
         ExecutionError: not even an engine of one activation loads.
@@ -88,7 +88,7 @@ def loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``known``: whether operators load alone, by signature."""
+    """A search for operators whose engines do not load. ``known``: whether their engine loads, by signature."""
 
     loader: Loader
     again: Again
@@ -121,7 +121,7 @@ class _Search:
     def faults(
         self, compiled: Compiled, nodes: Sequence[torch.fx.Node], named: frozenset[str]
     ) -> list[list[torch.fx.Node]]:
-        """Return a smallest set of operators whose engine does not load, and all sets like it."""
+        """Return a smallest set of operators whose engine does not load, and all sets with the same signature."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
         questions = Questions(lambda asked: self.refuses(validated, asked), LIMIT, {frozenset(names): True})
@@ -146,7 +146,7 @@ class _Search:
     def decision(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], words: str, *, whole: bool = False
     ) -> Decision:
-        """Return the decision for a fault, or for one operator of it: the first form that loads."""
+        """Return the decision for a fault, or for one of its operators: the first alternative that loads."""
         names = tuple(node.name for node in fault)
         together = f" together with {', '.join(names[1:])}" if 1 < len(names) <= FEW else ""
         reason = f"its engine does not load{together}: {words}"
@@ -159,7 +159,7 @@ class _Search:
         return Decision(tuple(names[i] for i in places), form, reason)
 
     def form(self, compiled: Compiled, fault: Sequence[torch.fx.Node], reason: str) -> tuple[tuple[int, ...], Form]:
-        """Return the first form that loads, and the indices of the operators that get it."""
+        """Return the first alternative implementation that loads, and the indices of the operators that get it."""
         everything = tuple(range(len(fault)))
         single = [(i,) for i in everything] if len(fault) <= FEW else []
         for form in FORMS:
@@ -170,7 +170,7 @@ class _Search:
         return (cheap,), IN_TORCH
 
     def loads(self, compiled: Compiled, fault: Sequence[torch.fx.Node], decision: Decision) -> bool:
-        """Return whether the engine of a fault loads after a decision."""
+        """Return whether the engine of a fault's operators loads with the decided alternative."""
         try:
             validated = reformed(compiled, [decision], self.again)
         except NotPossibleError:
@@ -193,7 +193,7 @@ class _Search:
 
 
 def _named(compiled: Compiled, segment: Segment, words: str) -> frozenset[str]:
-    """Return the operators that an error names, by layers or by kernels of the plan."""
+    """Return the operators whose layers or kernels an error message names."""
     index = [network.name for network in compiled.networks].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
     found = {node_of(part.strip(".")) for part in re.findall(r"[^\s\"'\[\](){},;+=]+", words)}
@@ -205,7 +205,7 @@ def _named(compiled: Compiled, segment: Segment, words: str) -> frozenset[str]:
 
 
 def _signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
-    """Return a key that is equal for operators whose engines are the same."""
+    """Return a key that is equal for operators whose engines are equal."""
     known: Mapping[str, object] = program.constants
     rows = (
         (n.target, signature(n.args), signature(n.kwargs), [x.name in known for x in n.all_input_nodes]) for n in nodes

@@ -29,9 +29,9 @@ RANDOM = "it depends on random numbers"
 
 @frozen(slots=False)
 class Comparison:
-    """The reference for programs made from one program: samples, and eager's results for them.
+    """The reference for all programs compiled from the same program: samples, and eager's results for them.
 
-    names: of the outputs. unjudged: the reason why an output is not compared, by its index.
+    names: the outputs' names. unjudged: the reason why an output is not compared, by its index.
     """
 
     references: tuple[Reference, ...] = field(repr=False)
@@ -48,7 +48,7 @@ class Comparison:
         """Run eager on the samples of a program.
 
         Raises:
-            PipelineError: the program was loaded, and lacks the program for eager, or its weights.
+            PipelineError: the program was loaded, and its file lacks the program for eager, or weights.
         """
         check_comparable(program)
         executor = executor or ("tensorrt" if has_gpu() else "reference")
@@ -67,7 +67,7 @@ class Comparison:
         return cls(tuple(found), executor, tuple(output_names(program)), FrozenDict(random), FrozenDict(skipped), tf32)
 
     def agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """Measure the agreement of a program; ``only``: for these outputs and samples."""
+        """Measure a program's agreement with eager; ``only`` restricts it to some outputs and samples."""
         rows: list[OutputAgreement] = []
         wanted = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))
@@ -99,7 +99,7 @@ class Comparison:
 
 
 def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
-    """Run a module; return its results, and its writes to buffers and inputs, in the order of its program's outputs."""
+    """Run a module; return its results and mutated buffers and inputs, in the order of its program's outputs."""
     for name in module.program.buffers.values():
         buffer(module, name).copy_(reference.parameters[name].detach())
     return called(
@@ -113,7 +113,7 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
 def called(
     call: Callable[..., Sequence[Leaf]], program: Program, reference: Reference, state: Callable[[str], Leaf]
 ) -> list[Leaf]:
-    """Return the leaves that a call returns for copies of a sample's inputs, and its writes to inputs and buffers (by
+    """Call on copies of a sample's inputs; return the leaves of the result, and the mutated inputs and buffers (from
     ``state``), in the order of the program's outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
@@ -129,13 +129,12 @@ def called(
 
 
 def results(program: Program) -> list[Output]:
-    """Return the outputs that the model returns or writes, without those by which a program checks its calls."""
+    """Return the outputs that the model returns or mutates, without outputs that only check a call."""
     return [output for output in program.outputs if output.kind in ("user", "buffer", "input")]
 
 
 def output_names(program: Program) -> list[str]:
-    """Return the names of outputs: their keys (``logits``, ``hidden_states.0``), or ``output``; and of written buffers
-    and inputs."""
+    """Return the names of outputs (``logits``, ``hidden_states.0``; ``output``) and of mutated buffers and inputs."""
     return [
         o.name or f"output.{i}" if o.kind == "user" else f"{o.kind} {o.target} after the call"
         for i, o in enumerate(results(program))
@@ -143,10 +142,10 @@ def output_names(program: Program) -> list[str]:
 
 
 def runs_in_tf32(executor: Executor) -> bool:
-    """Return whether matmuls in float32 run in TF32, as those of engines do on a GPU."""
+    """Return whether the executor computes float32 matmuls in TF32, as engines do on a GPU."""
     return executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 def gpu_name(executor: Executor) -> str:
-    """Return the name of the GPU that programs run on; empty for the reference executor."""
+    """Return the name of the GPU on which programs run; empty for the reference executor."""
     return torch.cuda.get_device_name() if executor == "tensorrt" else ""

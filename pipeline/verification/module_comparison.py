@@ -1,4 +1,4 @@
-"""Compare the captured graph with the module that it was captured from, of which a copy is called."""
+"""Compare the captured graph with a copy of the module from which it was captured."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ STATE: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
 def beside_module(
     agreement: Agreement, comparison: Comparison, program: Program, multiple: float = MULTIPLE
 ) -> Agreement:
-    """Return the agreement with a row of source ``module`` for each output and sample of the module itself. If the
-    module is not comparable, `Agreement.module` says why."""
+    """Return the agreement with an additional row of source ``module`` for each output and sample. If the module is not
+    comparable, `Agreement.module` has the reason."""
     rows, why = list[OutputAgreement](), list[str]()
     if not comparison.references:
         return agreement
@@ -76,10 +76,10 @@ def _device(module: Original, comparison: Comparison) -> torch.device:
 
 
 def original(program: Program) -> Original:
-    """Return the module that a program was captured from, in its state at that time.
+    """Return the module from which a program was captured, in its state at capture.
 
     Raises:
-        NotComparableError: it no longer exists, or was changed since.
+        NotComparableError: the module no longer exists, or was changed since.
     """
     origin = origin_of(program)
     if origin is None:
@@ -98,14 +98,14 @@ def original(program: Program) -> Original:
 
 
 def _tensors(model: Original) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return parameters and buffers by all of their names, in one walk."""
+    """Yield parameters and buffers by all of their names, in one traversal."""
     for path, part in model.named_modules(remove_duplicate=False) if isinstance(model, torch.nn.Module) else ():
         yield from part.named_parameters(path, recurse=False, remove_duplicate=False)
         yield from part.named_buffers(path, recurse=False, remove_duplicate=False)
 
 
 def _results(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[Leaf]:
-    """Return the results of a copy of the module, and its writes to buffers and inputs, in the order of the outputs."""
+    """Run a copy of the module; return its results and mutated buffers and inputs, in the order of the outputs."""
 
     def call(*args: Leaf, **kwargs: Leaf) -> list[Leaf]:
         try:
@@ -141,10 +141,10 @@ def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[No
 
 
 def _copied(module: Original, program: Program) -> Original:
-    """Return a copy to call: over the same parameters, with buffers and other state of its own.
+    """Return a copy that shares the parameters, and has separate buffers and other state.
 
     Raises:
-        NotComparableError: it cannot be copied.
+        NotComparableError: the module cannot be copied.
     """
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         if program.buffers:
@@ -159,8 +159,8 @@ def _copied(module: Original, program: Program) -> Original:
 def copied(module: torch.nn.Module) -> torch.nn.Module:
     """Return a ``copy.deepcopy`` that shares the module's parameters.
 
-    deepcopy follows twenty fields of each submodule, most of them empty mappings of hooks; for submodules without a
-    copying method of their own this function creates them, in a third of the time.
+    deepcopy copies twenty fields of each submodule, most of which are empty hook mappings. For submodules without a
+    custom copy method this function creates these instead, in a third of the time.
     """
     memo: dict[int, Any] = {id(p): p for p in module.parameters()}
     parts = [part for part in module.modules() if _is_plain(type(part))]

@@ -1,5 +1,5 @@
-"""Compile a program again with the stages of its own pipeline, from `validate` on; report what a loaded program
-lacks for that, or for being verified."""
+"""Recompile a program with the stages of its own pipeline, starting at `validate`; report what a loaded program lacks
+for recompilation or verification."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_comparable(program: Program) -> None:
     """Raise an error if eager PyTorch cannot run a program.
 
     Raises:
-        PipelineError: its file lacks the program for eager, or this process lacks operators that it calls.
-        ExecutionError: it was loaded without its weights.
+        PipelineError: the program's file lacks the program for eager, or this process lacks operators.
+        ExecutionError: the program was loaded without its weights.
     """
     if program.source is None and _was_loaded(program):
         raise PipelineError(
@@ -34,10 +34,10 @@ def check_comparable(program: Program) -> None:
 
 
 def check_compilable(program: Program) -> None:
-    """Raise an error if a program has no converters with which to compile it again.
+    """Raise an error if a program has no converters for a recompilation.
 
     Raises:
-        PipelineError: it was loaded, or comes from a cache.
+        PipelineError: the program was loaded, or comes from a cache.
     """
     if _was_loaded(program):
         raise PipelineError(
@@ -53,7 +53,7 @@ def _was_loaded(program: Program) -> bool:
 
 @frozen
 class Again:
-    """The stages that return `Validated` and `Partitioned`, and those after them up to `Compiled`."""
+    """The stages for a recompilation: those that return `Validated` and `Partitioned`, and later ones to `Compiled`."""
 
     validate: AnyStage
     partition: AnyStage
@@ -61,7 +61,7 @@ class Again:
 
     @classmethod
     def of(cls, stages: Sequence[AnyStage], unbuilt: AnyStage | None = None) -> Again:
-        """Take the stages of a pipeline. ``unbuilt`` replaces the stage that builds engines.
+        """Select these stages of a pipeline. ``unbuilt`` replaces the stage that builds engines.
 
         Raises:
             PipelineError: the pipeline has no stage that returns one of these records.
@@ -93,5 +93,5 @@ class Again:
         return validated
 
     def compiled(self, validated: Validated) -> Compiled:
-        """Compile a validated program, cut by the pipeline's own partitioner."""
+        """Compile a validated program with the pipeline's own partitioner."""
         return self.finished(self.partition(validated))

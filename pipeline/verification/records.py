@@ -9,10 +9,10 @@ from pipeline.records.agreement import Agreement, OutputAgreement
 
 @frozen
 class Fault:
-    """A smallest set of nodes whose engine is wrong, but right without any one of them. Usually it is a single node.
+    """A smallest set of nodes whose engine is wrong: without any of them it is correct. Usually it is a single node.
 
-    nodes, targets, lines: the nodes, their operators, and the user's lines that they come from.
-    failures: the rows that are wrong when these nodes alone run in TensorRT.
+    nodes, targets, lines: the nodes, their operators, and the user's source lines that created them.
+    failures: the agreement rows that are beyond their bound if only these nodes run in TensorRT.
     """
 
     nodes: tuple[str, ...]
@@ -31,12 +31,13 @@ class Fault:
 class Bisection:
     """The result of `pipeline.bisect`.
 
-    faults: the independent smallest sets of nodes whose engines are wrong; none if the program agrees.
-    builds: the number of programs compiled to find them, including the whole one.
+    faults: the independent smallest sets of nodes whose engines are wrong; empty if the program agrees with eager.
+    builds: the number of programs compiled for the search, including the whole program.
     agreement: the agreement of the whole program.
-    complete: True if all faults were found: the rest agrees with eager. False if the limit of builds ended the search;
-        the last fault may then not be the smallest.
-    script: Python that shows the first fault: it prints the errors, and exits with 1 if the engine is wrong.
+    complete: True if all faults were found: the other nodes agree with eager. False if the search reached its limit of
+        builds; the last fault may then be larger than necessary.
+    script: a Python script that reproduces the first fault: it prints the errors, and exits with 1 if the engine is
+        wrong.
     """
 
     faults: tuple[Fault, ...]
@@ -47,17 +48,17 @@ class Bisection:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the names of all nodes at fault."""
+        """Return the names of all faulty nodes."""
         return tuple(node for fault in self.faults for node in fault.nodes)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the operators of all nodes at fault."""
+        """Return the operators of all faulty nodes."""
         return tuple(target for fault in self.faults for target in fault.targets)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Return the source lines of the model that the nodes at fault come from."""
+        """Return the model's source lines that created the faulty nodes."""
         return tuple(line for fault in self.faults for line in fault.lines)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Reference results for a sample: eager's and exact ones, computed once for many programs."""
+"""Reference results for a sample: eager's and exact results, computed once for many programs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ LATER: Final = ("smallest", "largest")
 class Reference:
     """The results of one sample, in the order of the program's outputs.
 
-    eager: results in the model's own dtypes. exact: results in ``against``, the widest dtype that runs; None if that is
-        the model's. bounds: the error bound of each output.
+    eager: results in the model's own dtypes. exact: results in ``against``, the widest dtype in which the program runs;
+        None if that is the model's own. bounds: the error bound of each output.
 
     float64 takes longer than everything else, so at the smallest and largest sizes it is computed only on demand.
     """
@@ -60,11 +60,11 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """Compute the results in eager, and in the widest dtype that runs, unless that is postponed. ``bounds``: see
+        """Compute the results in eager, and, unless postponed, in the widest dtype that runs. ``bounds``: see
         `bounds_of`.
 
         Raises:
-            NotComparableError: eager does not take the inputs.
+            NotComparableError: eager does not accept the inputs.
         """
         with products_in_tf32(tf32):
             leaves, eager = _eager(sample, source, parameters, device)
@@ -91,9 +91,10 @@ class Reference:
     def judged(self, row: OutputAgreement, output: int, ours: Leaf) -> OutputAgreement:
         """Return the row of an output with its errors.
 
-        An output within the floor of eager is within the bound for every exact output e: with the error E of eager and
-        magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is a norm of at most
-        ``(1 - 1 / multiple) * least``: with eager's norm N, their sum is at most ``max(multiple * N, least)``.
+        An output within the floor of eager's output is also within the bound for every exact output e: with the error E
+        of eager and magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is a
+        norm of at most ``(1 - 1 / multiple) * least``: with eager's norm N, their sum is at most ``max(multiple * N,
+        least)``.
         """
         bound, eager = self.bounds[output], self.eager[output]
         if self.sample.name in LATER and bound.multiple >= 1 + bound.floor:
@@ -104,7 +105,7 @@ class Reference:
         return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))
 
     def varies(self, output: int) -> Iterator[Varied | Drawn]:
-        """Yield the part of an output that rounding decides; then the spread under random roundings."""
+        """Yield the part of an output that depends on rounding; then the spread under random roundings."""
         if (flips := self._flips[output]) is not None:
             yield flips
         if (drawn := self._rounding_extremes[output]) is not None:
@@ -144,13 +145,13 @@ class Reference:
 
 
 class NotComparableError(PipelineError):
-    """Eager PyTorch does not run on a sample."""
+    """Eager PyTorch fails on a sample."""
 
 
 def _eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Return the inputs that eager takes, and its results."""
+    """Return the inputs that eager accepts, and its results."""
     first: Exception | None = None
     try:
         for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
@@ -195,15 +196,15 @@ def _limit(bound: Bound, eager: object, exact: object) -> float | None:
 
 
 def _more(found: Drawn | None, value: Leaf, exact: Leaf, limit: float | None) -> Drawn | None:
-    """Return the spread with another value added; None if that value has other sizes."""
+    """Return the spread with another rounding's value; None if that value has different sizes."""
     if found is None or limit is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
         return None
     return found.with_one(value, exact, limit)
 
 
 def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:
-    """Return the part of the exact output that differs when rounded differently. If more than half of the floats
-    change, rounding decides none of them: the output is just sensitive."""
+    """Return the part of the exact output that depends on rounding; None if more than half of the floats change, since
+    the output is then just sensitive to rounding."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
     if exact.is_floating_point():

@@ -1,4 +1,4 @@
-"""Sample inputs: the user's own, or inputs made for the smallest, optimal and largest sizes."""
+"""Sample inputs: the user's, or generated inputs of the smallest, optimal and largest sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others`` are used if eager does not take these."""
+    """The inputs of one call, in the program's order. ``others``: alternatives if eager does not accept them."""
 
     name: str
     sizes: FrozenDict[str, int]
@@ -54,10 +54,9 @@ class Sample:
 def samples(program: Program, source: Program, given: Given = None) -> tuple[Sample, ...]:
     """Return the samples of a program.
 
-    given: None to make inputs: the example's own values if the program was captured with tensors, else numbers drawn
-        with a fixed seed. A function of the sizes (by input: ``x.shape[0]``) that returns the inputs of a call, or a
-        sequence of calls. A call is a tuple of positional inputs, a dict of keyword inputs, or both as ``(tuple,
-        dict)``.
+    given: None to generate inputs: from the example's values if the program was captured with tensors, else random with
+        a fixed seed. Otherwise a sequence of calls, or a function that returns a call, given the sizes (by input:
+        ``x.shape[0]``). A call is a tuple of positional inputs, a dict of keyword inputs, or both as ``(tuple, dict)``.
     """
     if given is not None and not callable(given):
         return tuple(_own(program, f"inputs[{i}]", call) for i, call in enumerate(given))
@@ -95,7 +94,7 @@ def as_call(call: object) -> Arguments:
 
 
 def by_place(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes by the inputs that have them: ``x.shape[0]``."""
+    """Return sizes keyed by input and dim: ``x.shape[0]``."""
     symbols = program.shapes.symbols
     named = {n: symbols[n].places[0] if n in symbols and symbols[n].places else n for n in sizes}
     return {place: sizes[name] for name, place in named.items()}
@@ -112,8 +111,8 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
 
 
 def usual_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
-    """Return the sizes that engines are tuned for, in a profile of the program if it is given; and a quarter of those
-    that are the largest, whose calls may have any size."""
+    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller ones, in which
+    sizes whose optimum is the maximum are a quarter of it: calls may have any size."""
     narrowed = {} if profile is None else program.profiles[profile]
     symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
@@ -124,7 +123,7 @@ def usual_sizes(program: Program, profile: int | None = None) -> list[dict[str, 
 
 
 def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:
-    """Return the sizes at an end of their ranges, or as near to it as the relations between them allow."""
+    """Return sizes at this end of their ranges, or as near as the relations between sizes allow."""
     read = {s.name for p in program.inputs for d in _exprs(p) if not isinstance(d, int) for s in d.free_symbols}
     ranges = {name: program.shapes[name] for name in program.shapes if name in read}
     sizes = {name: end(r) for name, r in ranges.items()}
@@ -142,7 +141,7 @@ def _exprs(port: Port) -> Sequence[Leaf]:
 
 
 def _holds(program: Program, sizes: Mapping[str, int]) -> bool:
-    """Return whether a call may have these sizes."""
+    """Return whether these sizes satisfy the program's relations."""
     if not all(r.holds(sizes) for r in program.shapes.relations if r.symbols <= sizes.keys()):
         return False
     rows = ((d, r) for p in program.inputs for d, r in zip(_exprs(p), p.ranges, strict=False))
@@ -152,7 +151,7 @@ def _holds(program: Program, sizes: Mapping[str, int]) -> bool:
 def _value(
     program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
 ) -> tuple[Any, Any]:
-    """Return the value of an input, and another to try if eager does not take the first."""
+    """Return the value of an input, and an alternative if eager does not accept it."""
     if port.kind != "tensor":
         value = leaf_of(port.value) if port.kind == "constant" else value_of(port.value, sizes)
         return value, value
@@ -169,7 +168,7 @@ def _value(
 
 
 def _resampled(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
-    """Return values drawn from the example: identifiers stay identifiers, masks masks, pixels pixels."""
+    """Return random elements of the example, so that, for example, token ids stay valid and masks stay masks."""
     generator = torch.Generator().manual_seed(seed)
     flat = example.flatten()
     places = torch.randint(0, flat.numel(), tuple(shape), generator=generator)
@@ -177,7 +176,7 @@ def _resampled(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.
 
 
 def _tiled(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return the example cut or repeated, so that ascending values still ascend."""
+    """Return the example, cropped or repeated to the shape, so that ascending values still ascend."""
     for dim, size in enumerate(shape):
         places = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
         example = example.index_select(dim, places)
@@ -197,7 +196,7 @@ def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> to
 
 
 def index_limits(program: Program) -> dict[str, int]:
-    """Return, for each input that the program uses as an index into tables, the length of the smallest table."""
+    """Return the length of the smallest table that each input indexes, for inputs that are used as indices."""
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
         for index, entries in _lookups(node):
@@ -207,7 +206,7 @@ def index_limits(program: Program) -> dict[str, int]:
 
 
 def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
-    """Yield the indices that a node reads, each with the static length of the table."""
+    """Yield the index tensors that a node reads, each with the static length of the table."""
     args: Argument = node.args
     if node.target in (aten.embedding.default, aten._embedding_bag.default, aten.embedding_bag.padding_idx):
         read = [(0, args[1])]
@@ -222,7 +221,7 @@ def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
 
 
 def _origin(node: torch.fx.Node) -> str:
-    """Return the node whose elements another only moves or casts."""
+    """Return the name of the node whose elements ``node`` only moves or casts."""
     while moves(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

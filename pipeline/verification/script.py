@@ -1,4 +1,4 @@
-"""Write a fault as a self-contained script: the nodes as a module, their inputs, the errors."""
+"""Write a self-contained script that reproduces a fault: the nodes as a module, their inputs, and the errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ sys.exit(0 if compiled.agreement.holds else 1)
 
 
 def script(program: Program, comparison: Comparison, fault: Fault, agreement: Agreement) -> str:
-    """Return the script of a fault; empty if the nodes cannot be written as calls (control flow)."""
+    """Return a fault's script; empty if the nodes cannot be written as calls (control flow)."""
     sample = (fault.failures or agreement.failures)[0].sample
     reference = next(r for r in comparison.references if r.sample.name == sample)
     writer = _Writer(program, frozenset(fault.nodes))
@@ -72,8 +72,8 @@ def script(program: Program, comparison: Comparison, fault: Fault, agreement: Ag
 
 @define(eq=False)
 class _Writer:
-    """A writer of nodes as lines of Python. ``outside``: the values that they read from other nodes; ``lost``: whether
-    they read a value that cannot be written."""
+    """A writer of nodes as Python source. ``outside``: the values that they read from other nodes; ``lost``: whether
+    such a value cannot be written as source."""
 
     program: Program
     names: frozenset[str]
@@ -82,7 +82,7 @@ class _Writer:
 
     @property
     def nodes(self) -> list[torch.fx.Node]:
-        """The nodes at fault, in order."""
+        """The faulty nodes, in order."""
         return [n for n in self.program.graph.nodes if n.name in self.names]
 
     def read(self) -> None:
@@ -95,7 +95,7 @@ class _Writer:
                     self.lost |= source.op == "get_attr"
 
     def inside(self, node: torch.fx.Node) -> bool:
-        """Return whether a node is one of those at fault, or an item of its result."""
+        """Return whether a node is faulty, or an item of a faulty node's result."""
         return node.name in self.names or (node.target is operator.getitem and self.inside(node.args[0]))  # type: ignore[arg-type]
 
     def text(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
@@ -136,7 +136,7 @@ class _Writer:
         return _printed(value)
 
     def results(self) -> list[str]:
-        """Return the nodes' tensors that other nodes read, or that nothing reads."""
+        """Return the tensors of faulty nodes that other nodes read, or that have no reader."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")

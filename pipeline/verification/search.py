@@ -1,10 +1,10 @@
-"""Search for the smallest failing sets of nodes with a predicate on sets, independent of programs.
+"""Search for the smallest failing sets of nodes, given a predicate on sets; independent of programs.
 
-The nodes are in order, and the shortest wrong prefix ends with a node that is part of the fault: bisection finds it
-with log2(n) questions. If that node is wrong by itself, it is the fault; if not, it is wrong together with earlier
-nodes: the search repeats on those, until the nodes collected so far are wrong by themselves. The last
-question is about the rest without them: while that is wrong, there is another fault. One node at fault takes 1 +
-log2(n) + 2 questions, rounded up: the whole, the bisection, the node alone, the rest without it.
+Nodes are in execution order. A question asks whether a set of nodes is wrong. The last node of the shortest wrong
+prefix belongs to the fault: bisection finds it with log2(n) questions. If this node alone is wrong, it is the fault. If
+not, it is wrong together with earlier nodes: the search repeats on these until the collected nodes alone are wrong. The
+last question asks for all nodes without the fault: if they are wrong, there is another fault. Finding a single faulty
+node needs 1 + log2(n) + 2 questions, rounded up: the whole program, the bisection, the node alone, the rest without it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Ask = Callable[[frozenset[str]], bool | None]
 
 
 class OutOfBuildsError(PipelineError):
-    """The limit of questions is reached."""
+    """The search reached its limit of questions."""
 
 
 @define
 class Questions:
-    """The predicate with memory: asks each question once, and counts; raises `OutOfBuildsError` beyond the limit."""
+    """The cached predicate, which counts questions and raises `OutOfBuildsError` beyond the limit."""
 
     ask: Ask
     limit: int
@@ -46,14 +46,14 @@ class Questions:
 
 @frozen
 class Found:
-    """The sets that are wrong, in the order in which they were found, and whether nothing else is."""
+    """The wrong sets, in the order in which they were found, and whether these are all."""
 
     sets: tuple[tuple[str, ...], ...]
     complete: bool
 
 
 def search(nodes: Sequence[str], questions: Questions) -> Found:
-    """Return the smallest wrong sets of nodes, each without the ones before it. Nodes are in execution order."""
+    """Return the smallest disjoint wrong sets of nodes. Nodes are in execution order."""
     sets: list[tuple[str, ...]] = []
     rest = list(nodes)
     right = 0
@@ -71,7 +71,7 @@ def search(nodes: Sequence[str], questions: Questions) -> Found:
 
 
 def smallest(nodes: Sequence[str], questions: Questions) -> tuple[str, ...]:
-    """Return a smallest wrong set among nodes that are wrong; a larger one if the limit of questions is reached."""
+    """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
     try:
         found, _ = _smallest(nodes, 0, questions)
     except _Cut as cut:
@@ -80,7 +80,7 @@ def smallest(nodes: Sequence[str], questions: Questions) -> tuple[str, ...]:
 
 
 class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
-    """The limit was reached while a set was reduced: ``nodes`` are wrong, but perhaps not a smallest set."""
+    """The limit was reached while a set was reduced: ``nodes`` are wrong, but may not be a smallest set."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
 
 
 def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[frozenset[str], int]:
-    """Return a smallest wrong set among wrong nodes, and how many at the start of the others are right together.
+    """Return a smallest wrong subset of wrong nodes, and the length of a prefix of the other nodes that is right.
 
     right: the number of nodes at the start that are known to be right together.
     """
@@ -106,8 +106,8 @@ def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[f
 
 
 def _border(candidates: Sequence[str], low: int, collected: Sequence[str], questions: Questions) -> tuple[int, int]:
-    """Return two prefix lengths: the candidates up to the first are right together with ``collected``, those up to the
-    second wrong. They are neighbours, unless the predicate has no answer between them."""
+    """Return two prefix lengths of the candidates: with ``collected``, the shorter prefix is right and the longer one
+    is wrong. They differ by 1, unless the predicate has no answer in between."""
     high = len(candidates)
     while high - low > 1:
         for middle in _middles(low, high):

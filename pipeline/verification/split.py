@@ -1,4 +1,4 @@
-"""Run only some nodes of a program in TensorRT: one question of a search."""
+"""Run only some nodes of a program in TensorRT, for a question of the search."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pipeline.program import Partitioned, Validated, is_operator
 
 
 def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
-    """Return the same program with these operators in engines and all others in PyTorch; cuts may be anywhere.
+    """Return the same program with these operators in engines and all other operators in PyTorch.
 
-    Exactly these nodes run in TensorRT: no node is moved or copied. Engines are as few as the order allows.
+    Exactly these nodes run in TensorRT: no node is moved or copied. There are as few engines as the order allows.
     """
     program = partitioned.program
     outside = {n.name for n in program.graph.nodes if is_operator(n)} - nodes
@@ -40,7 +40,7 @@ def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
 
 
 def refused(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
-    """Return the verdicts with these nodes refused, so that they run in PyTorch, each with its reason."""
+    """Return the verdicts in which these nodes are rejected, each with its reason, so that they run in PyTorch."""
     verdicts = {
         name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v
         for name, v in validated.verdicts.items()

@@ -1,1 +1,1 @@
-"""View compiled programs: a record of a program, the page that draws it, and the differences between two."""
+"""Views of compiled programs: a record of a program, the web page that draws it, and differences between two."""

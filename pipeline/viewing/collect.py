@@ -48,15 +48,15 @@ def view(program: Compiled | Partitioned, title: str = "", profile: Profile | No
     """Return the view of a program.
 
     Args:
-        program: a compiled program; or the result of ``partition``, before any engine is built.
-        title: its name on the page.
-        profile: its times, as `Compiled.profile` measured them.
+        program: a compiled program, or the result of ``partition``.
+        title: the program's name on the page.
+        profile: the result of `Compiled.profile`.
     """
     return _Collector(program).view(title, profile)
 
 
 class _Collector:
-    """A collector of one program's parts, indexed by name."""
+    """A collector of a program's parts, indexed by name."""
 
     def __init__(self, program: Compiled | Partitioned) -> None:
         if isinstance(program, Partitioned):  # a program without networks and engines
@@ -125,7 +125,7 @@ class _Collector:
         return self.in_engine(made, node)
 
     def range(self, size: Expr) -> Range:
-        """Return the range of a size; unbounded where a program, perhaps a file's, has too many long expressions."""
+        """Return the range of a size; unbounded if a program (of a malicious file) has too many long expressions."""
         if size not in self.ranges:
             self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
             slow = self.parts > MOST_PARTS and not isinstance(size, int)
@@ -133,7 +133,7 @@ class _Collector:
         return self.ranges[size]
 
     def values(self, value: object) -> Iterator[Value]:
-        """Return the tensors and numbers that a node returns; sizes that vary by the model's names for them."""
+        """Yield the tensors and numbers that a node returns; dynamic sizes have the model's names."""
         if isinstance(value, tuple | list):
             for part in value:
                 yield from self.values(part)
@@ -148,7 +148,7 @@ class _Collector:
             yield Value(_number(value))
 
     def in_engine(self, made: NodeView, node: torch.fx.Node) -> NodeView:
-        """Return a node with its converter, layers, weights and kernels."""
+        """Return the view of a node in an engine, with its converter, layers, weights and kernels."""
         choice = self.partitioned.verdicts[node.name].choice
         layers = self.layers.get((made.segment, node.name), ())
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
@@ -168,7 +168,7 @@ class _Collector:
 
     @cached_property
     def healed(self) -> Mapping[str, Sequence[Healed]]:
-        """Return the healed forms, by node."""
+        """Return the alternative implementations of healed nodes, by node."""
         rows = defaultdict(list)
         for each in self.compiled.healed:
             rows[each.node].append(each)
@@ -185,7 +185,7 @@ class _Collector:
 
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
-        """Return the kernels of all engines, as far as the plans show them."""
+        """Return the kernels of all engines whose plans show them."""
         rows = zip(self.compiled.engines, self.compiled.networks, strict=False)
         return tuple(kernel for engine, network in rows for kernel in self.read(engine, network))
 
@@ -202,7 +202,7 @@ class _Collector:
 
     @cached_property
     def computing(self) -> Mapping[str, Sequence[int]]:
-        """Return the numbers of the kernels that compute each node."""
+        """Return the indices of the kernels that compute each node."""
         rows = defaultdict(list)
         for number, kernel in enumerate(self.kernels):
             for name in kernel.nodes:
@@ -277,14 +277,14 @@ def _is_size(value: object) -> bool:
 
 
 def _number(value: object) -> str:
-    """Return the type of a Python number, of torch's symbolic one, or of the expression that a file stores for it."""
+    """Return the type of a Python number, a symbolic number of torch, or a size expression from a file."""
     if isinstance(value, bool | torch.SymBool):
         return "bool"
     return "float" if isinstance(value, float | torch.SymFloat) else "int"
 
 
 def _nbytes(dtype: str, shape: Iterable[int]) -> int:
-    """Return the bytes of a tensor; 4-bit elements count as TensorRT stores them, two in a byte."""
+    """Return a tensor's size in bytes; 4-bit elements count half a byte, as in TensorRT."""
     count = prod(shape)
     found = getattr(torch, dtype, None)
     return count * found.itemsize if isinstance(found, torch.dtype) else (count + 1) // 2

@@ -1,4 +1,4 @@
-"""Compare two programs: operators moved between TensorRT and PyTorch, layers, kernels, sizes, times and errors."""
+"""Differences between two programs: operators that moved to or from PyTorch, layers, kernels, sizes, times, errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ERRORS = 2.0
 def differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
     """Return the differences between two programs, by kind of difference; empty if they are the same.
 
-    Time and memory of the compilation do not count: they vary from run to run.
+    Compilation time and memory are not compared, since they vary from run to run.
     """
     found = (Change(title, tuple(rows(before, after))) for title, rows in KINDS.items())
     return tuple(change for change in found if change.rows)
@@ -65,7 +65,7 @@ def _pairs(
 
 
 def _settings(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield the settings that differ; a view has only those that are not the default."""
+    """Yield the settings that differ; views contain only settings that differ from the default."""
     return _pairs(before.settings, after.settings, missing="as by default")
 
 
@@ -111,7 +111,7 @@ def _operators(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _counted(what: str, before: Sequence[str], after: Sequence[str]) -> Iterator[Row]:
-    """Yield the total numbers of something, and the numbers by name, that differ."""
+    """Yield the counts of ``what`` that differ, in total and by name."""
     yield from _pairs([(what, len(before))], [(what, len(after))])
     yield from _pairs(Counter(before).items(), Counter(after).items(), missing="0")
 
@@ -138,13 +138,13 @@ def _sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _engines(view: ProgramView) -> list[tuple[str, str]]:
-    """Return the number of engines, and their total bytes."""
+    """Return the number of engines, and their total size in bytes."""
     sizes = [segment.nbytes for segment in view.segments if segment.place == "tensorrt"]
     return [("engines", str(len(sizes))), ("all engines", in_bytes(sum(sizes)))]
 
 
 def _exact(before: list[tuple[str, int]], after: list[tuple[str, int]], shown: Callable[[int], str]) -> Iterator[Row]:
-    """Yield the sizes that differ; in bytes if they print alike."""
+    """Yield the sizes that differ, in bytes if their texts are equal."""
     yield from _pairs(before, after, shown)
     old, new = dict(before), dict(after)
     for name in old:

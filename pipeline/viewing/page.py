@@ -1,4 +1,4 @@
-"""Write the page of a program: one HTML file with its data, its drawing and the libraries. It needs no network."""
+"""Write a program's web page: one HTML file with its data, scripts and libraries, which needs no network access."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPTS = ("words.js", "html.js", "model.js", "layout.js", "draw.js", "tree.js",
 def write_report(
     compiled: Compiled, path: str | os.PathLike[str], title: str = "", profile: Profile | None = None
 ) -> None:
-    """Write the page of a compiled program to a file; an existing one is replaced in one step.
+    """Write the page of a compiled program to a file; an existing file is replaced atomically.
 
     Raises:
         OSError: the file cannot be written.
@@ -40,8 +40,8 @@ def write(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[
 
 
 def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
-    """Return the page as HTML. Its data is JSON, in the element with the id ``data``: ``program`` is a `ProgramView`,
-    ``difference`` has the changes, if it is compared with another."""
+    """Return the page as HTML. The element with the id ``data`` contains JSON: ``program`` is a `ProgramView`,
+    ``difference`` has the changes against another program, if any."""
     parts = {
         "version": html.escape(__version__),
         "title": html.escape(f"{program.title} – pipeline"),
@@ -55,7 +55,7 @@ def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
 
 
 def _licence(name: str) -> str:
-    """Return the licence of a library, which must precede it."""
+    """Return the licence text that must precede a library."""
     return asset(name.replace("min.js", "LICENSE.txt")).strip()
 
 

@@ -14,7 +14,7 @@ from pipeline.viewing.records import ProgramView, SegmentView
 
 
 def planned(view: ProgramView) -> str:
-    """Return a text on the engines that would be built, with their sizes, and on what would run in PyTorch and why."""
+    """Return a text on engines that would be built, their sizes, and operators that would run in PyTorch and why."""
     return "\n".join(_lines(view))
 
 
@@ -64,7 +64,7 @@ def fusions(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple
 
     Args:
         networks: the engines' networks.
-        pairs: the fusions that the plans show, a row for each dequantizing layer.
+        pairs: whether each dequantizing layer is fused, according to the plans.
     """
     texts = {(pair.engine, pair.layer): f"{_SAID[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs}
     found = defaultdict(list)

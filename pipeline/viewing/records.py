@@ -1,7 +1,7 @@
-"""``ProgramView``: the view of a program, a record that is drawn, compared and written as JSON.
+"""``ProgramView``: a record of a program, to draw, to compare and to save as JSON.
 
-docs/reports.md says how to read it. A field that has its default is left out of the JSON; a new field with a default
-needs no new version of it.
+docs/reports.md documents the JSON. It omits fields with default values; a new field with a default needs no new
+version.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NUMBERS = ("int", "float", "bool")
 
 @frozen
 class Value:
-    """A tensor (or number) that a node computes: its dtype, its sizes as expressions, and the range of each (smallest,
-    optimal, largest). ``nbytes`` is at the optimal sizes."""
+    """A tensor (or number) that a node computes: its dtype, its sizes as expressions, and their ranges (smallest,
+    optimal, largest). ``nbytes`` is the size in bytes at the optimal sizes."""
 
     dtype: str
     shape: tuple[str, ...] = ()
@@ -53,8 +53,7 @@ class LayerView:
 
 @frozen
 class WeightView:
-    """A weight that a node reads, and its ``recipe`` over the model's parameters. If it cannot be refitted, ``fixed``
-    has the reason."""
+    """A weight that a node reads, its ``recipe`` over the parameters, and why it cannot be refitted (``fixed``)."""
 
     name: str
     dtype: str
@@ -66,7 +65,7 @@ class WeightView:
 
 @frozen
 class KernelView:
-    """A kernel of an engine, according to its plan, and the nodes that it computes, wholly or in part."""
+    """A kernel of an engine, according to its plan, and the nodes that it computes at least partly."""
 
     segment: str
     kind: str
@@ -79,12 +78,12 @@ class NodeView:
     """A node of the program.
 
     kind: ``operator``; ``item`` of a tuple; ``size``: arithmetic on sizes; ``input``; ``output``.
-    module: the path of the module whose forward created the node. where: the user's line that it comes from.
-    segment: the part of the program that it runs in. inputs: the nodes that it reads.
-    kernels: numbers of the kernels that compute it. fusion: for a quantizing or dequantizing node, whether a matmul
-    or convolution reads its quantized values, as in `Compiled.quantization`.
+    module: the path of the module whose forward created the node. where: the user's source line.
+    segment: the part of the program in which the node runs. inputs: the nodes that it reads.
+    kernels: indices of the kernels that compute the node. fusion: for a quantizing or dequantizing node, whether a
+        matmul or convolution reads the quantized values, as in `Compiled.quantization`.
     reason, hint: why the node runs in PyTorch, and how to change that.
-    healed: the alternative form that `pipeline.verify` chose for it.
+    healed: the alternative implementation that `pipeline.verify` chose.
     """
 
     name: str
@@ -116,8 +115,8 @@ class ModuleView:
 
 @frozen
 class SegmentView:
-    """A part of a program that runs in one place. ``nbytes`` is the size of its engine's plan (0: none was built),
-    ``weights`` the bytes of the weights that it reads."""
+    """A part of a program that runs in an engine or in PyTorch. ``nbytes`` is the size of the engine's plan (0 if not
+    built), ``weights`` the size of the weights that the segment reads, in bytes."""
 
     name: str
     place: Place
@@ -144,7 +143,7 @@ class CutView:
 
 @frozen
 class StageView:
-    """The cost of a stage of the compilation: seconds, and bytes of memory above those before it."""
+    """The cost of a compilation stage: seconds, and additional bytes of memory."""
 
     stage: str
     seconds: float
@@ -156,10 +155,10 @@ class StageView:
 class ProgramView:
     """The view of a program.
 
-    title: the user's name for the program. settings: those that differ from the default, as (name, value). versions: of
-        pipeline, torch and TensorRT. sizes: those that vary, and the relations between them. agreement: errors against
-        eager, if it was verified. profile: times by layer and node, if they were measured. weights_digest: the SHA-256
-        of the model's weights, if a file has it.
+    title: the user's name for the program. settings: (name, value) of settings that differ from the default. versions:
+        of pipeline, torch and TensorRT. sizes: dynamic sizes and the relations between them. agreement: errors against
+        eager, if verified. profile: times by layer and node, if measured. weights_digest: the SHA-256 of the model's
+        weights, if a file has it.
     """
 
     title: str
@@ -193,7 +192,7 @@ class ProgramView:
 
 @frozen
 class Row:
-    """One difference as text, and the node that it concerns, if any."""
+    """A difference as text, and the affected node, if any."""
 
     text: str
     node: str = ""

@@ -1,4 +1,4 @@
-"""Open a program to view: a saved program, a folder of ``pipeline compile``, a page, or a view as JSON; and convert a
+"""Read the view of a program from a saved program, a folder of ``pipeline compile``, a page or JSON; and convert a
 ``ProgramView`` to JSON and back."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 
 
 def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
-    """Return a view as JSON, with the differences from another if there is one to compare with."""
+    """Return a view as JSON, with the differences from another program if given."""
     data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.written(program, ProgramView)}
     if changes is not None:
         data["difference"] = [codec.written(change, Change) for change in changes]
@@ -35,7 +35,7 @@ def read(path: Path) -> ProgramView:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ArtifactError: it is not a view of a program, or one of a newer version.
+        ArtifactError: the file is not a view of a program, or has a newer version.
     """
     try:
         data = json.loads(_text(path))
@@ -75,7 +75,7 @@ def opened(path: str | os.PathLike[str]) -> ProgramView:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ArtifactError: it is none of these, or is damaged, or of a newer version.
+        ArtifactError: the file is none of these, is damaged, or has a newer version.
     """
     place = Path(path)
     if place.is_dir():

@@ -1,7 +1,7 @@
-"""Strategies that draw calls of an operator: written by hand, one file per family, or made from the operator's schema.
+"""Hypothesis strategies for random operator calls: hand-written (a file per family), or generated from the schema.
 
-``for_target(target)`` returns one or the other. The file of a family ``strategies/<family>.py`` declares some by
-``@calls``:
+``for_target(target)`` returns the strategy of an operator. A family's file ``strategies/<family>.py`` declares
+strategies by ``@calls``:
 
     @calls(aten.linear.default)
     def linear(draw, target):
@@ -39,7 +39,7 @@ _MECHANISM: Final = frozenset({"automatic", "common"})
 
 @cache
 def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
-    """Return the strategies that the families' files declare."""
+    """Return the hand-written strategies of all families."""
     found = Strategies()
     for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM):
         for declared in vars(importlib.import_module(f"{__name__}.{name}")).values():
@@ -53,6 +53,6 @@ def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
 
 @cache
 def for_target(target: object) -> st.SearchStrategy[Call] | None:
-    """Return the strategy of an operator's calls, written by hand or made from its schema; None if there is none."""
+    """Return an operator's strategy, hand-written or generated from its schema; None if there is none."""
     found = by_hand().get(target)
     return found if found is not None else automatic(target)

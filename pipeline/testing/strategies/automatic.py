@@ -1,8 +1,8 @@
-"""Make strategies from an operator's schema, for operators with independent arguments.
+"""Strategies generated from operator schemas, for operators with independent arguments.
 
-Two kinds qualify: elementwise operators (by torch's tag ``pointwise``), whose tensors broadcast; and those with one
-tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other argument that a call needs
-must accept any value of its type: a number, a flag, a dtype, a mode whose choices are known here.
+Two kinds qualify: elementwise operators (by torch's tag ``pointwise``), whose tensors broadcast; and operators with one
+    tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other required argument must
+    accept any value of its type: a number, a flag, a dtype, or a mode with known choices.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Argument:
 
     @property
     def given_dtype(self) -> torch.dtype | None:
-        """Return the only dtype that the tensor may have, if there is one."""
+        """Return the only dtype that the schema allows for the tensor, if it restricts the dtype."""
         return torch.bool if self.name in ("condition", "mask") else None
 
     @property
@@ -91,7 +91,7 @@ def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
 
 @cache
 def automatic(target: object) -> st.SearchStrategy[Call] | None:
-    """Return a strategy, or None if the schema does not determine one."""
+    """Return a strategy; None if the schema does not suffice."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
         return None
     tensors, dims = (len([a for a in arguments(target) if getattr(a, kind)]) for kind in ("tensor", "dim"))
@@ -103,7 +103,7 @@ def automatic(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def by_name(target: object, values: Mapping[str, object]) -> Call:
-    """Return the call with these arguments; as in torch.export, there are defaults between positional ones."""
+    """Return the call with these arguments; as in torch.export, positional arguments include intermediate defaults."""
     positional = [a for a in arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
@@ -128,7 +128,7 @@ def _elementwise(draw: Draw, target: Any) -> Call:
 
 
 def _along(draw: Draw, target: Any) -> Call:
-    """Draw a call with one tensor, and dims of it if the operator takes dims."""
+    """Draw a call with one tensor, and dims of that tensor if the operator has such an argument."""
     shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted(target)))
     tensor = next(a.name for a in arguments(target) if a.tensor)
     given: dict[str, Any] = {}
@@ -164,13 +164,13 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 @cache
 def accepted(target: object) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that PyTorch accepts for all tensors of an operator; floats twice, to be drawn more often."""
+    """Return the dtypes that PyTorch accepts for all tensors of an operator; float dtypes twice, for more weight."""
     found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 
 
 def _taken(call: Call) -> bool:
-    """Return whether both eager and tracing take a call; only eager takes a shift of bools."""
+    """Return whether both eager and tracing accept a call (only eager accepts a shift of bools)."""
     try:
         return common.well_formed(call) and bool(program_of(call, CompilationSettings()))
     except CallError:
@@ -178,7 +178,7 @@ def _taken(call: Call) -> bool:
 
 
 def _probe(target: object, dtype: torch.dtype, number: object) -> Call:
-    """Return a small call with this number for every number that it needs."""
+    """Return a small call with this number for every required number."""
     values: dict[str, Any] = {}
     for argument in arguments(target):
         if argument.tensor:

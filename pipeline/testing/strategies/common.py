@@ -1,6 +1,6 @@
 """Building blocks for strategies: shapes, dims, dtypes, numbers, tensors, and names for sizes that may be dynamic.
 
-A strategy of calls draws shapes of ints first, and names sizes last (``named``).
+A strategy draws static shapes first, and names dynamic sizes last (``named``).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _shrunk(shape: Shape, elements: int) -> Shape:
 
 @st.composite
 def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
-    """Draw shapes that broadcast together: one is complete, in the others dims are 1 or leading dims are missing."""
+    """Draw shapes that broadcast together: one has the full shape, the others have dims of 1 or lack leading dims."""
     whole = draw(shapes(0, max_rank, zero=zero))
     parts = [draw(_part(whole)) for _ in range(count - 1)]
     parts.insert(draw(st.integers(0, count - 1)), whole)
@@ -93,18 +93,18 @@ def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
 
 
 def others(shape: Sequence[object], dim: int) -> list[int]:
-    """Return the dims of a shape but one, which is counted from either end."""
+    """Return all dims of a shape except ``dim``, which may be negative."""
     return [d for d in range(len(shape)) if d != dim % len(shape)]
 
 
 def resized(shape: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
-    """Return a shape with another size in one dim."""
+    """Return the shape with a different size in one dim."""
     return tuple(size if d == dim % len(shape) else s for d, s in enumerate(shape))
 
 
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
-    """Return a strategy of Python numbers for a tensor of this dtype: ints, floats with fractions, bools; for halves
-    often floats that they round."""
+    """Return a strategy of Python numbers for a tensor of this dtype: ints, floats with fractions, bools; for half
+    precision often floats that it rounds."""
     negative = [] if dtype == torch.uint8 else [-1, -2, -0.5, -1.5]
     inexact = [0.1, 3.7, 1.7] * (3 if dtype in (torch.float16, torch.bfloat16) else 1)
     return st.sampled_from([1, 0.5, *inexact, 2, 0, 2.5, 7, *negative, 2.0, 0.0, True, False])
@@ -124,7 +124,7 @@ def spatial_rank(target: Target) -> int:
 
 
 def moved(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
-    """Return a strategy of tensors for operators that only move elements: any values of the dtype."""
+    """Return a strategy of tensors for operators that only move elements, with any values of the dtype."""
     return tensors(shape, dtype, values(dtype))
 
 
@@ -138,12 +138,12 @@ def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.Search
 
 @st.composite
 def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = None, *, least: int = 1) -> Call:
-    """Draw the call with names for some of its sizes, at least one where that is possible.
+    """Draw the call with names for some of its sizes, at least one if possible.
 
     ``dims`` has the dims of each tensor (by its index in ``call.specs``) that may be dynamic; None: all. Sizes below 2
-    and constants stay as they are. Dims that align from the right, as in broadcasting, share one name, and get none if
-    they differ. ``least`` is the smallest size for which the call is well-formed. For other ties write names into the
-    call yourself.
+    and constants stay as they are. Dims that align from the right, as in broadcasting, share a name if their sizes are
+    equal, else have none. ``least`` is the smallest size for which the call is valid. For other relations, write names
+    into the call.
     """
     free: set[tuple[int, int]] = set()
     found: dict[int, set[Any]] = {}  # the sizes of each dim, counted from the right; None for one that is not free
@@ -173,7 +173,7 @@ def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = Non
 
 
 def well_formed(call: Call) -> bool:
-    """Return whether eager PyTorch takes the call, at every size that will be tried."""
+    """Return whether eager PyTorch accepts the call at every size that will be tested."""
     return all(_runs(call, sizes) for sizes in call.sizes_to_try)
 
 

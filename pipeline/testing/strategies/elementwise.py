@@ -1,5 +1,5 @@
 """Calls of elementwise operators with constrained arguments: conditions are bool, integer divisors are not zero, and
-floats are cast to integers only within their range, beyond which devices differ."""
+floats that are cast to integers are within the integers' range, beyond which devices differ."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def floor_divide(draw: Draw, target: object) -> Call:
 
 @calls(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
 def power(draw: Draw, target: object) -> Call:
-    """Draw powers, without bools: eager's result is bool, that of its shape functions int64."""
+    """Draw powers, without bools, for which eager's result is bool but that of its shape functions int64."""
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
     whole = not dtype.is_floating_point
@@ -70,7 +70,7 @@ def power(draw: Draw, target: object) -> Call:
 
 @calls(aten.round.decimals)
 def round_decimals(draw: Draw, target: object) -> Call:
-    """Draw rounding to decimals, without ties at the last one: there the error of scaling decides the direction."""
+    """Draw rounding to decimals, without ties, for which the rounding error of scaling decides the direction."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(named(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
@@ -86,7 +86,7 @@ def prelu(draw: Draw, target: object) -> Call:
 
 @calls(aten.log_sigmoid_forward.default)
 def log_sigmoid(draw: Draw, target: object) -> Call:
-    """Draw calls for the first result only: the second is for the gradient, and eager's own differs between devices."""
+    """Draw calls that request only the first result: the second is for gradients, and device-dependent in eager."""
     dtype = draw(floats)
     call = draw(named(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
     return evolve(call, outputs=(0,))

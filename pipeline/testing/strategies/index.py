@@ -28,9 +28,10 @@ from pipeline.testing.strategies.common import (
 
 @st.composite
 def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
-    """Draw index tensors for some dims, None for others; they broadcast together. ``once``: no element is named twice.
+    """Draw index tensors for some dims, None for others; they broadcast together. ``once``: no element is indexed
+    twice.
 
-    Beside others none has rank 0: torch (2.13) predicts a wrong shape for it.
+    If there are several index tensors, none has rank 0, for which torch 2.13 predicts a wrong shape.
     """
     count = draw(st.integers(1, min(len(shape), 3)))
     axes = sorted(draw(st.permutations(range(len(shape))))[:count])

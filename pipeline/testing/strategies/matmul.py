@@ -1,5 +1,5 @@
-"""Calls of matmuls, distances and sums of products, and of inverses, determinants and solutions for matrices far from
-singular. The sizes that two operands share have one name."""
+"""Calls of matmuls, distances and sums of products; and of inverses, determinants and solves for well-conditioned
+matrices. Equal sizes of two operands have the same name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, INNER, COLUMNS = "n", "k", "m"
 
 
 def _sized(draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None) -> Call:
-    """Draw the call with sizes for the names that it uses; sometimes one is 0."""
+    """Draw the call with sizes for its names; sometimes a size is 0."""
     names = sorted({d for spec in args for d in spec.shape if isinstance(d, str)})
     zero = draw(st.sampled_from((None, None, None, None, *names)))
     low = {name: 0 if name == zero else 1 for name in names}
@@ -98,8 +98,8 @@ def _sizes(*specs: TensorSpec) -> dict[str, int]:
 
 
 def _other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
-    """Draw the other operand of a matmul or solve, of the same batch or of none. For 1 × 1 matrices it has their batch,
-    since ``linalg.solve`` may take an operand with a single row for a batch of vectors."""
+    """Draw the other operand of a matmul or solve, with the same batch dims or none. For 1 × 1 matrices it has the
+    batch dims, since ``linalg.solve`` may interpret an operand with a single row as a batch of vectors."""
     columns, size = draw(st.integers(1, 3)), a.shape[-1]
     batch = a.shape[:-2] if size == 1 else draw(st.sampled_from((a.shape[:-2], ())))
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))

@@ -16,12 +16,12 @@ epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
 
 
 def _values(count: int) -> st.SearchStrategy[str]:
-    """Return a strategy of values to normalise: a few must differ well, or rounding decides the variance."""
+    """Return a strategy of values to normalise: few values must differ clearly, or rounding decides the variance."""
     return st.sampled_from(("distinct", "normal", "large", "positive") if count >= 8 else ("distinct",))
 
 
 def _affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
-    """Draw a weight and a bias, or neither, or one of them; constants mostly."""
+    """Draw a weight and a bias, neither, or one of them; mostly constants."""
     constant = draw(st.sampled_from((True, True, False)))
     return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
 
@@ -50,7 +50,7 @@ def rms_norm(draw: Draw, target: object) -> Call:
 
 
 def _images(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
-    """Draw a batch of at least two elements per channel, with so many groups of channels."""
+    """Draw a batch of at least two elements per channel, with ``groups`` groups of channels."""
     spatial = draw(st.lists(st.integers(2, 4), min_size=least_rank, max_size=3))
     return (draw(st.integers(2, 3)), groups * draw(st.integers(1, 3)), *spatial)
 

@@ -1,6 +1,5 @@
-"""Calls of reductions whose arguments are tied, of prims and of softmax; of topk and sort, of searches in sorted
-tensors, and of order statistics: if equal elements may come in any order, elements are distinct or indices are not
-requested."""
+"""Calls of reductions with dependent arguments, of prims, softmax, topk and sort, of searches in sorted tensors, and of
+order statistics. If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
 
 from __future__ import annotations
 
@@ -137,7 +136,7 @@ def kthvalue(draw: Draw, target: object) -> Call:
 
 @calls(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
 def median(draw: Draw, target: object) -> Call:
-    """Draw nonempty integers: for empty ones, eager's result is NaN converted to an integer by the processor."""
+    """Draw nonempty integer tensors: for empty ones eager returns NaN cast to an integer, which depends on the CPU."""
     dtype = draw(ORDERED)
     x = draw(tensors(draw(shapes(0, 3, zero=dtype.is_floating_point)), dtype, values(dtype, ORDERED_VALUES)))
     if target in (aten.median.default, aten.nanmedian.default):

@@ -1,4 +1,4 @@
-"""Calls that write elements by index, and reduce those that go to one place."""
+"""Calls that write elements by index, and reduce elements with equal indices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipeline.testing.strategies.common import (
 
 @st.composite
 def _index(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
-    """Draw an index into a dim, and its shape. ``once``: no element of a line along the dim is named twice."""
+    """Draw an index into a dim, and its shape. ``once``: along the dim, no element is indexed twice."""
     if not shape:
         return draw(tensors((), torch.int64, "zeros")), ()
     axis, size = dim % len(shape), shape[dim]
@@ -98,7 +98,7 @@ def scatter_value_reduce(draw: Draw, target: object) -> Call:
 
 
 def _dynamic(draw: Draw, call: Call) -> Call:
-    """Draw names for the dims that are alike in all tensors of the call."""
+    """Draw names for the dims that are equal in all tensors of the call."""
     x, index, *source = call.specs
     rank, dim = len(x.shape), call.args[1]
     alike = [d for d in range(rank) if d != dim % rank and all(s.shape[d] == x.shape[d] for s in (index, *source))]

@@ -1,7 +1,7 @@
 """Calls of operators over sequences: attention, cache updates, recurrences and recurrent layers.
 
-Recurrences have one token, some in a chunk, or several chunks. Rows of recurrent layers have one length, or several
-(packed sequences); layers go in one or both directions, with and without biases and projection."""
+Recurrences have one token, one chunk, or several chunks. Sequences of recurrent layers have equal or different lengths
+(packed sequences); layers are uni- or bidirectional, with and without biases and projection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _operands(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) ->
 
 
 def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
-    """Draw a mask: None, bools, or numbers to add; its leading dims are those of heads, or 1, or absent."""
+    """Draw a mask: None, bools, or numbers to add; its leading dims are ``leading``, or 1, or absent."""
     kind = draw(st.sampled_from((None, torch.bool, dtype)))
     if kind is None:
         return None
@@ -57,7 +57,7 @@ def attention(draw: Draw, target: object) -> Call:
 
 
 def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
-    """Draw arguments without heads; the values may have a size of their own."""
+    """Draw arguments without a head dim; values may have a different size."""
     size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
     shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
@@ -133,7 +133,7 @@ LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
 
 @frozen
 class Layer:
-    """A layer's initial states, weights and options, and the form of its input."""
+    """A layer's initial states, weights and options, and the layout of its input."""
 
     steps: Dim
     features: int
@@ -145,7 +145,7 @@ class Layer:
 
 @st.composite
 def layers(draw: Draw, gates: int) -> Layer:
-    """Draw a layer of so many gates; an LSTM has four."""
+    """Draw a layer with this number of gates; an LSTM has four."""
     features, hidden, count = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
     projected = draw(st.none() | st.integers(1, hidden - 1)) if gates == 4 and hidden > 1 else None

@@ -1,5 +1,4 @@
-"""Calls that join, split and repeat tensors, and that create them. Small results with static sizes are folded into
-constants, so some calls are large."""
+"""Calls that join, split, repeat and create tensors. Some are large, since small static results become constants."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def stack(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _sizes(draw: Draw, total: int) -> list[int]:
-    """Draw sizes that add up to a number."""
+    """Draw sizes whose sum is ``total``."""
     found: list[int] = []
     while total > 0 and len(found) < 4 and draw(st.booleans()):
         found.append(draw(st.integers(0, total)))
@@ -133,8 +132,8 @@ def scalar_tensor(draw: Draw, target: object) -> Call:
 
 @calls(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(draw: Draw, target: Target) -> Call:
-    """Draw integer steps, or quarters in floats: sums of other steps are rounded differently by each device. For floats
-    and a size, PyTorch knows the length only for steps of 1."""
+    """Draw integer steps, or multiples of 1/4 in floats: devices round sums of other steps differently. For floats with
+    a dynamic size, PyTorch knows the length only if the step is 1."""
     dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.float32, torch.float16)))
     large = draw(st.booleans())
     end: object = 70000 if large else Size("n", draw(st.sampled_from((1, 2, 3))))

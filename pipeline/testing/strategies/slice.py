@@ -1,4 +1,4 @@
-"""Calls of slices: part of a tensor, in steps, backwards, along a diagonal."""
+"""Calls that slice a tensor: with steps, reversed, along a diagonal."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ def _windows(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
-    """Draw names for sizes: the batch may always be dynamic, the pooled dims mostly, except that of ``max_pool1d``,
-    which tracing fixes."""
+    """Draw names for sizes: the batch, and pooled dims except that of ``max_pool1d``, which tracing specializes."""
     pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
     return draw(named(call, {0: [0, *pooled]}, least=5))
 
@@ -118,7 +117,7 @@ def _image(draw: Draw, rank: int) -> object:
 
 
 def _aligned(draw: Draw, target: Target) -> list[bool]:
-    """Draw align_corners, where the operator has it."""
+    """Draw align_corners, if the operator has this argument."""
     names = [argument.name for argument in target._schema.arguments]
     return [draw(st.booleans())] if "align_corners" in names else []
 
@@ -159,7 +158,7 @@ def grid_sampler(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
-    """Draw (before, after) for the last ``count`` dims: no more than the mode allows; negative ones leave elements."""
+    """Draw padding (before, after) for the last ``count`` dims, within the mode's limits; crops leave elements."""
     found: list[int] = []
     for size in reversed(shape[len(shape) - count :]):
         most = {"reflect": size - 1, "circular": size - 1}.get(mode, 3)

@@ -16,7 +16,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @st.composite
 def _factors(draw: Draw, count: int) -> list[int]:
-    """Draw sizes whose product is a number."""
+    """Draw sizes whose product is ``count``."""
     found: list[int] = []
     while count > 1 and len(found) < 4 and draw(st.booleans()):
         divisor = draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
