@@ -1,4 +1,5 @@
-"""Limit the memory of a loaded program's constants: results of recipes, and tensors that its graphs fill.
+"""Limit the memory that the constants of a file may allocate: constants computed from parameters (recipes), and tensors
+made by ``full``, ``arange`` and the like.
 
 A few bytes of a malicious file can request a tensor of any size. So a file states the size of its largest such tensor,
 `inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show recipes' sizes.

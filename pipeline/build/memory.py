@@ -46,7 +46,7 @@ class MemoryMappedWeights:
         self.mapping = mmap.mmap(self.file.fileno(), self.room) if self.file else None
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with the same values in the file, or the tensor itself if it is small or does not fit."""
+        """Copy a tensor to the file and return the copy; return the tensor itself if it is small or does not fit."""
         if self.mapping is None or tensor.nbytes < LEAST or self.used + _aligned(tensor.nbytes) > self.room:
             return tensor
         data = torch.frombuffer(self.mapping, dtype=torch.uint8, count=tensor.nbytes, offset=self.used)

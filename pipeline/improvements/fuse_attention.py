@@ -132,7 +132,7 @@ def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | 
 
 
 def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Return scores multiplied by a number; None if they already have masks, which the scale must not multiply."""
+    """Match attention scores times a number, and fold the number into their scale; None if a mask was added before."""
     for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else orders(node):
         factor = rewriting.number(other)
         found: Scores | None = (yield _scores, rewriting, inner, node) if factor else None

@@ -63,7 +63,7 @@ class Take:
             self.example.copy_(value)
 
     def maker(self) -> Maker:
-        """Return a function that allocates tensors like ``example``, and release ``example``."""
+        """Release ``example``, and return a function that allocates tensors like it."""
         like, self.example = self.example, self.value
         return maker(tuple(like.shape), like.dtype, like.device, like.stride())
 

@@ -1,4 +1,5 @@
-"""The families of towers that run in parts: image patches with grids, padded images with sizes, audio with lengths."""
+"""Declare how to split a call of an image or audio encoder into parts, by its inputs: patches with grids, padded
+images with sizes, audio with lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluators that convert between tensors and Python values: sizes, dtypes, devices, and numbers."""
+"""Evaluate TorchScript operators that convert between tensors and Python values: sizes, dtypes, devices, numbers."""
 
 from __future__ import annotations
 
