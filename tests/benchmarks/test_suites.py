@@ -206,8 +206,13 @@ def test_wrong():
     assert torch.equal(torchtrt.dynamo.compile(MODEL, arg_inputs=[X])(X), X)
 
 
+def test_saved(ir, tmp_path):
+    torchtrt.save(torchtrt.compile(MODEL, ir=ir, inputs=[X]), tmp_path / "model.ep")
+    torch.testing.assert_close(torchtrt.load(tmp_path / "model.ep").module()(X), MODEL(X))
+
+
 def test_theirs(ir):
-    torchtrt.save(torchtrt.compile(MODEL, ir=ir, inputs=[X]), "model.ep")
+    torchtrt.save(torchtrt.compile(MODEL, ir=ir, inputs=[X]), "model.ts", output_format="torchscript")
 
 
 def test_nothing():
@@ -220,6 +225,7 @@ def test_tests_of_models_decide_by_their_own_assertions(judged: Callable[..., di
     assert {name: (row["outcome"], row.get("reason", "").split(":")[0]) for name, row in found.items()} == {
         "test_right[dynamo]": ("right", ""),
         "test_wrong": ("wrong", "AssertionError"),
+        "test_saved[dynamo]": ("right", ""),
         "test_theirs[dynamo]": ("no case", "TheirsError"),
         "test_nothing": ("no case", "it compiles no model"),
     }
