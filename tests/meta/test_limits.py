@@ -15,7 +15,7 @@ PACKAGE = sorted((ROOT / "pipeline").rglob("*.py"))
 
 CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "ONNX": (470, ("artifact/epcontext.py", "export_fixes/onnx_file.py")),
-    "reference executor": (1_550, ("runtime/reference/",)),
+    "reference executor": (1_560, ("runtime/reference/",)),
     "TorchScript": (
         1_500,
         (
@@ -65,19 +65,19 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "files and the engine cache": (4_810, ("artifact/",)),
     "verification": (2_530, ("verification/",)),
     "profiles": (1_010, ("profiling/",)),
-    "reports": (980, ("viewing/",)),
+    "reports": (970, ("viewing/",)),
     "command line": (1_710, ("cli/",)),
-    "tests of converters": (4_350, ("testing/",)),
+    "tests of converters": (4_360, ("testing/",)),
     "facts of operators": (1_990, ("aten/",)),
     "sizes": (1_180, ("shapes/",)),
     "stages": (
-        3_670,
+        3_660,
         (
             "stages/",
             "compose/",
         ),
     ),
-    "records, settings, errors": (3_780, ("",)),
+    "records, settings, errors": (3_790, ("",)),
 }
 """Of each capability the most lines, and its files: a file counts for the first that names it or a folder around it."""
 
