@@ -88,9 +88,8 @@ def check(
     """Compile a program that consists of this call, and compare it with eager PyTorch at each of ``call.sizes_to_try``.
 
     The check requires that two conversions produce the same network, that this network runs at all sizes, and, if
-    requested, that an engine builds. Every result must have the operator's dtype and shape. Its error against float64
-    may exceed eager's error by a few units in the last place (``ULPS``); NaN and infinities must be where eager has
-    them.
+    requested, that an engine builds. Every result must have the operator's dtype and shape, and NaN and infinities
+    where eager has them. Its error against float64 may exceed eager's by a few units in the last place (``ULPS``).
 
     Args:
         call: the operator call.
