@@ -199,7 +199,7 @@ def _compiled(
     model: torch.nn.Module, inputs: Inputs, device: str, report: Report, turns: Turns, settings: dict[str, Any]
 ) -> torch.nn.Module:
     memory, ledger = HostMemory(), pipeline.Ledger(interval=0.1)
-    with report.phase("compile"):
+    with report.phase("compile"), _said(report):
         compile = compiler(turns, device, use_fp32_acc=True if report.found["exact"] else None, **settings)
         compiled = compile.observed_by(ledger, _stages(report))(model, (), inputs)
     fallback = compiled.coverage.fallback
