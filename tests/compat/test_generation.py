@@ -263,17 +263,20 @@ def test_sampling_is_transformers_own(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_sequences_end_where_transformers_ends_them(llama: Any, sampled: bool) -> None:
+def test_sequences_end_where_transformers_ends_them(llama: Any, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = families.model("llama"), families.prompts("llama", LENGTHS)
     free = families.generated(model, inputs, 24)
     how: Any = {"do_sample": sampled, "top_k": 12, "eos_token_id": [int(t) for t in free[:2, 10]], "pad_token_id": 0}
-    found, after = [], []
+    found, after, reads = [], [], []
+    read = StopFlag.read
+    monkeypatch.setattr(StopFlag, "read", lambda self: reads.append(1) or read(self))
     for each in (model, llama):
         torch.manual_seed(5)
         found.append(families.generated(each, inputs, 24, **how))
         after.append(torch.rand(2))
     assert torch.equal(*found) and torch.equal(*after), "the step that is dropped draws no random numbers"
     assert sampled or (found[0] == 0).any(), "a sequence ends before the others"
+    assert len(reads) >= found[0].shape[1] - max(LENGTHS) - 1, "the loop is not transformers'"
 
 
 @pytest.mark.parametrize("last", [False, True])

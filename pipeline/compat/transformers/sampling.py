@@ -9,9 +9,12 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from pipeline.compat.transformers.caches import Filled, Pretrained, cache_name, goes_back
+from pipeline.compat.transformers.caches import Pretrained, goes_back
 
-INPUTS: Final = {"attention_mask", "use_cache", "cache_position", "past_key_values", "cache_params", "logits_to_keep"}
+INPUTS: Final = {
+    *("attention_mask", "position_ids", "cache_position", "use_cache", "past_key_values", "cache_params"),
+    "logits_to_keep",
+}
 """The arguments of a model that `decode_tokens` supports beside the prompt."""
 
 
@@ -42,7 +45,9 @@ def can_decode(model: Pretrained, config: GenerationConfig, criteria: StoppingCr
     asked = {name for name, value in inputs.items() if value is not None}
     no_parts = model.__dict__["_sight"] is None and model.__dict__["_embedded"] is None
     is_text = no_parts and {*model.runners} == {"decoder"}
+    places = inputs.get("position_ids")
     plain = not (config.return_dict_in_generate or getattr(config, "is_assistant", False))
+    plain = plain and (places is None or places.dim() == 2)
     return plain and is_text and asked <= INPUTS and bool(criteria.max_length) and goes_back(model.runners["decoder"])
 
 
@@ -56,9 +61,9 @@ def decode_tokens(
 ) -> torch.Tensor:
     """Return the prompt ``ids`` [rows, tokens] and the generated tokens, as transformers' ``_sample``. The host starts
     the next step before it reads whether all sequences have ended, and removes the step's token if they have."""
-    outputs = model._prefill(ids, config, inputs)
-    cache: Filled = outputs[cache_name(model)]
-    positions = cache.mask[:, : cache.length].sum(-1, keepdim=True)  # type: ignore[index]
+    outputs, name = model._prefill(ids, config, inputs), model.__dict__["_cache_name"]
+    cache, positions = outputs[name], inputs.get("position_ids")
+    positions = cache.mask[:, : cache.length].sum(-1, keepdim=True) if positions is None else positions[:, -1:] + 1
     unfinished, flag = torch.ones(ids.shape[0], dtype=torch.long, device=ids.device), StopFlag(ids.device)
     pads = config._pad_token_tensor if any(hasattr(each, "eos_token_id") for each in criteria) else None
     limit = int(criteria.max_length or 0)
@@ -78,7 +83,7 @@ def decode_tokens(
         is_full = cache.length >= cache.positions
         if ids.shape[1] >= limit or (is_full and may_end_early and flag.read()):
             return ids
-        outputs = model(input_ids=tokens[:, None], position_ids=positions, **{cache_name(model): cache})
+        outputs = model(input_ids=tokens[:, None], position_ids=positions, **{name: cache})
         if may_end_early and flag.read():
             cache.crop(-1)
             return ids
