@@ -213,13 +213,13 @@ class CompiledGeneration:
         stopping_criteria: Any,
         generation_config: Any,
         synced_gpus: bool = False,
-        streamer: object = None,
+        streamer: Any = None,
         **inputs: Any,
     ) -> Any:
         """Decode greedily or by sampling; see `decode_tokens`."""
         given = logits_processor, stopping_criteria, generation_config
-        if not synced_gpus and streamer is None and can_decode(self, generation_config, stopping_criteria, inputs):
-            return decode_tokens(self, input_ids, *given, inputs)
+        if not synced_gpus and can_decode(self, generation_config, stopping_criteria, inputs):
+            return decode_tokens(self, input_ids, *given, streamer, inputs)
         return super()._sample(input_ids, *given, synced_gpus=synced_gpus, streamer=streamer, **inputs)  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:

@@ -18,22 +18,24 @@ INPUTS: Final = {
 """The arguments of a model that `decode_tokens` supports beside the prompt."""
 
 
-class StopFlag:
-    """Whether all sequences have ended, copied from the GPU while the host goes on."""
+class LastStep:
+    """The tokens [rows] of a step and whether all sequences have ended, copied from the GPU while the host goes on."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, rows: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
+        self.tokens = torch.zeros(rows, dtype=torch.long, pin_memory=on_gpu)
         self.has_ended = torch.zeros((), dtype=torch.bool, pin_memory=on_gpu)
         self.copied = torch.cuda.Event() if on_gpu else None
 
-    def copy(self, unfinished: torch.Tensor) -> None:
-        """Start to copy the flag from ``unfinished`` [rows], which is 0 for each row that has ended."""
+    def copy(self, tokens: torch.Tensor, unfinished: torch.Tensor) -> None:
+        """Start to copy a step's tokens and its flag; ``unfinished`` [rows] is 0 for each row that has ended."""
+        self.tokens.copy_(tokens, non_blocking=True)
         self.has_ended.copy_(unfinished.max() == 0, non_blocking=True)
         if self.copied is not None:
             self.copied.record()
 
     def read(self) -> bool:
-        """Wait for the copy, and return the flag."""
+        """Wait for the copy; return whether all sequences have ended."""
         if self.copied is not None:
             self.copied.synchronize()
         return bool(self.has_ended)
@@ -57,34 +59,46 @@ def decode_tokens(
     processors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
+    streamer: Any,
     inputs: dict[str, Any],
 ) -> torch.Tensor:
     """Return the prompt ``ids`` [rows, tokens] and the generated tokens, as transformers' ``_sample``. The host starts
-    the next step before it reads whether all sequences have ended, and removes the step's token if they have."""
+    the next step before it reads whether all sequences have ended, and removes the step's token if they have. The
+    streamer, if there is one, gets each step's tokens then."""
     outputs, name = model._prefill(ids, config, inputs), model.__dict__["_cache_name"]
     cache, positions = outputs[name], inputs.get("position_ids")
     positions = cache.mask[:, : cache.length].sum(-1, keepdim=True) if positions is None else positions[:, -1:] + 1
-    unfinished, flag = torch.ones(ids.shape[0], dtype=torch.long, device=ids.device), StopFlag(ids.device)
+    unfinished, step = torch.ones(ids.shape[0], dtype=torch.long, device=ids.device), LastStep(ids.shape[0], ids.device)
     pads = config._pad_token_tensor if any(hasattr(each, "eos_token_id") for each in criteria) else None
     limit = int(criteria.max_length or 0)
     may_end_early = any(not isinstance(each, MaxLengthCriteria) for each in criteria)
+    is_read = may_end_early or streamer is not None
     while True:
         scores = processors(ids, outputs.logits[:, -1].to(ids.device, torch.float32, copy=True))
-        if config.do_sample:
-            tokens = torch.multinomial(torch.softmax(scores, -1), num_samples=1).squeeze(1)
-        else:
-            tokens = scores.argmax(-1)
+        tokens = _draw(scores) if config.do_sample else scores.argmax(-1)
         if pads is not None:
             tokens = torch.where(unfinished.bool(), tokens, pads.to(ids.device))
         ids = torch.cat([ids, tokens[:, None]], -1)
         if may_end_early:
             unfinished = unfinished & ~criteria(ids, None)
-            flag.copy(unfinished)
+        if is_read:
+            step.copy(tokens, unfinished)
         is_full = cache.length >= cache.positions
-        if ids.shape[1] >= limit or (is_full and may_end_early and flag.read()):
-            return ids
-        outputs = model(input_ids=tokens[:, None], position_ids=positions, **{name: cache})
-        if may_end_early and flag.read():
-            cache.crop(-1)
+        is_last = ids.shape[1] >= limit or (is_full and is_read and step.read())
+        if not is_last:
+            outputs = model(input_ids=tokens[:, None], position_ids=positions, **{name: cache})
+        has_ended = is_read and step.read()
+        if streamer is not None:
+            streamer.put(step.tokens.clone())
+        if is_last or has_ended:
+            if not is_last:
+                cache.crop(-1)
+            if streamer is not None:
+                streamer.end()
             return ids
         positions = positions + 1
+
+
+def _draw(scores: torch.Tensor) -> torch.Tensor:
+    """Draw a token of each row by the softmax of its scores [rows, vocabulary]."""
+    return torch.multinomial(torch.softmax(scores, -1), num_samples=1).squeeze(1)
