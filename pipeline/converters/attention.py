@@ -17,7 +17,7 @@ from pipeline.impl.attention import fused, lets_all_attend, plain
 from pipeline.impl.attention_limits import Case, fitted, unmet
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
@@ -35,7 +35,7 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     if isinstance(query.shape[-1], torch.SymInt):
         return Rejection(f"the head dim, the last of the query, is {query.shape[-1]}; attention needs a static one")
     asked = settings.faster_in_torch and not settings.require_full_compilation
-    if asked and applies("slow-attention") and _is_long(node):
+    if asked and is_avoided("slow-attention") and _is_long(node):
         return Rejection(
             "PyTorch's kernel is faster on GPUs of this compute capability (H200, 4,096 by 4,096: 186 µs, not 375)",
             "faster_in_torch=False keeps it in TensorRT",

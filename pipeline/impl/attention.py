@@ -17,7 +17,7 @@ from pipeline.impl.slice import narrow
 from pipeline.impl.softmax import softmax
 from pipeline.network.context import NetworkError, SymbolicInt
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import trt
 
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
@@ -127,7 +127,7 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
     accumulation. Otherwise the kernel accumulates in float16 and rounds after every 32 keys, masked or not. For a
     single query there is another kernel (`masked-attention-sums`).
     """
-    widened = masked and base.dtype_of(value) == torch.float16 and applies("masked-attention-sums")
+    widened = masked and base.dtype_of(value) == torch.float16 and is_avoided("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
         return matmul(net, weights, value, empty=False)
     wide = [base.cast(net, x, torch.float32) for x in (weights, value)]
@@ -210,7 +210,7 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
-    if not applies("lone-queries") or all(size == 1 for size in batches) or sizes[-2] != 1:
+    if not is_avoided("lone-queries") or all(size == 1 for size in batches) or sizes[-2] != 1:
         return query, False
     *others, width = base.sizes(net, query)
     return base.expand(net, query, [*others[:-1], 2, width]), True

@@ -17,7 +17,7 @@ from pipeline.impl.expression import operation, solution, source_of
 from pipeline.impl.promotion import promoted
 from pipeline.network.context import NetworkError, SymbolicInt, literal_name
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, on_host
 from pipeline.trt import to_torch, to_trt, trt
 
@@ -73,7 +73,7 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
         x = plain_cast(net, x, torch.float32)
         net.ctx.rounded_apart[id(x)] = (torch.float16, torch.bfloat16), INTEGERS, x
         return cast(net, x, dtype)
-    rounds = x.dtype == trt.float32 and applies(ROUNDED)
+    rounds = x.dtype == trt.float32 and is_avoided(ROUNDED)
     if rounds and dtype == torch.bfloat16 and (found := net.ctx.squeezed.get(id(x))):
         given, added, _ = found
         return squeeze(net, cast(net, given, dtype), added)
@@ -299,7 +299,7 @@ def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
     """Add a barrier if this TensorRT has the kernel bug ``quirk``, else return ``x``. The barrier is the maximum of
     ``x`` and itself: TensorRT does not remove that layer, as it does an identity, so it does not fuse the layers around
     it."""
-    return elementwise(net, "MAX", x, x) if applies(quirk) else x
+    return elementwise(net, "MAX", x, x) if is_avoided(quirk) else x
 
 
 @block

@@ -12,7 +12,7 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.pool_windows import padded, spread
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
@@ -36,7 +36,7 @@ def convolution(
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
     long = max(base.dims(weight)[2:]) > LONGEST or max(stride) > FURTHEST
-    missing = (depthwise or long) and applies("bfloat16-convolutions")
+    missing = (depthwise or long) and is_avoided("bfloat16-convolutions")
     return (_widened if missing else _batched)(net, x, weight, bias, layer)
 
 
@@ -59,7 +59,7 @@ def deconvolution(
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
-        varies = groups > 1 and -1 in base.dims(x) and applies("grouped-deconvolutions")
+        varies = groups > 1 and -1 in base.dims(x) and is_avoided("grouped-deconvolutions")
         missing = max(dilations) > 1 and not CAPABILITIES.strided_dilated_deconvolution
         if max(strides) > 1 and (varies or missing):
             spacing = [1] * flat + strides

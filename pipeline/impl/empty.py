@@ -13,7 +13,7 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.shape import bounds_of, expression
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, trt
 
 
@@ -27,7 +27,7 @@ def may_be_none(net: Net, size: Size) -> bool:
 def may_leave_none(net: Net, size: Size) -> bool:
     """Return whether a size that may be 0 is data-dependent, or is the size of an input that broadcasts to outputs
     (`pipeline.quirks.empty_broadcast`). An unknown size (None) counts as such a size."""
-    if not applies("empty-loops"):
+    if not is_avoided("empty-loops"):
         return False
     if size is None:
         data = any(name.startswith("u") and each.min < 1 for name, each in net.ctx.ranges.items())

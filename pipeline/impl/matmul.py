@@ -16,7 +16,7 @@ from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
-from pipeline.quirks import applies, matmul_neighbours
+from pipeline.quirks import is_avoided, matmul_neighbours
 from pipeline.trt import trt
 
 CONFUSED: Final = "factors-of-matmuls"
@@ -68,7 +68,7 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
     accumulation. A bias must be added after rounding, or else TensorRT keeps the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
-        return dtype == torch.float16 and applies("matmul-sums")
+        return dtype == torch.float16 and is_avoided("matmul-sums")
     return asked and dtype in HALVES
 
 
@@ -106,7 +106,7 @@ def _layer(
     barrier (`halves-behind-matmuls`): RTX 1.4 refuses such kernels in float16, and returns garbage in bfloat16, with
     two or more batch dims, and, in float16, if an operand was computed in float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
-    if product.dtype == trt.float32 and applies(base.ROUNDED):
+    if product.dtype == trt.float32 and is_avoided(base.ROUNDED):
         if base.rank(product) > 3:
             net.ctx.rounded_apart[id(product)] = HALVES, base.ROUNDED, product
         elif is_marked(net, base.ROUNDED):

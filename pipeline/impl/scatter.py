@@ -18,7 +18,7 @@ from pipeline.impl.index import iota
 from pipeline.impl.shape import bounds_of, expression, product, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, trt
 
 
@@ -122,7 +122,7 @@ def _never_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[I
     """If they may be empty, pad indices and source by an index that matches no position. The kernel of the first sum
     also writes the comparison's positions for other kernels, but only if its loop has elements (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
-    if not applies("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_none(net, size):
+    if not is_avoided("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_none(net, size):
         return index, source
     more, nowhere = [total([size, 1])], base.tensor(net, -1, base.dtype_of(index))
     index = sampled(net, index, [dim], [0], more, mode="FILL", fill=nowhere)

@@ -11,7 +11,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
 TERMS, MAPS = 2304, 320
@@ -46,7 +46,7 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     need too much memory; ``use_fp32_acc=False`` replaces none.
     """
     settings = rewriting.program.settings
-    if settings.use_fp32_acc is False or not applies("convolution-sums"):
+    if settings.use_fp32_acc is False or not is_avoided("convolution-sums"):
         return
     found = (_convolution(rewriting, node) for node in rewriting.nodes(aten.convolution.default))
     convolutions = [convolution for convolution in found if convolution is not None]

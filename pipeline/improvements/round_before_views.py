@@ -15,7 +15,7 @@ from pipeline.improvements.rewriting import (
     only_reader,
     source_of,
 )
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 
 VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
@@ -27,7 +27,7 @@ def round_before_views(rewriting: Rewriting) -> None:
     RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The layer that makes such
     a kernel correct must follow the cast directly (`impl.base.cast`), or it would be in the next kernel.
     """
-    if not applies("halves-behind-matmuls"):
+    if not is_avoided("halves-behind-matmuls"):
         return
     for node in list(rewriting.graph.nodes):
         if node._erased or does(node.target) is not Does.CASTS or dtype_of(node) != torch.bfloat16:

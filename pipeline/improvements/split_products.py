@@ -11,7 +11,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -36,7 +36,7 @@ def split_products(rewriting: Rewriting) -> None:
     16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have enough blocks.
     Six layers of a Llama-like decoder with 8 rows took 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59 ms.
     """
-    if not applies("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
+    if not is_avoided("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
         return
     for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
         product = _product(rewriting, node)

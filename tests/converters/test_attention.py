@@ -15,7 +15,7 @@ import pipeline
 from pipeline.build.kernels import kernels
 from pipeline.impl import attention_limits
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 from tests.build.attentions import Attend
 
@@ -104,7 +104,7 @@ def attended(*inputs: Any, causal: bool = False, by_layer: bool = False) -> None
     compiled = pipeline.default(require_full_compilation=True)(Attend(causal, 0.3).eval(), args=inputs)
     assert ("ATTENTION_INPUT" in compiled.networks[0].kinds()) == by_layer
     dtypes = [t.dtype for row in rows(compiled, "MATRIX_MULTIPLY") for t in row.outputs]
-    halves = "float16" if not applies("matmul-sums") else "float32"
+    halves = "float16" if not is_avoided("matmul-sums") else "float32"
     assert dtypes == ([] if by_layer else [halves, "float32" if len(inputs) > 3 else halves])
     result = compiled.module(executor="reference")(*inputs)
     torch.testing.assert_close(result, Attend(causal, 0.3)(*inputs), rtol=2e-3, atol=2e-3)
@@ -317,7 +317,7 @@ def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: p
         return [reason.reason for verdict in check.verdicts.values() for reason in verdict.reasons]
 
     assert not fallbacks(1024)
-    monkeypatch.setattr(table, "gpu_at_hand", lambda: "9.0")
+    monkeypatch.setattr(table, "current_compute_capability", lambda: "9.0")
     assert "PyTorch's kernel is faster on GPUs of this" in str(fallbacks(1024))
     assert not fallbacks(1024, torch.float32) and not fallbacks(512)
     assert not fallbacks(1024, faster_in_torch=False) and not fallbacks(1024, require_full_compilation=True)

@@ -14,7 +14,7 @@ from benchmarks.quantized_cells import Cell, Form, cells, given, outcome, valida
 from benchmarks.quantized_models import MODELS
 from pipeline.aten.quantized import operators
 from pipeline.improvements.quantizing import rounded
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES
 from tests.quantized.schemas import define_missing
 
@@ -176,7 +176,7 @@ def test_floats_of_4096(rows: int, dtype: torch.dtype) -> None:
     assert floats_of_4096(rows, dtype) <= (ROUNDED_ONCE if dtype == torch.float16 else PRODUCTS[dtype])
 
 
-@pytest.mark.xfail(applies("matmul-sums"), reason="TensorRT-RTX 1.6 sums float16 in float16", strict=True)
+@pytest.mark.xfail(is_avoided("matmul-sums"), reason="TensorRT-RTX 1.6 sums float16 in float16", strict=True)
 @pytest.mark.parametrize("rows", [128, WIDTH])
 def test_floats_of_4096_as_tensorrt_sums_them(rows: int) -> None:
     assert floats_of_4096(rows, torch.float16, use_fp32_acc=False) <= ROUNDED_ONCE

@@ -21,7 +21,7 @@ from pipeline.impl import barriers, base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.marks import Marks
 from pipeline.program import Output, Program, Validated
-from pipeline.quirks.applied import marks_of
+from pipeline.quirks.applied import find_marks
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import ShapeEnvironment, expression
 from pipeline.stages import Decompose, Validate
@@ -77,7 +77,7 @@ def _converted(
 ) -> dict[str, Argument]:
     """Convert each node of a program; return the values in the network."""
     program, env, around = validated.program, dict(given), (ctx.node, ctx.marks)
-    marks = marks_of([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
+    marks = find_marks([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
     ctx.marks = Marks([*ctx.marks.of_segment(), *marks])
     try:
         for node in program.graph.nodes:
