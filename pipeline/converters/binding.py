@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from pipeline.aten.arguments import bind, names_of
+from pipeline.aten.arguments import argument_names, bind
 from pipeline.aten.support import Target, Validator
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base
@@ -85,7 +85,7 @@ def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
     wanted = parameters[1 + rows :]
-    names = names_of(target) if wanted else ()
+    names = argument_names(target) if wanted else ()
     unknown = [p.name for p in wanted if p.name not in names and p.default is p.empty]
     if unknown:
         has = ", ".join(names) or "none"

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.collectives import BETWEEN_ENGINES, follows_the_last, groups_of
+from pipeline.aten.collectives import BETWEEN_ENGINES, follows_previous_collective, process_groups
 from pipeline.aten.support import Rejection
 from pipeline.converters.binding import converts
 from pipeline.impl import base
@@ -35,12 +35,12 @@ def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejectio
         return Rejection(BETWEEN_ENGINES)
     if not CAPABILITIES.collectives:
         return Rejection(f"{LIBRARY} runs no collectives in engines: {BETWEEN_ENGINES}")
-    groups = groups_of(node.graph.nodes)
+    groups = process_groups(node.graph.nodes)
     if len(groups) > 1:
         return Rejection(f"an engine has one communicator, and the program's collectives join {len(groups)} groups")
     if "nccl" not in (backend := backend_of(groups[0])):
         return Rejection(f"an engine's collectives take NCCL, and the process group has {backend or 'no backend'}")
-    if not follows_the_last(node):
+    if not follows_previous_collective(node):
         return Rejection(
             "ranks call collectives in one order, and an engine has none for those that need no other's result"
         )

@@ -72,7 +72,7 @@ def declarations_of(function: object) -> tuple[Declaration, ...]:
     """Return a function's declarations; they name it even if `functools.wraps` copied them to it."""
     if not callable(function) or (carried := attached(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
-    return tuple(declaration.on(function) for declaration in carried)
+    return tuple(declaration.with_function(function) for declaration in carried)
 
 
 def target_of(key: object) -> Target:

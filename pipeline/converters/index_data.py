@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import moves
+from pipeline.aten.op_predicates import is_move
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
@@ -121,7 +121,7 @@ def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> boo
 def _producer(node: torch.fx.Node) -> str:
     """Return in words the producer of the tensor from which a node reads a number."""
     source = node.all_input_nodes[0]
-    while moves(source) or source.target is operator.getitem:
+    while is_move(source) or source.target is operator.getitem:
         source = source.all_input_nodes[0]
     return f"{source.name} ({qualified_name(source.target)})" if source.op == "call_function" else source.name
 

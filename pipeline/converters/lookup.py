@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverloadPacket
 from torch.fx import Node
 
-from pipeline.aten.naming import path_of
+from pipeline.aten.naming import module_path_in
 from pipeline.aten.support import Choice, ConverterSupport, Declaration, Entry, Rejection, Target, function_name
 from pipeline.converters.declare import targets_of
 from pipeline.converters.unsupported import reason
@@ -174,7 +174,7 @@ def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSet
     if not settings.torch_executed_ops:
         return False
     named = qualified_name(target) in settings.torch_executed_ops
-    return named or settings.runs_in_torch(target, path_of(meta))
+    return named or settings.runs_in_torch(target, module_path_in(meta))
 
 
 def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:

@@ -9,7 +9,7 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.support import Rejection
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.converters.binding import converts
 from pipeline.impl import quantize as impl
 from pipeline.impl.base import ITensor, Value
@@ -20,7 +20,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP4_FROM = (12, 0)
 """The least compute capability that has FP4."""
-PASSING = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
+PASSING = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 
 
 def builds(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -72,8 +72,8 @@ def convolves_codes(node: torch.fx.Node | None) -> bool:
     """Return whether a pair's result reaches a convolution with a quantized weight through operators that do not change
     it."""
     for user in () if node is None else node.users:
-        kind = does(user.target)
-        if kind is Does.CONVOLVES and (weight := argument(user, "weight")) is not node:
+        kind = kind_of(user.target)
+        if kind is Kind.CONVOLVES and (weight := argument(user, "weight")) is not node:
             if isinstance(weight, torch.fx.Node) and weight.target is operators.dequantize.default:
                 return True
         elif kind in PASSING and convolves_codes(user):

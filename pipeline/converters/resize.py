@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pipeline.aten.arguments import argument, names_of
+from pipeline.aten.arguments import argument, argument_names
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
@@ -42,7 +42,7 @@ def _parameters(node: torch.fx.Node, mode: str) -> Resize:
 
 def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
     """Return the scale of each resized dim in the call; None if only the sizes count."""
-    names = names_of(node.target)
+    names = argument_names(node.target)
     if "scale_factors" in names:
         return list(argument(node, "scale_factors") or [None] * rank)
     given = [argument(node, n) for n in names if n.startswith("scales")]

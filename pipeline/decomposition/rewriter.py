@@ -9,10 +9,10 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.graphs import copied_node, pasted
-from pipeline.aten.naming import origin
+from pipeline.aten.graphs import call_graph, copy_node
+from pipeline.aten.naming import origin_of
 from pipeline.aten.support import function_name
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.aten.types import Argument, Function, Node, aten
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.lookup import kept_in_torch
@@ -76,7 +76,7 @@ class Rewriter:
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
                 env[node] = transform(node, Call(node.target, args, kwargs, node.meta, node.name))
             else:
-                env[node] = copied_node(node, self.graph, env.__getitem__)
+                env[node] = copy_node(node, self.graph, env.__getitem__)
                 self.note(env[node])
         return self.graph
 
@@ -114,7 +114,7 @@ class Rewriter:
     def add(self, call: Call) -> Node:
         """Add a node to the new graph."""
         node = self.graph.create_node("call_function", call.target, tuple(call.args), dict(call.kwargs), call.name)
-        node.meta = {**origin(call.meta), "val": call.value}
+        node.meta = {**origin_of(call.meta), "val": call.value}
         self.note(node)
         return node
 
@@ -170,7 +170,7 @@ class Rewriter:
         rule = RULES.get(known_as(call.target))
         if rule is None:
             return None
-        where = origin(call.meta)
+        where = origin_of(call.meta)
         args, kwargs = self.complex.apart((call.args, call.kwargs), where)
         inlined = self.inline(settled(rule, call.value), Call(rule, args, kwargs, where))
         return inlined and (self.complex.together(inlined[0], where),)
@@ -183,18 +183,18 @@ class Rewriter:
             return None
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
-            return self.emit(Call(node.target, args, kwargs, {**origin(call.meta), "val": node.meta.get("val")}))
+            return self.emit(Call(node.target, args, kwargs, {**origin_of(call.meta), "val": node.meta.get("val")}))
 
         self.open.add(template.key)
         try:
-            return (pasted(template.graph, nodes_of(call.args, call.kwargs), emit),)
+            return (call_graph(template.graph, nodes_of(call.args, call.kwargs), emit),)
         finally:
             self.open.remove(template.key)
 
 
 def _as_convolution(node: Node) -> tuple[object, ...] | None:
     """Return the arguments of ``aten.convolution`` for another convolution operator; None if it needs a trace."""
-    if does(node.target) is not Does.CONVOLVES:
+    if kind_of(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)
     if len(rest) > 3:

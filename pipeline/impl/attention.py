@@ -229,7 +229,7 @@ def _additive_mask(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
         bools = base.dtype_of(mask) == torch.bool
         return base.cast(net, where(net, mask, 0.0, float("-inf"), dtype) if bools else mask, torch.float32)
 
-    return net.ctx.once("additive mask", mask, added)
+    return net.ctx.cached("additive mask", mask, added)
 
 
 @block
@@ -318,7 +318,7 @@ def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
         layer.set_input(2, base.constant(net, np.array([1], dtype=np.int64)))
         return base.unsqueeze(net, layer.get_output(0), [i for i in range(rank) if i != dim])
 
-    return net.ctx.once("count", size, counted, rank, dim)
+    return net.ctx.cached("count", size, counted, rank, dim)
 
 
 @fact
@@ -331,7 +331,7 @@ def lets_all_attend(net: Net, mask: Value | None) -> bool:
 
 def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
     """Replace the NaN of rows whose keys are all masked by 0."""
-    some = net.ctx.once("some keys", mask, lambda: _has_any(net, mask))
+    some = net.ctx.cached("some keys", mask, lambda: _has_any(net, mask))
     return where(net, some, result, 0.0, base.dtype_of(result))
 
 

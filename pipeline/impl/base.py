@@ -15,7 +15,7 @@ import torch
 from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.expression import operation, solution, source_of
 from pipeline.impl.promotion import promoted
-from pipeline.network.context import NetworkError, SymbolicInt, literal_name
+from pipeline.network.context import NetworkError, SymbolicInt, content_name
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, on_host
@@ -40,7 +40,7 @@ def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: 
     def layer() -> ITensor:
         return net.add("constant", shape, net.ctx.trt_weights(tensor)).get_output(0)
 
-    output = net.ctx.once("constant", value if given else literal_name(tensor), layer, *shape)
+    output = net.ctx.cached("constant", value if given else content_name(tensor), layer, *shape)
     return output if dtype is None else cast(net, output, dtype)
 
 
@@ -203,7 +203,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
     if isinstance(known, SymbolicInt):
         return _expression(net, known.expr)
     dim = axis(dim, rank(x))
-    return net.ctx.once("size", x, lambda: _slice1(net, _shape(net, x), dim), dim)
+    return net.ctx.cached("size", x, lambda: _slice1(net, _shape(net, x), dim), dim)
 
 
 @fact
@@ -229,7 +229,7 @@ def sizes(net: Net, x: ITensor) -> list[Size]:
 
 
 def _shape(net: Net, x: ITensor) -> ITensor:
-    return net.ctx.once("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
+    return net.ctx.cached("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
 def _slice1(net: Net, x: ITensor, index: int) -> ITensor:
@@ -268,7 +268,7 @@ def scalar_of(net: Net, value: Size) -> ITensor:
 
 def _expression(net: Net, expr: Any) -> ITensor:
     """Compute an expression from the shapes of the network's inputs; cached."""
-    return net.ctx.once("expression", str(expr), lambda: _compute(net, expr))
+    return net.ctx.cached("expression", str(expr), lambda: _compute(net, expr))
 
 
 def _compute(net: Net, expr: Any) -> ITensor:

@@ -27,10 +27,10 @@ def fold_batch_norm(rewriting: Rewriting) -> None:
         if dtype_of(node) != torch.float16 or rewriting.program.shapes.bounds(rows).opt < BATCH:
             continue
         if not argument(node, "transposed") and rewriting.is_constant(argument(node, "weight")):
-            _scaled(rewriting, node)
+            _fold_readers(rewriting, node)
 
 
-def _scaled(rewriting: Rewriting, node: Node) -> None:
+def _fold_readers(rewriting: Rewriting, node: Node) -> None:
     path: list[tuple[Node, Node | None]] = []
     wanted, value = [aten.mul.Tensor, aten.add.Tensor], node
     while (reader := only_reader(value)) is not None:
@@ -75,4 +75,4 @@ def _fold(rewriting: Rewriting, node: Node, last: Node, factor: Node, term: Node
     if term is not None:
         shift = shaped(term, 1) if shift is None else create(aten.add.Tensor, shift, shaped(term, 1))
     shift = shift and create.cast(shift, dtype_of(node))
-    rewriting.offer(last, node.target, (x, kernel, shift, *options))
+    rewriting.try_replace(last, node.target, (x, kernel, shift, *options))

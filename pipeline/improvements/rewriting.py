@@ -13,8 +13,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
-from pipeline.aten.naming import origin
-from pipeline.aten.traits import Does, does
+from pipeline.aten.naming import origin_of
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.capture.fake_tensors import fake_mode, fake_result, signature
 from pipeline.converters import DECOMPOSITIONS
@@ -40,40 +40,40 @@ class Rewriting:
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
         self.claims = Claims.of(registry, DECOMPOSITIONS, program.settings)
-        self.graph = graphs.copied(program.graph)
+        self.graph = graphs.copy_graph(program.graph)
         self.mode = fake_mode(program.graph)
         self.templates = Templates(self.mode)
         self.made: dict[str, Argument] = {}
         self.created: list[Node] = []
         self._constant: dict[tuple[Argument, ...], bool] = {}
 
-    def run_protected(self, each: Improvement) -> None:
+    def run_protected(self, improvement: Improvement) -> None:
         """Apply a pass without touching calls that a user's HIGH converter may accept: `partial` hides their targets,
         so the pass does not recognise the calls. The pass is undone if one of the calls is no longer needed."""
         if not self.claims.high:
-            return self._run(each)
+            return self._run(improvement)
         for node in self.graph.nodes:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))
             if node.op == "call_function" and self.claims.keeps(*call):
                 node.target = partial(node.target)
-        before, program, needed = graphs.copied(self.graph), self.program, self._needed()
-        self._run(each)
-        if self._needed() != needed:
+        before, program, needed = graphs.copy_graph(self.graph), self.program, self._hidden_calls_read()
+        self._run(improvement)
+        if self._hidden_calls_read() != needed:
             self.graph, self.program = before, program
         for node in self.graph.nodes:
             if isinstance(node.target, partial):
                 node.target = node.target.func
 
-    def _run(self, each: Improvement) -> None:
+    def _run(self, improvement: Improvement) -> None:
         """Apply a pass. A node stays unchanged if the pass asks a data-dependent question about its sizes."""
         self.created.clear()
         self._constant.clear()
         try:
-            each.apply(self)
+            improvement.apply(self)
         except GuardOnDataDependentSymNode:
             self.erase_unread()
 
-    def _needed(self) -> list[str]:
+    def _hidden_calls_read(self) -> list[str]:
         """Return the names of the hidden calls that another node reads."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
@@ -90,7 +90,7 @@ class Rewriting:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs)
-        node.meta = {**origin(before.meta), "val": self.made[key]}
+        node.meta = {**origin_of(before.meta), "val": self.made[key]}
         self.created.append(node)
         return node
 
@@ -98,7 +98,7 @@ class Rewriting:
         """Return a function that creates calls before a node and on behalf of it, and collects them."""
         return NewCalls(self, node)
 
-    def offer(
+    def try_replace(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
     ) -> Node | None:
         """Replace ``old`` by a call; change nothing and return None if no converter accepts it or its type differs."""
@@ -119,7 +119,7 @@ class Rewriting:
         An output remains a separate tensor: ``new`` must not be an input, a constant or another output.
         """
         returned = is_output(old)
-        if not alike(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
+        if not same_type(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
             return False
         old.replace_all_uses_with(new)
         name = old.name
@@ -144,7 +144,7 @@ class Rewriting:
 
     def is_constant(self, node: object) -> bool:
         """Return whether a value is a number, or depends only on the model's tensors, so that it can be folded."""
-        return graphs.evaluated(self._is_constant, node, known=self._constant)
+        return graphs.evaluate(self._is_constant, node, known=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
         if not isinstance(node, Node):
@@ -156,7 +156,7 @@ class Rewriting:
             found = found and (yield self._is_constant, source)
         return found
 
-    def owns(self, node: Node, value: object) -> bool:
+    def owns_constant(self, node: Node, value: object) -> bool:
         """Return whether a value is a constant of the model that no other node reads."""
         return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
 
@@ -199,14 +199,14 @@ class NewCalls(list[Node]):
         size = x.meta["val"].shape[dim]
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
-    def traced(self, function: Function, *args: Argument) -> Argument:
+    def trace(self, function: Function, *args: Argument) -> Argument:
         """Trace a function of tensors and return its result; None if it asks for a data-dependent size."""
         template = self.rewriting.templates.of(function, None, args, {}, None)
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
             return self(node.target, *args, **kwargs)
 
-        return template and graphs.pasted(template.graph, nodes_of(args, {}), emit)
+        return template and graphs.call_graph(template.graph, nodes_of(args, {}), emit)
 
     @property
     def accepted(self) -> bool:
@@ -256,7 +256,7 @@ def improvement(
     return Improvement(function.__name__, function, after)
 
 
-def alike(a: Node, b: Node) -> bool:
+def same_type(a: Node, b: Node) -> bool:
     """Return whether two nodes are tensors of equal dtype, device and shape, or else have values that print alike."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
@@ -276,11 +276,11 @@ def dtype_of(node: object) -> torch.dtype | None:
 def is_copy(node: Node) -> bool:
     """Return whether a node copies its input. A slice of everything does, which torch 2.11 emits for ``:``."""
     if node.target is aten.slice.Tensor:
-        return argument(node, "step") == 1 and alike(node, source_of(node))
-    return does(node.target) is Does.COPIES
+        return argument(node, "step") == 1 and same_type(node, source_of(node))
+    return kind_of(node.target) is Kind.COPIES
 
 
-def copied(node: Node) -> Node:
+def copy_source(node: Node) -> Node:
     """Return the node that this node copies, or the node itself if it is not a copy."""
     while is_copy(node):
         node = source_of(node)
@@ -289,7 +289,7 @@ def copied(node: Node) -> Node:
 
 def is_cast(node: Node) -> bool:
     """Return whether a node casts to a floating-point dtype that networks support."""
-    return does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
+    return kind_of(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
 
 
 def rank_of(node: Node) -> int:
@@ -302,7 +302,7 @@ def source_of(node: Node) -> Argument:
     return node.args[0]
 
 
-def orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
+def both_orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
     """Yield the two operands of a node, in either order."""
     a, b = node.args[:2]
     yield from ((a, b), (b, a))
@@ -326,10 +326,10 @@ def is_item(node: Node) -> bool:
 
 def is_transposed(node: Node) -> bool:
     """Return whether a node permutes the dims of its input."""
-    return does(node.target) is Does.TRANSPOSES
+    return kind_of(node.target) is Kind.TRANSPOSES
 
 
-def permutation(node: Node) -> list[int]:
+def permuted_dims(node: Node) -> list[int]:
     """Return the input dims of a transposing node in the order of its result, by transposing a tensor on "meta"."""
     sizes = range(2, rank_of(node) + 2)
     turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]

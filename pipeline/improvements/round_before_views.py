@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.improvements.rewriting import (
     NewCalls,
     Node,
@@ -17,7 +17,7 @@ from pipeline.improvements.rewriting import (
 )
 from pipeline.quirks import is_avoided
 
-VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
+VIEWS = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 
 
 @improvement(after="split_products")
@@ -30,23 +30,23 @@ def round_before_views(rewriting: Rewriting) -> None:
     if not is_avoided("halves-behind-matmuls"):
         return
     for node in list(rewriting.graph.nodes):
-        if node._erased or does(node.target) is not Does.CASTS or dtype_of(node) != torch.bfloat16:
+        if node._erased or kind_of(node.target) is not Kind.CASTS or dtype_of(node) != torch.bfloat16:
             continue
-        views = _views(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
+        views = _view_chain(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
         if views:
-            _move(rewriting.before(node), views)
+            _cast_before_views(rewriting.before(node), views)
 
 
-def _views(node: Node) -> list[Node]:
+def _view_chain(node: Node) -> list[Node]:
     """Return the chain of views before a cast, in order. Only the next node in the chain reads each view."""
     found: list[Node] = []
-    while does(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
+    while kind_of(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
         found.insert(0, node)
         node = source_of(node)
     return found if node.op == "call_function" else []
 
 
-def _move(create: NewCalls, views: list[Node]) -> None:
+def _cast_before_views(create: NewCalls, views: list[Node]) -> None:
     new = source_of(views[0])
     for moved in (create.node, *views):
         new = create(moved.target, new, *moved.args[1:], **moved.kwargs)

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import PipelineError
 from pipeline.network.description import Weight
-from pipeline.network.handle import codes_of
+from pipeline.network.handle import low_bit_weights
 from pipeline.network.marks import Marks
 from pipeline.recipes import held
 from pipeline.records.wording import kind_of
@@ -60,7 +60,7 @@ class ConversionContext:
         literals: the weights that are not parameters, by content-derived names.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        made: the cache of `once`.
+        made: the cache of `cached`.
         squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
             that tensor.
         rounded_apart: the dtypes to which a tensor is cast after a barrier, and the kernel bug, by ``id``, with the
@@ -117,10 +117,10 @@ class ConversionContext:
             for made, each in zip(result, value, strict=False):
                 self.note_result(made, each)
 
-    def once(self, what: str, source: object, make: Callable[[], T], *more: int) -> T:
+    def cached(self, kind: str, source: object, make: Callable[[], T], *indices: int) -> T:
         """Return ``make``'s result for a source; cached. A source other than an int or string is identified by its
         ``id``, so the cache keeps it alive."""
-        key = (what, source if isinstance(source, int | str) else id(source), *more)
+        key = (kind, source if isinstance(source, int | str) else id(source), *indices)
         if key not in self.made:
             self.made[key] = make(), source
         made: T = self.made[key][0]
@@ -179,7 +179,7 @@ class ConversionContext:
         name = None if constant is None else self.constant_names[id(constant)]
         known = self.weights.get(tensor.data_ptr())
         if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):
-            name = literal_name(tensor) if name is None else name
+            name = content_name(tensor) if name is None else name
             tensor = self.literals.setdefault(name, tensor) if constant is None else tensor.clone()
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
@@ -191,14 +191,15 @@ class ConversionContext:
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
-        return weights if weights.size == math.prod(shape) and tensor.dtype != torch.uint8 else codes_of(tensor, dtype)
+        is_plain = weights.size == math.prod(shape) and tensor.dtype != torch.uint8
+        return weights if is_plain else low_bit_weights(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
         """Return empty weights, for an omitted optional weight."""
         return trt.Weights(to_trt(dtype))
 
 
-def literal_name(tensor: torch.Tensor) -> str:
+def content_name(tensor: torch.Tensor) -> str:
     """Return a content-derived name for a weight that is no parameter: equal networks get equal descriptions."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:

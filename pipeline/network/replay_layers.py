@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from pipeline.network.attributes import bits
+from pipeline.network.attributes import axes_to_bits
 from pipeline.network.description import Layer
 from pipeline.trt import dtype_called, trt
 
@@ -33,7 +33,7 @@ def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
     return make
 
 
-def _add_layer_of_list(method: str, **arguments: Encode) -> Make:
+def _add_layer_with_list(method: str, **arguments: Encode) -> Make:
     """Return a function that creates a layer by a method that expects all inputs as a list."""
     return lambda net, row, given, weights: _add_layer(method, 1, **arguments)(net, row, [list(given)], weights)
 
@@ -60,7 +60,7 @@ def _normalization(
     net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
     method = "normalization_v2" if row.attribute("is_v2") else "normalization"
-    return _add_layer(method, 3, axes=bits)(net, row, given, weights)
+    return _add_layer(method, 3, axes=axes_to_bits)(net, row, given, weights)
 
 
 def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
@@ -81,7 +81,7 @@ def _fill(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor],
 
 
 def _topk(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    operation, axes = _enum_member("TopKOperation")(row.attribute("op")), bits(row.attribute("axes"))
+    operation, axes = _enum_member("TopKOperation")(row.attribute("op")), axes_to_bits(row.attribute("axes"))
     return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
 
 
@@ -109,7 +109,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "ACTIVATION": _add_layer("activation", 1, type=_enum_member("ActivationType")),
         "ASSERTION": _add_layer("assertion", 1, message=str),
         "CAST": _add_layer("cast", 1, to_type=dtype_called),
-        "CONCATENATION": _add_layer_of_list("concatenation"),
+        "CONCATENATION": _add_layer_with_list("concatenation"),
         "CONSTANT": _constant,
         "CONVOLUTION": _convolution("convolution"),
         "CUMULATIVE": _add_layer("cumulative", 2, op=_enum_member("CumulativeOperation"), exclusive=bool, reverse=bool),
@@ -117,7 +117,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "DEQUANTIZE": _add_layer("dequantize", 2, to_type=dtype_called),
         "DIST_COLLECTIVE": _collective,
         "DYNAMIC_QUANTIZE": _dynamic_quantize,
-        "EINSUM": _add_layer_of_list("einsum", equation=str),
+        "EINSUM": _add_layer_with_list("einsum", equation=str),
         "ELEMENTWISE": _add_layer("elementwise", 2, op=_enum_member("ElementWiseOperation")),
         "FILL": _fill,
         "GATHER": _add_layer("gather_v2", 2, mode=_enum_member("GatherMode")),
@@ -135,7 +135,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "POOLING": _add_layer("pooling_nd", 1, type=_enum_member("PoolingType"), window_size_nd=tuple),
         "QUANTIZE": _add_layer("quantize", 2, to_type=dtype_called),
         "RAGGED_SOFTMAX": _add_layer("ragged_softmax", 2),
-        "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=bits, keep_dims=bool),
+        "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=axes_to_bits, keep_dims=bool),
         "RESIZE": _add_layer("resize", 1),
         "REVERSE_SEQUENCE": _add_layer("reverse_sequence", 2),
         "ROTARY_EMBEDDING": _add_layer("rotary_embedding", 3, interleaved=bool, rotary_embedding_dim=int),

@@ -14,8 +14,8 @@ from typing import Final, Literal, TypeAlias
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.op_predicates import moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.aten.types import aten
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import (
@@ -90,14 +90,14 @@ class RegisterValues:
 
     def _computation_key(self, node: torch.fx.Node) -> str:
         """Return a key that is the same for equal computations."""
-        if not (keeps_positions(node) or does(node.target) in REDUCING):
+        if not (keeps_positions(node) or kind_of(node.target) in REDUCING):
             return node.name
         given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._representative(x).name}")
         return f"{node.target} {given}"
 
     def _role(self, node: torch.fx.Node) -> Role | None:
         if has_reduction(node):
-            return "reduced" if does(node.target) in (Does.REDUCES, Does.POOLS) else "behind"
+            return "reduced" if kind_of(node.target) in (Kind.REDUCES, Kind.POOLS) else "behind"
         if not keeps_positions(node):
             return None
         inputs = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor | tuple | list)]
@@ -122,7 +122,8 @@ class RegisterValues:
         """Return whether a user, or a later node on the same elements, is a reduction."""
         if has_reduction(user):
             return True
-        return user in self._read and (moves(user) or (keeps_positions(user) and node_shape(user) == node_shape(node)))
+        is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)
+        return user in self._read and (is_move(user) or is_in_place)
 
     def _leads_to_second_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Return whether a user leads to a second reduction of the elements from which the node was reduced."""
@@ -137,12 +138,12 @@ class RegisterValues:
             each, behind = waiting.pop()
             if each is source and behind:
                 return True
-            behind |= does(each.target) in SEPARATE and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
+            behind |= kind_of(each.target) in SEPARATE and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
             found = {(given, behind) for given in each.all_input_nodes if self._places.get(given, -1) >= first} - seen
             seen |= found
             waiting += found
         return False
 
 
-SEPARATE: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
+SEPARATE: Final = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES, Kind.ATTENDS, Kind.RECURS)
 """Operators that are never fused into a reduction kernel, except matmuls over a single element."""

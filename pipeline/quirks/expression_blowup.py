@@ -15,8 +15,8 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
@@ -28,7 +28,7 @@ LIMIT: Final = 256
 FEW: Final = 6
 """The maximum number of elements of an inlined sum: sums of 7 elements have a separate kernel, and maxima of 5."""
 
-VIEWS: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES)
+VIEWS: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 Views = frozenset[torch.fx.Node]
@@ -69,15 +69,15 @@ class ExpressionSizes:
 
     def _count_terms(self, node: torch.fx.Node) -> int:
         given = node.all_input_nodes
-        if is_pointwise(node) or (moves(node) and given and node_shape(given[0]) == node_shape(node)):
+        if is_pointwise(node) or (is_move(node) and given and node_shape(given[0]) == node_shape(node)):
             seen = [self._nodes_at_other_positions(x, node) for x in given]
             most = max(seen, key=len, default=frozenset[torch.fx.Node]())
             others = frozenset[torch.fx.Node]().union(*(views for views in seen if views is not most)) - most
             self._views[node] = views = most | others if others else most
             return 1 + sum(self._terms.get(x, 1) for x in views)
         within = sum(self._terms.get(x, 1) for x in given)
-        selects = does(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
-        if node.target is operator.getitem or moves(node) or selects:
+        selects = kind_of(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
+        if node.target is operator.getitem or is_move(node) or selects:
             self._views[node] = frozenset((node,))
             return within
         return within * few if (few := inlined_sum_length(node)) is not None else 1
@@ -90,16 +90,16 @@ class ExpressionSizes:
 
 def inlined_sum_length(node: torch.fx.Node) -> int | None:
     """Return the number of elements in each sum of a node, if TensorRT inlines the sums; else None."""
-    kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
-    if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
+    kind, sizes = kind_of(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
+    if kind in (Kind.MULTIPLIES, Kind.PROJECTS) and sizes:
         return _product_if_small(sizes[0][-1:])
-    if kind is Does.REDUCES and sizes:
+    if kind is Kind.REDUCES and sizes:
         value = node.meta["val"]
         results = math.prod(shape_of(value[0] if isinstance(value, tuple | list) else value))
         total = math.prod(sizes[0])
         is_known = isinstance(total, int) and isinstance(results, int) and results
         return _product_if_small([total // results]) if is_known else _reduced_length_if_small(node)
-    if (kind is Does.SOFTENS or "log_softmax" in str(node.target)) and sizes:
+    if (kind is Kind.SOFTENS or "log_softmax" in str(node.target)) and sizes:
         few = _reduced_length_if_small(node)
         return None if few is None else few * few
     return None

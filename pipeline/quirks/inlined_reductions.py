@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from pipeline.aten.arguments import argument, names_of
-from pipeline.aten.traits import Does, does
+from pipeline.aten.arguments import argument, argument_names
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.quirks.expression_blowup import FEW, can_be_separated, inlined_sum_length
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import MOVING, expandable_inputs, has_reduction, keeps_positions, node_shape
 from pipeline.shapes.environment import Shape
 
-MATMULS = (Does.MULTIPLIES, Does.PROJECTS)
+MATMULS = (Kind.MULTIPLIES, Kind.PROJECTS)
 
 
 def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
@@ -52,7 +52,7 @@ def _inputs_of_reductions(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     found = set[torch.fx.Node]()
     for node in reversed(nodes):
         for user in node.users:
-            if has_reduction(user) or does(user.target) is Does.PLACES or (_may_be_inlined(user) and user in found):
+            if has_reduction(user) or kind_of(user.target) is Kind.PLACES or (_may_be_inlined(user) and user in found):
                 found.add(node)
     return found
 
@@ -61,15 +61,15 @@ def _reads_sum_and_its_elements(node: torch.fx.Node) -> bool:
     """Return whether an operator's expression may contain both a small sum and the elements that it sums."""
     if node.target is operator.getitem:
         return bool(node.args[1] == 0) and _is_small_normalization(node.all_input_nodes[0])
-    kinds = (*MATMULS, Does.NORMALIZES, Does.SOFTENS)
-    return _is_small_normalization(node) or (does(node.target) in kinds and inlined_sum_length(node) is not None)
+    kinds = (*MATMULS, Kind.NORMALIZES, Kind.SOFTENS)
+    return _is_small_normalization(node) or (kind_of(node.target) in kinds and inlined_sum_length(node) is not None)
 
 
 def _is_small_normalization(node: torch.fx.Node) -> bool:
     """Return whether an operator normalizes few elements, over the last dims or a group of channels."""
-    if does(node.target) not in (Does.NORMALIZES, Does.SCALES) or not has_reduction(node):
+    if kind_of(node.target) not in (Kind.NORMALIZES, Kind.SCALES) or not has_reduction(node):
         return False
-    names = names_of(node.target)
+    names = argument_names(node.target)
     if "normalized_shape" in names:
         sizes: Shape = tuple(argument(node, "normalized_shape"))
         return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= FEW
@@ -83,4 +83,4 @@ def _is_small_normalization(node: torch.fx.Node) -> bool:
 
 
 def _may_be_inlined(node: torch.fx.Node) -> bool:
-    return keeps_positions(node) or does(node.target) in MOVING
+    return keeps_positions(node) or kind_of(node.target) in MOVING

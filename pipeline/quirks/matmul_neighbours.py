@@ -8,9 +8,9 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.arguments import argument, bind, names_of
-from pipeline.aten.op_predicates import is_cheap, is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.arguments import argument, argument_names, bind
+from pipeline.aten.op_predicates import is_cheap, is_move, is_pointwise
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.aten.types import aten
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
@@ -19,9 +19,9 @@ WITHIN: Final = 6
 """The maximum number of operators after a matmul that are examined."""
 BEHIND: Final = 8
 """The maximum number of operators between a matmul and a ReLU or GELU."""
-PARTS: Final = (Does.SELECTS, Does.MIXES)
+PARTS: Final = (Kind.SELECTS, Kind.MIXES)
 """Operators, besides views, that return elements of their inputs."""
-PASSING: Final = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
+PASSING: Final = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.REPEATS)
 """Operators that leave the last dim at its position."""
 RESULT: Final = "result"
 """The name in a mark that stands for the matmul's result; the other names are inputs."""
@@ -34,10 +34,10 @@ def find_transposed_matmuls(segment: SegmentNodes, dtypes: Collection[torch.dtyp
     """Yield the matmuls of these dtypes with a transposed operand, or with a result that the next operator transposes
     (`transposed-matmuls`, `transposed-float32-matmuls`)."""
     for node in segment.nodes:
-        kind = does(node.target)
-        is_matmul = kind is Does.MULTIPLIES or node.target is aten.linear.default
+        kind = kind_of(node.target)
+        is_matmul = kind is Kind.MULTIPLIES or node.target is aten.linear.default
         if is_matmul and node.meta["val"].dtype in dtypes:
-            given = list(bind(node.target, node.args, node.kwargs)) if kind is Does.MULTIPLIES else []
+            given = list(bind(node.target, node.args, node.kwargs)) if kind is Kind.MULTIPLIES else []
             del given[: node.target in ADDING]
             names = [x.name for x in given if isinstance(x, torch.fx.Node) and _is_transposed(x)]
             if any(_moves_last_dim(user) for user in node.users):
@@ -48,7 +48,7 @@ def find_transposed_matmuls(segment: SegmentNodes, dtypes: Collection[torch.dtyp
 
 def _is_transposed(value: object) -> bool:
     """Return whether a value is a tensor whose last dim was moved, with changes of shape and dtype in between."""
-    while isinstance(value, torch.fx.Node) and does(value.target) in PASSING:
+    while isinstance(value, torch.fx.Node) and kind_of(value.target) in PASSING:
         value = value.args[0]
     return isinstance(value, torch.fx.Node) and _moves_last_dim(value)
 
@@ -68,15 +68,15 @@ def _moves_last_dim(node: torch.fx.Node) -> bool:
 def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's kernel
     (`factors-of-matmuls`): of two computed tensors; or linear layers, if another linear layer has dynamic sizes."""
-    linear = [node for node in segment.nodes if does(node.target) is Does.PROJECTS]
+    linear = [node for node in segment.nodes if kind_of(node.target) is Kind.PROJECTS]
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in segment.nodes:
-        kind = does(node.target)
-        if kind is Does.MULTIPLIES:
-            has_factor = "alpha" in names_of(node.target) and argument(node, "alpha") != 1
+        kind = kind_of(node.target)
+        if kind is Kind.MULTIPLIES:
+            has_factor = "alpha" in argument_names(node.target) and argument(node, "alpha") != 1
             if has_factor or _is_read_elementwise(segment, node):
                 yield "converter", node.name, (OF_SIZES,)
-        elif kind is Does.PROJECTS and varying - {node} and _is_read_elementwise(segment, node):
+        elif kind is Kind.PROJECTS and varying - {node} and _is_read_elementwise(segment, node):
             yield "converter", node.name, (BESIDE_SIZES,)
 
 
@@ -85,14 +85,14 @@ def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int 
     matmul has separate kernels."""
     return any(
         (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
-        or (depth > 0 and moves(user) and _is_read_elementwise(segment, user, depth - 1))
+        or (depth > 0 and is_move(user) and _is_read_elementwise(segment, user, depth - 1))
         for user in node.users
     )
 
 
 def _leads_only_to_softmax(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
     """Return whether all paths from a node lead through elementwise operators and views to a softmax of its engine."""
-    if does(node.target) is Does.SOFTENS:
+    if kind_of(node.target) is Kind.SOFTENS:
         return node.name in segment.names
     goes_on = depth and is_cheap(node) and node.users and node.name in segment.names
     return bool(goes_on) and all(_leads_only_to_softmax(segment, user, depth - 1) for user in node.users)
@@ -112,9 +112,9 @@ def _follows_matmul(node: torch.fx.Node) -> bool:
     before = [node]
     for _ in range(BEHIND):
         before = list(dict.fromkeys(source for node in before for source in node.all_input_nodes))
-        if any(does(node.target) in (Does.PROJECTS, Does.MULTIPLIES) for node in before):
+        if any(kind_of(node.target) in (Kind.PROJECTS, Kind.MULTIPLIES) for node in before):
             return True
-        before = [node for node in before if is_cheap(node) or node.target is getitem or does(node.target) in PARTS]
+        before = [node for node in before if is_cheap(node) or node.target is getitem or kind_of(node.target) in PARTS]
     return False
 
 
@@ -122,7 +122,7 @@ def find_readers_of_float32(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes that read a float32 result of an elementwise operator: if such a node is a matmul, its kernel
     must not round the result to half precision (`halves-behind-matmuls`)."""
     for node in segment.nodes:
-        if not (is_pointwise(node) or moves(node)) and any(map(_is_elementwise_float32, node.all_input_nodes)):
+        if not (is_pointwise(node) or is_move(node)) and any(map(_is_elementwise_float32, node.all_input_nodes)):
             yield "converter", node.name, ()
 
 

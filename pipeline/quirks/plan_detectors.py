@@ -132,9 +132,8 @@ def find_matmuls_with_bias(plan: Plan) -> tuple[str, ...]:
     found if a step reads a number.
     """
     found = [each["name"].decode() for each in _find_matches(_WITH_BIAS, b"fully_connected={ name=", plan)]
-    kernels = [
-        each for each in _find_matches(_FUSED, b"runtime_fusion={ name=", plan) if each["name"].startswith(b"__myl_Fc")
-    ]
+    fused = _find_matches(_FUSED, b"runtime_fusion={ name=", plan)
+    kernels = [kernel for kernel in fused if kernel["name"].startswith(b"__myl_Fc")]
     read = [sum(b"proxy" not in name for name in _NAME.findall(each["args"])) for each in kernels]
     more = (each for each, count in zip(kernels, read, strict=True) if count - 2 > len(_OF_TWO.findall(each["name"])))
     return tuple(dict.fromkeys([*found, *(each["name"].decode() for each in more)]))

@@ -9,29 +9,29 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
 
-REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
+REDUCING: Final = (Kind.NORMALIZES, Kind.SOFTENS, Kind.REDUCES, Kind.POOLS)
 """Operators that reduce; the first two kinds return as many elements as they read."""
-MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
+MOVING: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.RESAMPLES)
 """Operators that may be elementwise at the given sizes, as ``tril`` is."""
 
 
 def has_reduction(node: torch.fx.Node) -> bool:
     """Return whether an operator includes a reduction, as group norms do; batch norms in inference do not."""
-    kind = does(node.target)
-    return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
+    kind = kind_of(node.target)
+    return kind in REDUCING or (kind is Kind.SCALES and bool(re.search("group|instance", str(node.target))))
 
 
 def keeps_positions(node: torch.fx.Node) -> bool:
     """Return whether an operator may be elementwise, or leaves elements at their positions."""
-    if node.target is operator.getitem or is_pointwise(node) or moves(node):
+    if node.target is operator.getitem or is_pointwise(node) or is_move(node):
         return True
     given = node.all_input_nodes
-    return does(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)
+    return kind_of(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)
 
 
 def node_shape(node: torch.fx.Node) -> Shape | None:

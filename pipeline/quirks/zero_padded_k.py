@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import Kind, kind_of
 from pipeline.aten.types import Target
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
@@ -32,7 +32,7 @@ def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     for node in segment.nodes:
         if factors := _matmul_operands(node):
             values = [padded_values(x, segment.names, segment.constants) for x in factors]
-            if does(node.target) is Does.RECURS:
+            if kind_of(node.target) is Kind.RECURS:
                 values.append({0.0})
             if any(math.prod(each) != 0 for each in itertools.product(*values)):
                 yield "converter", node.name, ()
@@ -40,16 +40,14 @@ def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 def _matmul_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the operands of a matmul. For a recurrent layer, return its input, which weights multiply."""
-    if does(node.target) is Does.RECURS:
+    if kind_of(node.target) is Kind.RECURS:
         return node.all_input_nodes[:1]
-    if does(node.target) not in (Does.MULTIPLIES, Does.PROJECTS):
+    if kind_of(node.target) not in (Kind.MULTIPLIES, Kind.PROJECTS):
         return []
     return [x for i, x in enumerate(node.args) if i != ADDING.get(node.target) and isinstance(x, torch.fx.Node)]
 
 
-def padded_values(
-    node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()
-) -> set[float]:
+def padded_values(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
     """Return the values that a node may have at padded positions. The padding may be added to the node, or to any
     tensor from which elementwise operators compute the node.
 
@@ -74,12 +72,11 @@ def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: S
         fixed = (x.name in constants or _is_filled(x) for x in read if x not in values)
         if node is start or not all(fixed) or values.keys().isdisjoint(read):
             continue
-        if moves(node):
+        if is_move(node):
             values[node] = values[read[0]].to(node.meta["val"].dtype)
         else:
-            args, kwargs = map_arg(
-                (node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _any_element(x)
-            )
+            given = node.args, dict(node.kwargs)
+            args, kwargs = map_arg(given, lambda x: values[x] if x in values else _any_element(x))
             target: Target = node.target
             values[node] = torch.as_tensor(target(*args, **kwargs))
     return values
@@ -91,7 +88,7 @@ def _elementwise_chain(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.No
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()
         is_inside = each.op == "call_function" and (not inside or each.name in inside)
-        if each not in found and is_inside and (is_pointwise(each) or moves(each)):
+        if each not in found and is_inside and (is_pointwise(each) or is_move(each)):
             found.add(each)
             waiting += _tensor_inputs(each)
     return found

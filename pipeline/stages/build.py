@@ -22,7 +22,7 @@ from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
-from pipeline.network.pairs import pairs
+from pipeline.network.pairs import find_pairs
 from pipeline.program import Built, Converted
 from pipeline.quirks import QUIRKS, has_bug
 from pipeline.quirks.plan_detectors import find_kernel_sources
@@ -104,7 +104,7 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
         how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
-    if required and (apart := [pair for pair in pairs(order.network, data) if not pair.fused]):
+    if required and (apart := [pair for pair in find_pairs(order.network, data) if not pair.fused]):
         raise QuantizationError(order.name, apart)
     leave_memory(data)
     given = order.name, data, plan.library, order.refittable, plan.digest, plan.bindings

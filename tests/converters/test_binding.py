@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.aten.arguments import names_of
+from pipeline.aten.arguments import argument_names
 from pipeline.converters import families
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import declarations_of
@@ -115,5 +115,5 @@ def test_without_torch_distributed_there_are_no_collectives(monkeypatch: pytest.
 
 
 def test_names_are_the_schemas() -> None:
-    assert names_of(aten.clamp.default) == ("input", "min", "max")
-    assert names_of(operator.getitem) == ("a", "b")
+    assert argument_names(aten.clamp.default) == ("input", "min", "max")
+    assert argument_names(operator.getitem) == ("a", "b")

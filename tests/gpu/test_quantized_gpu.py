@@ -13,7 +13,7 @@ import pipeline
 from benchmarks.quantized_cells import Cell, Form, cells, given, outcome, validated
 from benchmarks.quantized_models import MODELS
 from pipeline.aten.quantized import operators
-from pipeline.improvements.quantizing import rounded
+from pipeline.improvements.quantizing import fake_quantize_weight
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES
 from tests.quantized.schemas import define_missing
@@ -157,7 +157,7 @@ def test_weights_of_4096(kind: Any, rows: int) -> None:
     model = nn.Linear(WIDTH, WIDTH, bias=False).eval().half().cuda()
     x = torch.randn(rows, WIDTH, device=model.weight.device).half()
     compiled = compiler().insert(pipeline.quantize(kind), before="decompose")(model, args=(x,))
-    weight = rounded(model.weight.detach(), kind, BLOCKS[kind])
+    weight = fake_quantize_weight(model.weight.detach(), kind, BLOCKS[kind])
     assert error(compiled.module(HERE)(x), x.double() @ weight.double().T) <= PRODUCTS[torch.float16]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 import pipeline
-from pipeline.aten.op_predicates import branches
+from pipeline.aten.op_predicates import branch_graphs
 from pipeline.decomposition import control_flow
 from tests.stages.flows import (
     ANY_SIZE,
@@ -156,7 +156,7 @@ def test_networks_print_alike() -> None:
 def test_verify_compares_with_the_branch_that_eager_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     verified = FULL | pipeline.verify()
     assert verified(Flow(chosen).eval(), (X,)).agreement
-    monkeypatch.setattr(control_flow, "branches", lambda node: branches(node)[::-1])
+    monkeypatch.setattr(control_flow, "branch_graphs", lambda node: branch_graphs(node)[::-1])
     with pytest.raises(pipeline.AgreementError):
         verified(Flow(chosen).eval(), (X,))
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.graphs import over, results
+from pipeline.aten.graphs import graph_module, results_of
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
@@ -68,7 +68,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
             return list(map(tensors, made))
         return None if made is None else base.tensor(ctx, name, made)
 
-    found = [tensors(each) for each in results(validated.program.graph)]
+    found = [tensors(each) for each in results_of(validated.program.graph)]
     return found if several else found[0]
 
 
@@ -166,9 +166,9 @@ class _Graph:
         """Return the graph as a program without inputs; ``env`` has the values of its placeholders."""
         ctx = self.stand_ins.ctx
         return Program(
-            graph_module=over(torch.nn.Module(), self.graph),
+            graph_module=graph_module(torch.nn.Module(), self.graph),
             inputs=(),
-            outputs=tuple(Output(getattr(r, "name", r)) for r in results(self.graph)),
+            outputs=tuple(Output(getattr(r, "name", r)) for r in results_of(self.graph)),
             constants=FrozenDict(),
             buffers=FrozenDict(),
             parameters=FrozenDict(),
