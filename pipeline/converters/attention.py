@@ -13,8 +13,8 @@ from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
-from pipeline.impl.attention import fused, lets_all_attend, plain
-from pipeline.impl.attention_limits import Case, fitted, unmet
+from pipeline.impl.attention import float32_attention, fused_attention, has_key_in_each_row
+from pipeline.impl.attention_limits import Case, first_unmet_condition, pad_case
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
@@ -69,7 +69,7 @@ def _case(node: torch.fx.Node) -> Case:
 
 def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     """Return whether TensorRT computes a node's attention in one kernel."""
-    return not settings.decompose_attention and unmet(fitted(_case(node))) is None
+    return not settings.decompose_attention and first_unmet_condition(pad_case(_case(node))) is None
 
 
 def is_open(mask: Any) -> bool:
@@ -87,9 +87,9 @@ def attention(
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
     query, key, value = (base.tensor(net, x) for x in (query, key, value))
     case = _case(net.node)
-    some = is_open(argument(net.node, "attn_mask")) or lets_all_attend(net, attn_mask)
+    some = is_open(argument(net.node, "attn_mask")) or has_key_in_each_row(net, attn_mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
     how: dict[str, Any] = {"some": some, "causal": case.causal, "scale": scale}
     if fuses(net.node, net.ctx.compilation_settings):
-        return fused(net, query, key, value, attn_mask, **how)
-    return plain(net, query, key, value, attn_mask, gqa=case.gqa, **how)
+        return fused_attention(net, query, key, value, attn_mask, **how)
+    return float32_attention(net, query, key, value, attn_mask, gqa=case.gqa, **how)

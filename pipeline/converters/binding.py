@@ -106,7 +106,7 @@ def result_of(net: Net) -> torch.Tensor:
 def as_result(net: Net, x: ITensor) -> ITensor:
     """Return ``x`` in the dtype of the node's result; bytes wrap."""
     dtype = result_of(net).dtype
-    return base.byte(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
+    return base.to_uint8(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
 
 
 def by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:

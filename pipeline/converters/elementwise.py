@@ -26,8 +26,8 @@ TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise_arithmetic.remainder,): (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
     (elementwise_arithmetic.power,): (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
     (unary.atan2,): (aten.atan2.default,),
-    (elementwise.ignoring_nan, "MAX"): (aten.fmax.default,),
-    (elementwise.ignoring_nan, "MIN"): (aten.fmin.default,),
+    (elementwise.extremum_ignoring_nan, "MAX"): (aten.fmax.default,),
+    (elementwise.extremum_ignoring_nan, "MIN"): (aten.fmin.default,),
     (elementwise.extremum, "MAX"): (aten.maximum.default, aten.clamp_min.default, aten.clamp_min.Tensor),
     (elementwise.extremum, "MIN"): (aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor),
     (elementwise.compare, "EQUAL"): (aten.eq.Tensor, aten.eq.Scalar),
@@ -72,7 +72,7 @@ def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
 
     def wrapped(value: Any, meta: Any) -> Any:
         if isinstance(meta, torch.Tensor):
-            return base.byte(net, base.tensor(net, value)) if meta.dtype in INTEGERS else value
+            return base.to_uint8(net, base.tensor(net, value)) if meta.dtype in INTEGERS else value
         return value % 256 if isinstance(value, int) and not isinstance(value, bool) else value
 
     return list(map(wrapped, values, metas))

@@ -97,7 +97,7 @@ def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     x = base.tensor(net, input)
     if _is_mask(net.node):
         [(dim, _)] = _tensors(net.node)
-        return index_masks.picked(net, x, indices[dim], dim, result_sizes(net)[dim])
+        return index_masks.select_by_mask(net, x, indices[dim], dim, result_sizes(net)[dim])
     return _index.index(net, x, indices, counted(argument(net.node, "indices")))
 
 

@@ -18,7 +18,7 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import index, take
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
-from pipeline.impl.shape import sampled
+from pipeline.impl.shape import strided_slice
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.recipes import qualified_name
@@ -43,7 +43,7 @@ def runs_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 def nonzero(net: Net, input: Value) -> ITensor:
     """nonzero(Tensor self) -> Tensor. A 0-d tensor has no coordinates: its result has 0 or 1 empty row."""
     found = _nonzero(net, base.tensor(net, input, rank=1))
-    found = found if base.rank(input) else sampled(net, found, [0], [0], [0])
+    found = found if base.rank(input) else strided_slice(net, found, [0], [0], [0])
     return base.permute(net, found, [1, 0])
 
 

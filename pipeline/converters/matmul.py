@@ -36,7 +36,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
     if lone:
         a, lone = not_alone(net, base.tensor(net, a))
     result = impl.matmul(net, a, b)
-    result = impl.transposed(net, result, matmul_neighbours.RESULT)
+    result = impl.separate_transpose(net, result, matmul_neighbours.RESULT)
     return first_row(net, result) if lone else result
 
 
@@ -46,7 +46,7 @@ def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     if node is None or kind_of(node.target) is not Kind.MULTIPLIES:
         return [*factors]
     rows = zip(factors, bind(node.target, node.args, node.kwargs)[first:], strict=False)
-    return [impl.transposed(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
+    return [impl.separate_transpose(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
 def _are_weights(product: torch.fx.Node | None) -> bool:

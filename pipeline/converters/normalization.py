@@ -62,7 +62,7 @@ def group_norm(
     result = impl.group_norm(net, input, groups, weight, bias, eps)
     if isinstance(net.node.meta["val"], torch.Tensor):
         return result
-    return result, *_statistics(net, impl.by_group(net, input, groups), [2], eps, False)
+    return result, *_statistics(net, impl.split_groups(net, input, groups), [2], eps, False)
 
 
 @converts(aten._native_batch_norm_legit.no_stats, validator=channels_are_static)

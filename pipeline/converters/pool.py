@@ -14,8 +14,8 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool import gathered_argmax, gathered_max, gathered_mean
-from pipeline.impl.pool_windows import Windows, adaptive_places
+from pipeline.impl.pool import argmax_by_gather, max_by_gather, mean_by_gather
+from pipeline.impl.pool_windows import Windows, adaptive_positions
 from pipeline.impl.reduce import all_dims, extremum, reduce
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
@@ -95,9 +95,9 @@ def max_pool(net: Net, rank: int, input: Value) -> ITensor:
     bool ceil_mode=False) -> Tensor"""
     windows, x = _windows(net.node, rank), base.tensor(net, input)
     if indices_are_read(net.node):
-        return gathered_argmax(net, x, windows.places(), [s or 0 for s in windows.sizes])
+        return argmax_by_gather(net, x, windows.positions(), [s or 0 for s in windows.sizes])
     if max(windows.dilation) > 1 or not base.dtype_of(x).is_floating_point:
-        result = gathered_max(net, x, windows.places())
+        result = max_by_gather(net, x, windows.positions())
     else:
         result = pool.max_pool(net, x, windows)
     return result if isinstance(net.node.meta["val"], torch.Tensor) else (result, None)
@@ -173,7 +173,7 @@ def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -
 
 def _windows_per_dim(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
     """Return the windows of each dim; None if each element is one window."""
-    return [None if b == a else adaptive_places(b, a) for b, a in zip(before, after, strict=True)]
+    return [None if b == a else adaptive_positions(b, a) for b, a in zip(before, after, strict=True)]
 
 
 def _one_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
@@ -221,7 +221,7 @@ def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
         return pool.avg_pool(net, x, windows, False, None)
     wide = base.cast(net, x, torch.float32)
     wide, sizes = _without_dynamic(net, wide, trt.ReduceOperation.AVG, sizes)
-    return base.cast(net, gathered_mean(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
+    return base.cast(net, mean_by_gather(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
 
 
 @converts(ADAPTIVE_MAX, validator=pooled_dims_are_static)
@@ -229,11 +229,11 @@ def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITens
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
     x, sizes = base.tensor(net, input), _sizes(net.node, rank)
     if indices_are_read(net.node):
-        places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
-        return gathered_argmax(net, x, places, sizes[0])
+        places = [adaptive_positions(b, a) for b, a in zip(*sizes, strict=True)]
+        return argmax_by_gather(net, x, places, sizes[0])
     if _one_window(*sizes):
         return _global_pool(net, x, trt.ReduceOperation.MAX, sizes), None
     if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
         return pool.max_pool(net, x, windows), None
     x, sizes = _without_dynamic(net, x, trt.ReduceOperation.MAX, sizes)
-    return gathered_max(net, x, _windows_per_dim(*sizes)), None
+    return max_by_gather(net, x, _windows_per_dim(*sizes)), None

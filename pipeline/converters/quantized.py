@@ -101,7 +101,7 @@ def dequantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[
 def fake_quantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
     """pipeline::fake_quantize(Tensor input, Tensor scale, str type, int[] block) -> Tensor"""
     if not CAPABILITIES.code_convolutions and type == "int8" and convolves_codes(net.ctx.node):
-        return impl.rounded(net, input, scale, type)
+        return impl.fake_quantize_by_rounding(net, input, scale, type)
     return impl.fake_quantize(net, input, scale, type, block)
 
 

@@ -29,8 +29,8 @@ EXTREMA = {
     **dict.fromkeys((aten.amin.default, aten.min.default), "MIN"),
 }
 TESTS = {
-    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), reduce.any_of),
-    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), reduce.all_of),
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), reduce.any_nonzero),
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), reduce.all_nonzero),
 }
 DEVIATIONS = {
     aten.var.correction: ("variance",),

@@ -21,11 +21,11 @@ from pipeline.trt import trt
 
 
 @block
-def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
+def arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
     """Return a node's positional and keyword arguments; expand inputs named by its marks to the result's shape."""
     names = {name for mark in net.ctx.marks.of_node(node.name, "expanded") for name in mark.names}
-    wide = {x: _repeated(net, value(x), x, node) for x in node.all_input_nodes if x.name in names}
-    found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else value(x))
+    wide = {x: _expand_input(net, convert(x), x, node) for x in node.all_input_nodes if x.name in names}
+    found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else convert(x))
     return found
 
 
@@ -39,7 +39,7 @@ def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
 
 
 @block
-def flat(net: Net, x: ITensor, quirk: str) -> ITensor:
+def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
     """Add `base.barrier` on a flat view, so that nothing is fused into the kernel that computes ``x``."""
     if not is_avoided(quirk):
         return x
@@ -54,9 +54,9 @@ def is_marked(net: Net, quirk: str, name: str = "") -> bool:
     return any(mark.quirk == quirk and (not name or name in mark.names) for mark in marks)
 
 
-def _repeated(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node) -> Value:
+def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx.Node) -> Value:
     """Expand an input to the shape of a node's result; constants stay as they are."""
     if not isinstance(value, trt.ITensor):
         return value
-    sizes = expanded_sizes(shape_of(given.meta["val"]), shape_of(node.meta["val"]))
+    sizes = expanded_sizes(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))
     return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])

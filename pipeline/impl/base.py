@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.expression import operation, solution, source_of
-from pipeline.impl.promotion import promoted
+from pipeline.impl.expression import operation_of, readable_size, solution
+from pipeline.impl.promotion import promoted_dtype
 from pipeline.network.context import NetworkError, SymbolicInt, content_name
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
@@ -119,7 +119,7 @@ def network_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @block
-def byte(net: Net, x: ITensor) -> ITensor:
+def to_uint8(net: Net, x: ITensor) -> ITensor:
     """Convert numbers to the values of uint8: integers modulo 256."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
@@ -154,10 +154,10 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 def result_type(*values: Value) -> torch.dtype:
     """Return eager's promoted dtype: tensors take precedence over 0-d tensors, and these over Python numbers."""
-    return promoted([_stand_in(v) for v in values])
+    return promoted_dtype([_typed_example(v) for v in values])
 
 
-def _stand_in(value: Value) -> Any:
+def _typed_example(value: Value) -> Any:
     if isinstance(value, (trt.ITensor, torch.Tensor)):
         return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
     return 1 if isinstance(value, SymbolicInt) else value
@@ -203,7 +203,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
     if isinstance(known, SymbolicInt):
         return _expression(net, known.expr)
     dim = axis(dim, rank(x))
-    return net.ctx.cached("size", x, lambda: _slice1(net, _shape(net, x), dim), dim)
+    return net.ctx.cached("size", x, lambda: _slice_size(net, _shape(net, x), dim), dim)
 
 
 @fact
@@ -232,7 +232,7 @@ def _shape(net: Net, x: ITensor) -> ITensor:
     return net.ctx.cached("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
-def _slice1(net: Net, x: ITensor, index: int) -> ITensor:
+def _slice_size(net: Net, x: ITensor, index: int) -> ITensor:
     return net.add("slice", x, (index,), (1,), (1,)).get_output(0)
 
 
@@ -268,20 +268,20 @@ def scalar_of(net: Net, value: Size) -> ITensor:
 
 def _expression(net: Net, expr: Any) -> ITensor:
     """Compute an expression from the shapes of the network's inputs; cached."""
-    return net.ctx.cached("expression", str(expr), lambda: _compute(net, expr))
+    return net.ctx.cached("expression", str(expr), lambda: _add_operation(net, expr))
 
 
-def _compute(net: Net, expr: Any) -> ITensor:
+def _add_operation(net: Net, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
         return constant(net, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol and str(expr) not in net.ctx.symbols:
-        return _compute(net, solution(net.ctx, expr))
+        return _add_operation(net, solution(net.ctx, expr))
     if expr.is_Symbol or on_host(expr):
         source, dim = net.ctx.symbols[str(expr)]
-        return size_tensor(net, source) if dim is None else _slice1(net, _shape(net, source), dim)
-    if (found := source_of(net.ctx, expr)) is not None:
-        return _slice1(net, _shape(net, found[0]), found[1])
-    layer, operands = operation(expr)
+        return size_tensor(net, source) if dim is None else _slice_size(net, _shape(net, source), dim)
+    if (found := readable_size(net.ctx, expr)) is not None:
+        return _slice_size(net, _shape(net, found[0]), found[1])
+    layer, operands = operation_of(expr)
     result, *rest = [_expression(net, operand) for operand in operands]
     for other in rest:
         result = elementwise(net, layer, result, other)
@@ -321,25 +321,25 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     inferred = len(dynamic) - len(kept) + list(shape).count(-1)
     if not dynamic:
         layer.reshape_dims = tuple(shape)
-    elif 0 not in shape and inferred <= 1 and (not inferred or len(dynamic) == 1 or _never_empty(net, shape)):
+    elif 0 not in shape and inferred <= 1 and (not inferred or len(dynamic) == 1 or _has_no_empty_dim(net, shape)):
         layer.zero_is_placeholder = bool(kept)
         layer.reshape_dims = tuple(0 if i in kept else s if isinstance(s, int) else -1 for i, s in enumerate(shape))
     else:
-        layer.set_input(1, shape_tensor(net, _with_wildcard(net, shape)))
+        layer.set_input(1, shape_tensor(net, _infer_one_size(net, shape)))
     return with_sizes(net, layer.get_output(0), [None if s == -1 else s for s in shape])
 
 
-def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
+def _infer_one_size(net: Net, shape: Sequence[Size]) -> list[Size]:
     """Replace the size whose computation needs most layers by -1, if the other sizes determine it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
     place = costs.index(max(costs))
     computed = any(isinstance(s, trt.ITensor) for s in shape)  # one may be 0, and -1 would be ambiguous
-    if computed or 0 in shape or -1 in shape or not costs[place] or not _never_empty(net, shape):
+    if computed or 0 in shape or -1 in shape or not costs[place] or not _has_no_empty_dim(net, shape):
         return list(shape)
     return [-1 if i == place else s for i, s in enumerate(shape)]
 
 
-def _never_empty(net: Net, shape: Sequence[Size]) -> bool:
+def _has_no_empty_dim(net: Net, shape: Sequence[Size]) -> bool:
     """Return whether all sizes are positive, so that -1 is well-defined."""
     symbolic = [s.expr for s in shape if isinstance(s, SymbolicInt)]
     known = all(str(symbol) in net.ctx.ranges for expr in symbolic for symbol in expr.free_symbols)

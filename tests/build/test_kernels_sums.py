@@ -74,7 +74,7 @@ def test_what_would_be_summed_in_halves_is_warned_of(
     """As in the network of somebody's own converter: TensorRT's choice for a product of halves."""
     attention = importlib.import_module("pipeline.impl.attention")
     plainly = lambda net, weights, value, masked: attention.matmul(net, weights, value, empty=False)  # noqa: E731
-    monkeypatch.setattr(attention, "_summed", plainly)
+    monkeypatch.setattr(attention, "_weighted_sum", plainly)
     with caplog.at_level(logging.WARNING):
         made = plan(torch.float16, **CASES["one row"])
     assert sums(made) == [b"fp32", b"fp16"]

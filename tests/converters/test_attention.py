@@ -14,7 +14,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.build.kernels import kernels
 from pipeline.impl import attention_limits
-from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
+from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, first_unmet_condition
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 from tests.build.attentions import Attend
@@ -79,21 +79,21 @@ REFUSED = {
 class TestConditions:
     @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
     def test_what_is_taken_builds(self, case: Case) -> None:
-        assert unmet(case) is None
+        assert first_unmet_condition(case) is None
         assert builds(case)
 
     @pytest.mark.parametrize(("case", "why"), REFUSED.values(), ids=REFUSED)
     def test_what_is_refused_does_not_build(self, case: Case, why: str) -> None:
-        condition = unmet(case)
+        condition = first_unmet_condition(case)
         assert condition is not None and why in condition.needs
         assert not builds(case)
 
     def test_a_mask_beside_causal_builds_but_the_documentation_excludes_it(self) -> None:
-        condition = unmet(evolve(masked((2, 1, 16, 16), torch.bool), causal=True))
+        condition = first_unmet_condition(evolve(masked((2, 1, 16, 16), torch.bool), causal=True))
         assert condition is not None and "not both" in condition.needs
 
     def test_every_condition_has_a_case_that_breaks_it(self) -> None:
-        broken: set[Any] = {unmet(case) for case, _ in REFUSED.values()}
+        broken: set[Any] = {first_unmet_condition(case) for case, _ in REFUSED.values()}
         untried = [c.needs for c in CONDITIONS if c not in broken]
         assert untried == ["a TensorRT that has the layer", "a mask or causal, not both"]
 

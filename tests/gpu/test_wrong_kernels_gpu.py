@@ -93,7 +93,7 @@ def test_products_with_what_is_transposed(form: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.skipif(not is_avoided("transposed-float32-matmuls"), reason="this TensorRT is taken to have them right")
-@pytest.mark.xfail(strict=True, reason="what `impl.matmul.transposed` is for")
+@pytest.mark.xfail(strict=True, reason="what `impl.matmul.separate_transpose` is for")
 @quirks.without("transposed-float32-matmuls")
 def test_products_whose_factor_is_copied_by_a_kernel() -> None:
     assert compared("second factor", torch.float32) <= BOUND[torch.float32]
