@@ -29,7 +29,7 @@ DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.i
 """The dtypes that both TensorRT and NCCL have."""
 
 
-def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejection:
+def check_collective(node: Node, settings: CompilationSettings) -> bool | Rejection:
     """Check that the engine's layer computes a collective, and that its group has a communicator for it."""
     if not settings.collectives_in_engine:
         return Rejection(BETWEEN_ENGINES)
@@ -44,10 +44,10 @@ def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejectio
         return Rejection(
             "ranks call collectives in one order, and an engine has none for those that need no other's result"
         )
-    return _has_layer(node)
+    return _check_layer(node)
 
 
-def _has_layer(node: Node) -> bool | Rejection:
+def _check_layer(node: Node) -> bool | Rejection:
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:
@@ -61,16 +61,16 @@ def _has_layer(node: Node) -> bool | Rejection:
     return True
 
 
-def waits_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejection:
+def check_wait(node: Node, settings: CompilationSettings) -> bool | Rejection:
     """Check that the collective which is waited for runs in an engine."""
     source = node.args[0]
     if isinstance(source, Node) and source.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
-        return runs_in_engine(source, settings)
+        return check_collective(source, settings)
     return Rejection(BETWEEN_ENGINES)
 
 
 @converts(
-    {ALL_REDUCE: "ALL_REDUCE", ALL_GATHER: "ALL_GATHER", REDUCE_SCATTER: "REDUCE_SCATTER"}, validator=runs_in_engine
+    {ALL_REDUCE: "ALL_REDUCE", ALL_GATHER: "ALL_GATHER", REDUCE_SCATTER: "REDUCE_SCATTER"}, validator=check_collective
 )
 def collective(
     net: Net, operation: str, input: Value, group_name: str, reduce_op: str = "", group_size: int | None = None
@@ -88,7 +88,7 @@ def collective(
     return layer.get_output(0)
 
 
-@converts(WAIT, validator=waits_in_engine)
+@converts(WAIT, validator=check_wait)
 def wait_tensor(net: Net, tensor: Value) -> Value:
     """wait_tensor(Tensor tensor) -> Tensor"""
     source = net.node.args[0]

@@ -34,12 +34,12 @@ NO_NONZERO = Rejection(
 )
 
 
-def runs_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The tensorrt package runs NonZero, tensorrt_rtx does not."""
     return CAPABILITIES.nonzero or NO_NONZERO
 
 
-@converts(aten.nonzero.default, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.nonzero.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero(net: Net, input: Value) -> ITensor:
     """nonzero(Tensor self) -> Tensor. A 0-d tensor has no coordinates: its result has 0 or 1 empty row."""
     found = _nonzero(net, base.tensor(net, input, rank=1))
@@ -47,13 +47,13 @@ def nonzero(net: Net, input: Value) -> ITensor:
     return base.permute(net, found, [1, 0])
 
 
-@converts(aten.nonzero_numpy.default, aten.where.default, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.nonzero_numpy.default, aten.where.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
     """nonzero_numpy(Tensor self) -> Tensor[]; where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
-    return _coordinates(net, base.tensor(net, operands[0], rank=1))
+    return _mask_coordinates(net, base.tensor(net, operands[0], rank=1))
 
 
-@converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.index.Tensor, validator=check_nonzero, requires_output_allocator=True)
 def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the coordinates at which they are true are the
     indices."""
@@ -62,24 +62,24 @@ def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> IT
         if each is None or node.meta["val"].dtype not in MASKS:
             given.append(each)
         else:
-            given += _coordinates(net, each)
+            given += _mask_coordinates(net, each)
     return index(net, base.tensor(net, input), given)
 
 
-def _coordinates(net: Net, mask: Any) -> list[Any]:
+def _mask_coordinates(net: Net, mask: Any) -> list[Any]:
     """Return, for each dim of a mask, the coordinates at which it is true."""
     found = _nonzero(net, mask)
     rows = (take(net, found, torch.tensor([dim]), 0) for dim in range(base.rank(mask)))
     return [base.squeeze(net, row, [0]) for row in rows]
 
 
-@converts(aten.masked_select.default, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.masked_select.default, validator=check_nonzero, requires_output_allocator=True)
 def masked_select(net: Net, input: Value, mask: Value) -> ITensor:
     """masked_select(Tensor self, Tensor mask) -> Tensor"""
     x, mask = (base.tensor(net, value, rank=1) for value in (input, mask))
     sizes = broadcast(net, [x, mask])
     mask = base.expand(net, mask, sizes)
-    return index(net, base.expand(net, x, sizes), _coordinates(net, mask))
+    return index(net, base.expand(net, x, sizes), _mask_coordinates(net, mask))
 
 
 READERS: Mapping[Any, tuple[int, ...]] = {
@@ -102,7 +102,7 @@ CHECKS = (
 )
 
 
-def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """An int that is an index (``x[i]``), a factor or a term, but in no shape: those are computed on the host."""
     if not isinstance(node.meta["val"], (int, torch.SymInt)):
         return Rejection(f"{node.name} is {kind_of(node.meta['val'])} that Python reads from a tensor")
@@ -112,13 +112,13 @@ def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> boo
         if user.target not in CHECKS and not reads:
             why = f"and {user.name} needs its value to be known"
             return Rejection(
-                f"{node.name} is read by Python from what {_producer(node)} makes, {why}",
+                f"{node.name} is read by Python from what {_describe_producer(node)} makes, {why}",
                 "keep it a tensor: do not call item()",
             )
     return True
 
 
-def _producer(node: torch.fx.Node) -> str:
+def _describe_producer(node: torch.fx.Node) -> str:
     """Return in words the producer of the tensor from which a node reads a number."""
     source = node.all_input_nodes[0]
     while is_move(source) or source.target is operator.getitem:
@@ -126,7 +126,7 @@ def _producer(node: torch.fx.Node) -> str:
     return f"{source.name} ({qualified_name(source.target)})" if source.op == "call_function" else source.name
 
 
-@converts(aten._local_scalar_dense.default, aten.item.default, validator=_names_an_element)
+@converts(aten._local_scalar_dense.default, aten.item.default, validator=_check_item)
 def item(net: Net, input: Value) -> Any:
     """_local_scalar_dense(Tensor self) -> Scalar"""
     expr = expression(net.node.meta["val"])

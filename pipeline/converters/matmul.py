@@ -31,8 +31,8 @@ from pipeline.quirks.matmul_neighbours import PASSING
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)
 def matmul(net: Net, *factors: Value) -> ITensor:
     """matmul(Tensor self, Tensor other) -> Tensor"""
-    a, b = _factors(net, factors)
-    lone = _are_weights(net.node)
+    a, b = _separate_transposes(net, factors)
+    lone = _reads_attention_weights(net.node)
     if lone:
         a, lone = not_alone(net, base.tensor(net, a))
     result = impl.matmul(net, a, b)
@@ -40,7 +40,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
     return first_row(net, result) if lone else result
 
 
-def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
+def _separate_transposes(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     """Return a matmul's factors, its arguments from ``first`` on, the transposed ones behind `impl.transposed`."""
     node = net.node
     if node is None or kind_of(node.target) is not Kind.MULTIPLIES:
@@ -49,7 +49,7 @@ def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     return [impl.separate_transpose(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
-def _are_weights(product: torch.fx.Node | None) -> bool:
+def _reads_attention_weights(product: torch.fx.Node | None) -> bool:
     """Return whether the first operand comes from a softmax, as in an attention's second matmul."""
     node: object = product.args[0] if product is not None and product.args else None
     while isinstance(node, torch.fx.Node) and kind_of(node.target) in PASSING:
@@ -61,7 +61,7 @@ def _are_weights(product: torch.fx.Node | None) -> bool:
 def addmm(net: Net, *operands: Value) -> ITensor:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     summand, a, b, *coefficients = operands
-    return impl.add_matmul(net, summand, *_factors(net, (a, b), 1), *coefficients)
+    return impl.add_matmul(net, summand, *_separate_transposes(net, (a, b), 1), *coefficients)
 
 
 @converts(aten.linear.default)
@@ -80,7 +80,7 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
     torch decomposes equations of one tensor or of more than two, with a letter twice in one operand, or with a size of
     1 that broadcasts.
     """
-    read = _parse(equation, [tensor.dim() for tensor in tensors])
+    read = _parse_equation(equation, [tensor.dim() for tensor in tensors])
     if read is None:
         return NotImplemented
     (left, right), out = read
@@ -90,20 +90,20 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
         known = sizes.setdefault(letter, size)
         if isinstance(known, int) != isinstance(size, int) or (isinstance(size, int) and known != size):
             return NotImplemented
-    a, left = _summed(a, left, {*right, *out})
-    b, right = _summed(b, right, {*left, *out})
+    a, left = _sum_unused(a, left, {*right, *out})
+    b, right = _sum_unused(b, right, {*left, *out})
     batch = tuple(x for x in out if x in left and x in right)
     inner = tuple(x for x in left if x in right and x not in out)
     rows = tuple(x for x in out if x in left and x not in right)
     columns = tuple(x for x in out if x in right and x not in left)
-    a = _matrices(a, left, batch, rows, inner, sizes)
-    b = _matrices(b, right, batch, inner, columns, sizes)
+    a = _as_matrices(a, left, batch, rows, inner, sizes)
+    b = _as_matrices(b, right, batch, inner, columns, sizes)
     product = torch.matmul(a, b) if inner else a * b
     product = product.reshape([sizes[x] for x in (*batch, *rows, *columns)])
-    return _ordered(product, (*batch, *rows, *columns), out)
+    return _permute_to(product, (*batch, *rows, *columns), out)
 
 
-def _parse(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
+def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
     """Return the letters of both operands and of the result; each dim of ``...`` has a unique name."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
@@ -130,26 +130,26 @@ def _expand_ellipsis(operand: str, rank: int) -> Letters:
     return (*head, *(f".{i}" for i in range(count, 0, -1)), *tail)
 
 
-def _summed(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
+def _sum_unused(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
     """Sum over the dims that neither the other operand nor the result has."""
     gone = [i for i, letter in enumerate(letters) if letter not in needed]
     kept = tuple(letter for letter in letters if letter in needed)
     return (x.sum(gone) if gone else x), kept
 
 
-def _matrices(
+def _as_matrices(
     x: Tensor, letters: Letters, batch: Letters, rows: Letters, columns: Letters, sizes: dict[str, Any]
 ) -> Tensor:
     """Return a tensor as [*batch, rows, columns], the last two flattened, of size 1 if there are none."""
-    x = _ordered(x, letters, (*batch, *rows, *columns))
+    x = _permute_to(x, letters, (*batch, *rows, *columns))
     if len(rows) == len(columns) == 1:
         return x
     flat = (math.prod(sizes[letter] for letter in group) for group in (rows, columns))
     return x.reshape([*(sizes[letter] for letter in batch), *flat])
 
 
-def _ordered(x: Tensor, letters: Letters, wanted: Letters) -> Tensor:
-    return x if letters == wanted else x.permute([letters.index(letter) for letter in wanted])
+def _permute_to(x: Tensor, letters: Letters, order: Letters) -> Tensor:
+    return x if letters == order else x.permute([letters.index(letter) for letter in order])
 
 
 SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._grouped_mm.default}
@@ -168,7 +168,7 @@ def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
     return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
 
 
-def known_as(target: Any) -> Any:
+def equivalent_operator(target: Any) -> Any:
     """Return the ATen operator that another library's operator is equal to; any other target unchanged."""
     return SAME.get(target.name(), target) if isinstance(target, torch._ops.OpOverload) else target
 

@@ -24,12 +24,12 @@ from pipeline.aten.support import (
 )
 from pipeline.converters.declare import (
     ATTRIBUTE,
-    attached,
+    attached_records,
+    collect_functions,
     declarations_of,
     dynamo_tensorrt_converter,
-    gather,
     target_of,
-    targets_of,
+    targets_of_key,
 )
 from pipeline.converters.lookup import BoundRegistry, Candidates, Lookup, Refusal
 from pipeline.frozen import FrozenDict
@@ -96,7 +96,7 @@ class ConverterRegistry(Lookup):
         Neither the order of the arguments nor that of the imports matters, and a function that a module merely
         imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.
         """
-        return cls().register(gather(modules, ATTRIBUTE))
+        return cls().register(collect_functions(modules, ATTRIBUTE))
 
     @classmethod
     def from_legacy(cls, converters: Mapping[Any, Implementation]) -> ConverterRegistry:
@@ -129,7 +129,7 @@ class ConverterRegistry(Lookup):
 
     def without(self, *targets: Target | OpOverloadPacket[..., Any]) -> ConverterRegistry:
         """Return a registry without the converters of these targets; a packet means all its overloads."""
-        dropped = frozenset(concat(map(targets_of, targets)))
+        dropped = frozenset(concat(map(targets_of_key, targets)))
         return ConverterRegistry(d for d in self.declarations() if d.key not in dropped)
 
     def __or__(self, other: ConverterRegistry) -> ConverterRegistry:
@@ -159,7 +159,7 @@ def _functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
     for converter in converters:
         if isinstance(converter, Mapping):
             raise TypeError(f"{kind_of(converter)} declares no converters; {_HOW}")
-        if attached(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
+        if attached_records(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
             yield from converter
         else:
             yield converter

@@ -49,7 +49,7 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
     return _scatter.scatter(net, base.tensor(net, input), dim, index, value if src is None else src)
 
 
-def compared(*sizes: Any) -> bool | Rejection:
+def check_comparison_size(*sizes: Any) -> bool | Rejection:
     """Return whether TensorRT accepts a tensor of these sizes, in which every index is compared with every position."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
@@ -60,17 +60,17 @@ def compared(*sizes: Any) -> bool | Rejection:
     )
 
 
-def _reducible(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Places times indices are at most 2**31 - 1, and the rank is at most 7: each place is compared with each index."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
         return Rejection("reduces into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
-    return compared(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
+    return check_comparison_size(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 
 @converts(
     *(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce, aten.scatter.value_reduce),
-    validator=_reducible,
+    validator=_check_reduce,
 )
 def scatter_reduce(
     net: Net,
@@ -113,7 +113,7 @@ def index_copy(net: Net, input: Value, dim: int, index: Value, source: Value) ->
     return _scatter.scatter_along(net, input, base.axis(dim, base.rank(input)), index, source)
 
 
-@converts(aten.index_reduce.default, validator=_reducible)
+@converts(aten.index_reduce.default, validator=_check_reduce)
 def index_reduce(
     net: Net, input: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
 ) -> ITensor:
@@ -158,10 +158,10 @@ def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> 
     if is_data_dependent(net, index):
         return index_put(net, input, [*[None] * dim, base.size_tensor(net, index)], one, False)
     start = slice_start(net, index, base.known_sizes(net, input)[dim])
-    return _between(net, input, one, dim, start, size_sum([start, 1]))
+    return _insert_between(net, input, one, dim, start, size_sum([start, 1]))
 
 
-def _between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
+def _insert_between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
     """Return ``source`` between the parts of ``x`` before ``start`` and after ``end``."""
     size = base.known_sizes(net, x)[dim]
     rest = size_sum([size, negate(end)])
@@ -180,7 +180,7 @@ def slice_scatter(net: Net, input: Value, src: Value, dim: int, start: int | Non
     if count == 0:
         return input
     if step == 1:
-        return _between(net, input, src, dim, start, size_sum([start, count]))
+        return _insert_between(net, input, src, dim, start, size_sum([start, count]))
     return _scatter.scatter_along(net, input, dim, iota(net, [count], [step], start), src)
 
 

@@ -127,19 +127,19 @@ def as_strided(
 
     Index the flattened elements: in a program, the input is contiguous (`pipeline.capture.as_strided`).
     """
-    row = _row(net, input)
+    row = _as_row(net, input)
     if list(stride) == [size_product(size[i + 1 :]) for i in range(len(size))]:
         part = narrow(net, row, 0, storage_offset or 0, size_product(size))
         return base.reshape(net, part, size)
     return take(net, row, iota(net, size, stride, storage_offset or 0), 0)
 
 
-def _row(net: Net, x: Any) -> Any:
+def _as_row(net: Net, x: Any) -> Any:
     x = base.tensor(net, x)
     return base.reshape(net, x, [size_product(base.known_sizes(net, x))])
 
 
-def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The new size must not have more elements: the contents of memory beyond them are undefined."""
     old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
     if statically_known_true(new <= old):
@@ -147,10 +147,10 @@ def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
     return Rejection(f"resizes {old} elements to {new}: the additional ones would be undefined")
 
 
-@converts(aten.resize.default, validator=no_larger)
+@converts(aten.resize.default, validator=check_resize)
 def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
-    part = narrow(net, _row(net, input), 0, 0, size_product(size))
+    part = narrow(net, _as_row(net, input), 0, 0, size_product(size))
     return base.reshape(net, part, size)
 
 

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from pipeline.aten.support import Declaration, Target
 from pipeline.converters import DYNAMO_CONVERTERS
-from pipeline.converters.lookup import Lookup, summary
+from pipeline.converters.lookup import Lookup, validator_summary
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.recipes import qualified_name
 from pipeline.records.executed_ops import TorchExecuted
@@ -59,7 +59,7 @@ def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
 
 def _row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
     supports = [declaration.support for declaration in declarations]
-    limits = dict.fromkeys(summary(s.capability_validator) for s in supports if s.capability_validator)
+    limits = dict.fromkeys(validator_summary(s.capability_validator) for s in supports if s.capability_validator)
     return SupportRow(
         target=qualified_name(target),
         converters=tuple(support.name for support in supports),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.types import aten
-from pipeline.converters.binding import as_result, by_row, converts
+from pipeline.converters.binding import call_block, cast_to_result, converts
 from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl import softmax as impl
 from pipeline.impl.base import ITensor, Value
@@ -62,15 +62,15 @@ ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
 
 
 @converts(TABLE, ACTIVATIONS)
-def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+def unary_function(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """Call a function of one tensor with the operator's arguments."""
-    return by_row(net, row, operands)
+    return call_block(net, row, operands)
 
 
 @converts(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(net: Net, input: Value) -> tuple[ITensor | None, ...]:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). The buffer is for the gradient."""
-    return as_result(net, activation.log_sigmoid(net, input)), None
+    return cast_to_result(net, activation.log_sigmoid(net, input)), None
 
 
 Softmax = Callable[[Net, ITensor, int], ITensor]

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.aten.collectives import BETWEEN_ENGINES, PURE_COLLECTIVES, SPACE
 from pipeline.aten.kv_cache_ops import CACHE_WRITE
-from pipeline.converters.matmul import known_as
+from pipeline.converters.matmul import equivalent_operator
 
 aten = torch.ops.aten
 
@@ -58,14 +58,14 @@ _NAMES: Final = {
 }
 
 
-def _operator(name: str) -> Any:
+def _find_operator(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
 
 
 REASONS: Final[dict[Any, str]] = {
     CACHE_WRITE: "where it writes is seen only when it runs: PyTorch writes these rows, TensorRT would copy all",
-    **{_operator(name): why for why, names in _NAMES.items() for name in names.split()},
+    **{_find_operator(name): why for why, names in _NAMES.items() for name in names.split()},
 }
 """The reasons by operator."""
 
@@ -90,13 +90,13 @@ _WRITES = "it calls an operator of one's own that writes to its arguments, which
 _EXPERTS = "an engine multiplies each row by every group's matrix, which for so many rows takes longer than in PyTorch"
 
 
-def reason(target: Any) -> str:
+def reason_without_converter(target: Any) -> str:
     """Return the reason why an operator has no converter; empty if no reason is known."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() == "map_impl":
             return _MAPS
         return _WRITES if target.name().startswith("auto_functionalized") else _CONTROL_FLOW
-    if known_as(target) is aten._grouped_mm.default:
+    if equivalent_operator(target) is aten._grouped_mm.default:
         return _EXPERTS
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
     return REASONS.get(target, BY_NAME.get(name, ""))

@@ -15,9 +15,9 @@ from pipeline.aten.support import function_name
 from pipeline.aten.traits import Kind, kind_of
 from pipeline.aten.types import Argument, Function, Node, aten
 from pipeline.capture.fake_tensors import fake_mode
-from pipeline.converters.lookup import kept_in_torch
-from pipeline.converters.matmul import grouped_mm, is_faster_in_torch, known_as
-from pipeline.converters.user_registrations import Claims
+from pipeline.converters.lookup import is_kept_in_torch
+from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_faster_in_torch
+from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Contents, Ways, check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
@@ -33,7 +33,7 @@ from pipeline.shapes.environment import bounds, shape_of
 class Rewriter:
     """The rewriting of a program's graph. ``applied``: the operators whose registered decomposition was used."""
 
-    def __init__(self, program: Program, claims: Claims, ways: Ways) -> None:
+    def __init__(self, program: Program, claims: UserRegistrations, ways: Ways) -> None:
         self.program, self.claims, self.ways = program, claims, ways
         self.settings = claims.lookup.settings
         self.graph = torch.fx.Graph()
@@ -58,7 +58,7 @@ class Rewriter:
     def is_kept(self, node: Node) -> bool:
         """Return whether a node is not decomposed: settings run it in PyTorch, or a user's converter may accept it."""
         users = self.is_claimed(Call.of(node)) or self.ways.own(node.target) is not None
-        return users or kept_in_torch(node.target, node.meta, self.settings)
+        return users or is_kept_in_torch(node.target, node.meta, self.settings)
 
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
         """Decompose these nodes as if the user had no converter for them, and copy all other nodes."""
@@ -86,13 +86,13 @@ class Rewriter:
 
     def is_users(self, call: Call) -> bool:
         """Return whether the user has a HIGH converter that may accept a call."""
-        return self.claims.keeps(call.target, call.args, call.kwargs, call.value)
+        return self.claims.may_convert(call.target, call.args, call.kwargs, call.value)
 
     def emit(self, call: Call, refused: bool = False) -> Argument:
         """Add a call to the new graph and return its value: the new node, or the result of the call's decomposition."""
         if call.target is operator.getitem and isinstance(call.args[0], (tuple, list)):
             return call.args[0][call.args[1]]
-        if kept_in_torch(call.target, call.meta, self.settings) or self.is_left(call):
+        if is_kept_in_torch(call.target, call.meta, self.settings) or self.is_left(call):
             return self.add(call)
         if has_complex(call.args, call.kwargs, call.value):
             inlined = self.inline_pairs(call)
@@ -153,7 +153,7 @@ class Rewriter:
             inlined = self.inline(function, call)
             if inlined is not None:
                 check_results(inlined[0], call.value)
-                self.applied.add(known_as(call.target))
+                self.applied.add(equivalent_operator(call.target))
             return inlined
         except ConversionError:
             raise
@@ -167,7 +167,7 @@ class Rewriter:
 
     def inline_pairs(self, call: Call) -> tuple[Argument] | None:
         """Return the outputs of an operator's rule on pairs, complex outputs joined; None if it has no rule."""
-        rule = RULES.get(known_as(call.target))
+        rule = RULES.get(equivalent_operator(call.target))
         if rule is None:
             return None
         where = origin_of(call.meta)

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import Steps, evaluate
 from pipeline.aten.types import Argument
-from pipeline.converters.attention import fuses
+from pipeline.converters.attention import is_fused
 from pipeline.improvements.rewriting import (
     FLOATS,
     NewCalls,
@@ -86,7 +86,7 @@ def _fuse(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None
     mask = _merge_masks(rewriting.before(node), scores)
     arguments = (scores.query, key, value, mask, 0.0, False)
     new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, node)
-    if not (rewriting.accepted(new) and fuses(new, rewriting.program.settings) and rewriting.replace(node, new)):
+    if not (rewriting.accepted(new) and is_fused(new, rewriting.program.settings) and rewriting.replace(node, new)):
         rewriting.erase(new)
 
 

@@ -36,10 +36,8 @@ def _is_tanh_part(rewriting: Rewriting, node: object, x: Node) -> bool:
 def _is_cube(node: Argument, x: Node) -> bool:
     if _is_call_of(node, aten.pow.Tensor_Scalar):
         return _skip_casts(node.args[0]) is x and node.args[1] == 3
-    return _is_call_of(node, aten.mul.Tensor) and any(
-        _skip_casts(a) is x and _is_call_of(b, aten.mul.Tensor) and all(_skip_casts(v) is x for v in b.args)
-        for a, b in both_orders(node)
-    )
+    factors = [b for a, b in both_orders(node) if _skip_casts(a) is x] if _is_call_of(node, aten.mul.Tensor) else []
+    return any(_is_call_of(b, aten.mul.Tensor) and all(_skip_casts(v) is x for v in b.args) for b in factors)
 
 
 def _other_operand(rewriting: Rewriting, node: object, target: Target, number: float) -> Argument:

@@ -16,7 +16,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.traits import Kind, kind_of
-from pipeline.converters.attention import is_open
+from pipeline.converters.attention import is_declared_open
 from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -68,8 +68,10 @@ def masked_rows(rewriting: Rewriting) -> None:
 
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
-        if not isinstance(mask, Node) or is_open(mask) or is_provably_open(mask) or rewriting.literal(mask) is not None:
-            continue  # a literal that the converter examines
+        if not isinstance(mask, Node) or is_declared_open(mask) or is_provably_open(mask):
+            continue
+        if rewriting.literal(mask) is not None:  # the converter examines a literal
+            continue
         row = None if _has_one_query(rewriting, node) else _row_mask(rewriting, mask)
         projection = _match_projection(node)
         one_head = rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-2])

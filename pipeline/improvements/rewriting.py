@@ -19,7 +19,7 @@ from pipeline.aten.types import Argument, Function, Target
 from pipeline.capture.fake_tensors import fake_mode, fake_result, signature
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.registry import ConverterRegistry
-from pipeline.converters.user_registrations import Claims
+from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.fold import KEPT, fold, is_pure
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.program import Program
@@ -39,7 +39,7 @@ class Rewriting:
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
-        self.claims = Claims.of(registry, DECOMPOSITIONS, program.settings)
+        self.claims = UserRegistrations.of(registry, DECOMPOSITIONS, program.settings)
         self.graph = graphs.copy_graph(program.graph)
         self.mode = fake_mode(program.graph)
         self.templates = Templates(self.mode)
@@ -54,7 +54,7 @@ class Rewriting:
             return self._run(improvement)
         for node in self.graph.nodes:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))
-            if node.op == "call_function" and self.claims.keeps(*call):
+            if node.op == "call_function" and self.claims.may_convert(*call):
                 node.target = partial(node.target)
         before, program, needed = graphs.copy_graph(self.graph), self.program, self._hidden_calls_read()
         self._run(improvement)

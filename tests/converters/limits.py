@@ -184,7 +184,7 @@ LIMITS = (
         "values",
     ),
     Limit(
-        "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes",
+        "averaging with ceil_mode, which RTX 1.4 builds but may refuse to run at some sizes",
         pool(aten.avg_pool2d.default, x("n", 2, 6, 6), [2, 2], [2, 2], [0, 0], True),
         pool(aten.avg_pool2d.default, x(2, 2, 6, "n"), [2, 2], [2, 2], [0, 0], True),
         measured="built and then would not run at some sizes",
