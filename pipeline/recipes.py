@@ -17,7 +17,7 @@ import torch
 from attrs import field, frozen
 
 from pipeline.aten.calls import callee, find_operator, qualified_name
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 
 __all__ = ["CPU", "Recipe", "Ref", "Step", "called", "held", "identity", "numbers_of", "qualified_name", "target_of"]
 
@@ -123,8 +123,8 @@ def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype 
     """Return the wider dtype in which to compute a matmul or convolution; None for the operands' dtype."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
-        return torch.float32 if kind_of(target) in (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES) else None
-    is_wide = not on_cpu and operand.dtype == torch.float32 and kind_of(target) is Kind.CONVOLVES
+        return torch.float32 if op_kind(target) in (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES) else None
+    is_wide = not on_cpu and operand.dtype == torch.float32 and op_kind(target) is Kind.CONVOLVES
     return torch.float64 if is_wide else None
 
 

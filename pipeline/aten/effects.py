@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 
 SPACES: Final = ("aten", "prims", "pipeline")
 """The namespaces whose operators the rules decide. Any other namespace is refused unless the caller allows it."""
@@ -116,7 +116,7 @@ def _decide_by_rules(op: OpOverload[..., Any]) -> str | None:
     types = [argument.type for argument in (*schema.arguments, *schema.returns)]
     if strange := next((str(each) for each in types if not TYPES.match(str(each))), ""):
         return f"takes or returns a {strange}"
-    kind = kind_of(op)
+    kind = op_kind(op)
     if kind is Kind.ELSEWHERE:
         return str(kind.value)
     return "" if kind is not None or op.namespace == "pipeline" or _PURE.fullmatch(short) else None

@@ -58,7 +58,7 @@ def call_graph(
             return map_arg(node.args[0], env.__getitem__)
         else:
             env[node] = emit(node, *map_arg((node.args, dict(node.kwargs)), env.__getitem__))
-    raise AssertionError("a graph without an output")
+    raise AssertionError("the graph has no output node")
 
 
 def evaluate(

@@ -152,7 +152,7 @@ def make_interpreter(
             made.call(node.name, node.target, node.args, node.kwargs)
         elif node.op == "output":
             return made.build(node.args[0])
-    raise AssertionError("a graph without an output")
+    raise AssertionError("the graph has no output node")
 
 
 def get_attribute(module: torch.nn.Module, path: str) -> Argument:

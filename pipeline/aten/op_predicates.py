@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Kind, is_view, kind_of
+from pipeline.aten.traits import Kind, is_view, op_kind
 from pipeline.aten.types import Argument, Target, aten
 
 LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
@@ -19,20 +19,20 @@ READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_out
 
 def is_pointwise(node: torch.fx.Node) -> bool:
     """Return whether each element of the result comes from one element of each input."""
-    kind = kind_of(node.target)
+    kind = op_kind(node.target)
     return kind is Kind.POINTWISE or (kind is Kind.COPIES and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 
 
 def is_move(node: torch.fx.Node) -> bool:
     """Return whether an operator only moves or casts elements: a view, a copy or a cast."""
-    return kind_of(node.target) in (Kind.COPIES, Kind.DECLARES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES) or is_view(
+    return op_kind(node.target) in (Kind.COPIES, Kind.DECLARES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES) or is_view(
         node.target
     )
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
     """Return whether an operator costs almost nothing on any device; ``sources``: or creates a tensor."""
-    return is_move(node) or is_pointwise(node) or (sources and kind_of(node.target) is Kind.FILLS)
+    return is_move(node) or is_pointwise(node) or (sources and op_kind(node.target) is Kind.FILLS)
 
 
 def has_randomness(node: torch.fx.Node) -> bool:
@@ -88,7 +88,7 @@ def conditional_reason(target: Target, args: Argument, value: object, *, undone:
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
-    kind = kind_of(target)
+    kind = op_kind(target)
     if kind is Kind.DRAWS and not _is_inference_dropout(target, args):
         return "draws random numbers"
     if schema is not None and (not schema.returns or (schema.is_mutable and not undone)):

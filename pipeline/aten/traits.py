@@ -171,7 +171,7 @@ ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.spl
 
 
 @cache
-def kind_of(target: object) -> Kind | None:
+def op_kind(target: object) -> Kind | None:
     """Return the kind of an operator; None if it is not in the table, or is no operator overload."""
     if not isinstance(target, OpOverload):
         return None
@@ -189,7 +189,7 @@ def operators_of_kind(*kinds: Kind) -> frozenset[OpOverload[..., object]]:
     """Return the operators of these kinds: every overload in the table except out variants."""
     packets = map(_operator_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
-    return frozenset(op for op in overloads if "out" not in op._overloadname and kind_of(op) in kinds)
+    return frozenset(op for op in overloads if "out" not in op._overloadname and op_kind(op) in kinds)
 
 
 def _operator_packet(name: str) -> Any:
@@ -206,7 +206,7 @@ def is_view(target: object) -> bool:
 
 def has_explicit_sizes(target: Target) -> bool:
     """Return whether an operator reshapes to explicit sizes, its second and last argument."""
-    if kind_of(target) is not Kind.RESHAPES or len(target._schema.arguments) != 2:
+    if op_kind(target) is not Kind.RESHAPES or len(target._schema.arguments) != 2:
         return False
     second = target._schema.arguments[1]
     return second.name in ("size", "shape") and str(second.type).startswith("List")

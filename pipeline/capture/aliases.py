@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.op_predicates import LIFTS, mutates_argument
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.fake_tensors import quietly, unnamed_sizes
 from pipeline.capture.views import MULTIPLE, View, view
@@ -43,7 +43,7 @@ def may_alias(node: Node) -> bool:
         return target is operator.getitem
     if any(r.alias_info is not None for r in target._schema.returns):
         return True
-    return _is_composite(target) and kind_of(target) not in FRESH and target is not aten.matmul.default
+    return _is_composite(target) and op_kind(target) not in FRESH and target is not aten.matmul.default
 
 
 def touched(graph: torch.fx.Graph) -> set[Node]:

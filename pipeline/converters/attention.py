@@ -87,9 +87,9 @@ def attention(
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
     query, key, value = (base.tensor(net, x) for x in (query, key, value))
     case = _case_of_node(net.node)
-    some = is_declared_open(argument(net.node, "attn_mask")) or has_key_in_each_row(net, attn_mask)
+    has_key = is_declared_open(argument(net.node, "attn_mask")) or has_key_in_each_row(net, attn_mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
-    how: dict[str, Any] = {"some": some, "causal": case.causal, "scale": scale}
+    options: dict[str, Any] = {"has_key": has_key, "causal": case.causal, "scale": scale}
     if is_fused(net.node, net.ctx.compilation_settings):
-        return fused_attention(net, query, key, value, attn_mask, **how)
-    return float32_attention(net, query, key, value, attn_mask, gqa=case.gqa, **how)
+        return fused_attention(net, query, key, value, attn_mask, **options)
+    return float32_attention(net, query, key, value, attn_mask, gqa=case.gqa, **options)

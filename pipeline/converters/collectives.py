@@ -39,11 +39,11 @@ def check_collective(node: Node, settings: CompilationSettings) -> bool | Reject
     if len(groups) > 1:
         return Rejection(f"an engine has one communicator, and the program's collectives join {len(groups)} groups")
     if "nccl" not in (backend := backend_of(groups[0])):
-        return Rejection(f"an engine's collectives take NCCL, and the process group has {backend or 'no backend'}")
-    if not follows_previous_collective(node):
         return Rejection(
-            "ranks call collectives in one order, and an engine has none for those that need no other's result"
+            f"an engine's collectives need NCCL, and the process group's backend is {backend or 'unknown'}"
         )
+    if not follows_previous_collective(node):
+        return Rejection("it does not depend on the previous collective: ranks may run the two in different orders")
     return _check_layer(node)
 
 
@@ -55,9 +55,9 @@ def _check_layer(node: Node) -> bool | Rejection:
     if reduction not in REDUCTIONS:
         return Rejection(f"TensorRT has no reduction {reduction!r}, only {', '.join(REDUCTIONS)}")
     if value.dim() == 0 and node.target is not ALL_REDUCE:
-        return Rejection("TensorRT gathers and scatters along the first dim, and the tensor has none")
+        return Rejection("TensorRT gathers and scatters along the first dim, and the tensor is 0-d")
     if [user.target for user in node.users] != [WAIT]:
-        return Rejection("an engine waits at once, and the model reads the result before it waits")
+        return Rejection("an engine waits for a collective at once, and the model reads the result before it waits")
     return True
 
 

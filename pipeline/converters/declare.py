@@ -19,10 +19,10 @@ from pipeline.records.wording import kind_of
 __all__ = [
     "Rejection",
     "attach",
-    "attached_records",
-    "collect_functions",
     "declarations_of",
+    "declared_in",
     "dynamo_tensorrt_converter",
+    "records_of",
     "target_of",
 ]
 
@@ -78,7 +78,7 @@ def _check_converter(function: object) -> None:
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
     """Return a function's declarations; they name it even if `functools.wraps` copied them to it."""
-    if not callable(function) or (carried := attached_records(function, ATTRIBUTE)) is None:
+    if not callable(function) or (carried := records_of(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.with_function(function) for declaration in carried)
 
@@ -148,28 +148,28 @@ def _single_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]
 def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
     """Append records to the tuple that a function carries in an attribute."""
     try:
-        setattr(function, attribute, (attached_records(function, attribute) or ()) + records)
+        setattr(function, attribute, (records_of(function, attribute) or ()) + records)
     except (AttributeError, TypeError) as error:
         raise TypeError(f"{function!r} takes no attributes, so it cannot be declared; use a function") from error
     return function
 
 
-def attached_records(function: object, attribute: str) -> tuple[Any, ...] | None:
+def records_of(function: object, attribute: str) -> tuple[Any, ...] | None:
     """Return the records that `attach` added to this object itself (not to its class); None if there are none."""
     found = getattr(function, "__dict__", {}).get(attribute)
     return found if isinstance(found, tuple) else None
 
 
-def collect_functions(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
+def declared_in(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
     """Collect the functions with attached records that modules define, also in lists, tuples and dicts, but not those
     imported from another module: by module name, then in the order of definition."""
     modules = [*modules]
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
-        raise TypeError(f"of() takes modules, not {wrong[0]!r}; functions are given to register()")
+        raise TypeError(f"of() takes modules, not {wrong[0]!r}; pass functions to register()")
     for module in sorted({*modules}, key=lambda module: module.__name__):
         for value in _values(module):
             by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
-            if attached_records(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
+            if records_of(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
                 yield value
 
 

@@ -11,7 +11,7 @@ import torch._decomp
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import function_name
-from pipeline.converters.declare import attach, attached_records, collect_functions, target_of
+from pipeline.converters.declare import attach, declared_in, records_of, target_of
 from pipeline.errors import UnreachedWarning, warn
 from pipeline.frozen import FrozenDict
 
@@ -35,7 +35,7 @@ def register_torch_trt_decomposition(
     operators = _operators(op)
     if registry is not None and not isinstance(registry, MutableMapping):
         raise TypeError(
-            f"registry is a dict, which gets the function, not {registry!r}: tables never change; "
+            f"registry must be a dict, to which the function is added, not {registry!r}: tables never change; "
             "pipeline.DECOMPOSITIONS.register(function) returns a new one"
         )
 
@@ -43,7 +43,7 @@ def register_torch_trt_decomposition(
         table: MutableMapping[Op, Decomposition] = {} if registry is None else registry
         for each in operators:
             if table.setdefault(each, function) is not function:
-                raise ValueError(f"{each} has a decomposition in the registry already; take it out first")
+                raise ValueError(f"{each} already has a decomposition in the registry; remove it first")
         return attach(function, ATTRIBUTE, operators)
 
     return declare
@@ -58,7 +58,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
     def of(cls, *modules: ModuleType) -> DecompositionTable:
         """Collect the decompositions that modules declare, in any order. `ValueError` for two of one operator."""
         found: dict[Op, Decomposition] = {}
-        for op, function in _declared_pairs(collect_functions(modules, ATTRIBUTE)):
+        for op, function in _declared_pairs(declared_in(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
                 names = f"{function_name(found[op])} and {function_name(function)}"
                 raise ValueError(f"{op} has two decompositions: {names}")
@@ -91,7 +91,7 @@ def _operators(key: object) -> tuple[Op, ...]:
         return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))
     if isinstance(op := target_of(key), OpOverload):
         return (op,)
-    raise TypeError(f"a decomposition is of an OpOverload such as torch.ops.aten.addcmul.default, not of {key!r}")
+    raise TypeError(f"a decomposition needs an OpOverload such as torch.ops.aten.addcmul.default, not {key!r}")
 
 
 def select_decompositions(
@@ -138,7 +138,7 @@ def _operators_of_keys(keys: Iterable[Any]) -> frozenset[Op]:
 
 def _declared_pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:
     for function in functions:
-        if (declared := attached_records(function, ATTRIBUTE)) is None:
+        if (declared := records_of(function, ATTRIBUTE)) is None:
             raise TypeError(f"{function!r} declares no decomposition; use @register_torch_trt_decomposition(op)")
         yield from ((op, function) for op in declared)
 

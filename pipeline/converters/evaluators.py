@@ -47,7 +47,9 @@ def size(net: Net) -> Any:
 
 def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A condition on sizes is known, or a guard of the program; engines have no Python bools."""
-    return isinstance(node.meta.get("val"), bool) or Rejection(f"{node.name} depends on sizes, and stays in Python")
+    return isinstance(node.meta.get("val"), bool) or Rejection(
+        f"{node.name} depends on dynamic sizes, and engines have no Python bools"
+    )
 
 
 @converts(

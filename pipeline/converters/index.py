@@ -117,17 +117,19 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
 
 
 def _check_write(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integer indices, or one mask; to accumulate, every index is compared with every place, in 2**31 - 1 elements at
-    most."""
+    """Integer indices, or one mask; to accumulate, every index is compared with every position, in 2**31 - 1 elements
+    at most."""
     tensors, x = _index_tensors(node), argument(node, "self").meta["val"]
     if not all(t.dtype in INTEGERS for _, t in tensors):
         if len(tensors) > 1:
-            return Rejection("a mask beside other indices: how many elements it picks is data", "use torch.where")
+            return Rejection("a mask beside other indices selects a data-dependent number", "use torch.where")
         return True
     if not argument(node, "accumulate"):
         return True
     if x.dim() - len(tensors) > 6:
-        return Rejection("accumulates into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
+        return Rejection(
+            "accumulating into rank 8 needs rank 9, and TensorRT supports at most 8", "flatten two of its dims"
+        )
     return check_comparison_size(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
 
 
@@ -159,7 +161,7 @@ def _check_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool |
     classes = argument(node, "num_classes")
     if isinstance(classes, int) and classes > 0:
         return True
-    return Rejection("the number of classes is the largest index, which is data", "give one_hot its num_classes")
+    return Rejection("the number of classes is data-dependent (the largest index)", "give one_hot its num_classes")
 
 
 @converts(aten.one_hot.default, validator=_check_classes)

@@ -29,7 +29,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 
 MASKS = (torch.bool, torch.uint8)
 NO_NONZERO = Rejection(
-    f"{LIBRARY} runs no NonZero layer, and how many elements there are is data",
+    f"{LIBRARY} has no NonZero layer, and the number of elements is data-dependent",
     "use the tensorrt package, or torch.where, which keeps the shape",
 )
 
@@ -110,11 +110,9 @@ def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
         places = {i for i, given in enumerate(user.args) if given is node}
         reads = places and not user.kwargs and places <= {*READERS.get(user.target, ())}
         if user.target not in CHECKS and not reads:
-            why = f"and {user.name} needs its value to be known"
-            return Rejection(
-                f"{node.name} is read by Python from what {_describe_producer(node)} makes, {why}",
-                "keep it a tensor: do not call item()",
-            )
+            reads = f"Python reads {node.name} from the result of {_describe_producer(node)}"
+            hint = "keep the number a tensor: do not call item()"
+            return Rejection(f"{reads}, and {user.name} needs its value", hint)
     return True
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import PART, Kind, kind_of
+from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import aten
 
 DEEP = 12
@@ -34,7 +34,7 @@ def is_non_negative(value: Any, depth: int = DEEP) -> bool:
     if isinstance(known, torch.Tensor) and known.dtype in (torch.bool, torch.uint8):
         return True
     source = value.args[0] if value.target is operator.getitem else value
-    kind = kind_of(source.target) if isinstance(source, torch.fx.Node) else None
+    kind = op_kind(source.target) if isinstance(source, torch.fx.Node) else None
     if kind in PART:
         return is_non_negative(value.args[0], depth - 1)
     rule = RULES.get(value.target, _is_safe_cast if kind is Kind.CASTS else None)

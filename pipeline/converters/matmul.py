@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -43,7 +43,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
 def _separate_transposes(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     """Return a matmul's factors, its arguments from ``first`` on, the transposed ones behind `impl.transposed`."""
     node = net.node
-    if node is None or kind_of(node.target) is not Kind.MULTIPLIES:
+    if node is None or op_kind(node.target) is not Kind.MULTIPLIES:
         return [*factors]
     rows = zip(factors, bind(node.target, node.args, node.kwargs)[first:], strict=False)
     return [impl.separate_transpose(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
@@ -52,9 +52,9 @@ def _separate_transposes(net: Net, factors: Sequence[Value], first: int = 0) -> 
 def _reads_attention_weights(product: torch.fx.Node | None) -> bool:
     """Return whether the first operand comes from a softmax, as in an attention's second matmul."""
     node: object = product.args[0] if product is not None and product.args else None
-    while isinstance(node, torch.fx.Node) and kind_of(node.target) in PASSING:
+    while isinstance(node, torch.fx.Node) and op_kind(node.target) in PASSING:
         node = node.args[0]
-    return isinstance(node, torch.fx.Node) and kind_of(node.target) is Kind.SOFTENS
+    return isinstance(node, torch.fx.Node) and op_kind(node.target) is Kind.SOFTENS
 
 
 @converts(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)

@@ -9,7 +9,7 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.support import Rejection
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.converters.binding import converts
 from pipeline.impl import quantize as impl
 from pipeline.impl.base import ITensor, Value
@@ -72,7 +72,7 @@ def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
     """Return whether a pair's result reaches a convolution with a quantized weight through operators that do not change
     it."""
     for user in () if node is None else node.users:
-        kind = kind_of(user.target)
+        kind = op_kind(user.target)
         if kind is Kind.CONVOLVES and (weight := argument(user, "weight")) is not node:
             if isinstance(weight, torch.fx.Node) and weight.target is operators.dequantize.default:
                 return True

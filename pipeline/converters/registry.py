@@ -24,10 +24,10 @@ from pipeline.aten.support import (
 )
 from pipeline.converters.declare import (
     ATTRIBUTE,
-    attached_records,
-    collect_functions,
     declarations_of,
+    declared_in,
     dynamo_tensorrt_converter,
+    records_of,
     target_of,
     targets_of_key,
 )
@@ -96,7 +96,7 @@ class ConverterRegistry(Lookup):
         Neither the order of the arguments nor that of the imports matters, and a function that a module merely
         imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.
         """
-        return cls().register(collect_functions(modules, ATTRIBUTE))
+        return cls().register(declared_in(modules, ATTRIBUTE))
 
     @classmethod
     def from_legacy(cls, converters: Mapping[Any, Implementation]) -> ConverterRegistry:
@@ -159,7 +159,7 @@ def _functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
     for converter in converters:
         if isinstance(converter, Mapping):
             raise TypeError(f"{kind_of(converter)} declares no converters; {_HOW}")
-        if attached_records(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
+        if records_of(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
             yield from converter
         else:
             yield converter

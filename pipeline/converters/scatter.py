@@ -55,16 +55,18 @@ def check_comparison_size(*sizes: Any) -> bool | Rejection:
     if count <= MOST:
         return True
     return Rejection(
-        f"TensorRT's scatter does not reduce, and comparing every index with every place takes {count} elements, "
+        f"TensorRT's scatter does not reduce, and comparing every index with every position takes {count} elements, "
         f"of which a tensor has at most {MOST}"
     )
 
 
 def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Places times indices are at most 2**31 - 1, and the rank is at most 7: each place is compared with each index."""
+    """Positions times indices are at most 2**31 - 1, and the rank is at most 7: each position is compared with each index."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
-        return Rejection("reduces into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
+        return Rejection(
+            "reducing into rank 8 needs rank 9, and TensorRT supports at most 8", "flatten two of its dims"
+        )
     return check_comparison_size(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 

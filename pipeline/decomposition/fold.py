@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.naming import layer_name, make_unique
 from pipeline.aten.quantized import operators
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.decomposition.quantized_forms import FORMS
 from pipeline.decomposition.quantized_scales import schema_name
@@ -113,7 +113,7 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
         return False
     if node.target in KEPT:
         return False
-    codes = kind_of(node.target) is Kind.QUANTIZES  # smaller than what they are computed from
+    codes = op_kind(node.target) is Kind.QUANTIZES  # smaller than what they are computed from
     return node.target is operator.getitem or (is_pure(node.target) and (codes or _is_small(node)))
 
 
@@ -127,7 +127,7 @@ def is_pure(target: object) -> bool:
 def _is_small(node: torch.fx.Node) -> bool:
     made = _elements(node.meta.get("val"))
     read = sum(_elements(n.meta.get("val")) or 0 for n in node.all_input_nodes)
-    free = FREE_SPREAD if kind_of(node.target) is Kind.REPEATS else FREE_ELEMENTS
+    free = FREE_SPREAD if op_kind(node.target) is Kind.REPEATS else FREE_ELEMENTS
     return made is not None and made <= max(free, read)
 
 

@@ -19,7 +19,7 @@ from pipeline.aten.graphs import call_graph, copy_graph, copy_node
 from pipeline.aten.naming import origin_of
 from pipeline.aten.op_predicates import has_randomness
 from pipeline.aten.quantized import operators
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
@@ -127,7 +127,7 @@ class _Normalizer:
             given = dict(zip(argument_names(node.target), self.bound(node), strict=True))
             return self.partner(node, name, given) or self.called(FORMS[name], given)
         source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-        if source is None or kind_of(node.target) is not Kind.CASTS or not _is_held(source):
+        if source is None or op_kind(node.target) is not Kind.CASTS or not _is_held(source):
             return None
         value, wanted = source.meta["val"], node.meta["val"].dtype
         is_weight = self.constant[source] and value.numel() >= FEW and wanted.is_floating_point and wanted not in HELD

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.aten.naming import origin_of
 from pipeline.aten.quantized import operators
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
@@ -115,7 +115,7 @@ def _pair(edit: Edit, node: Node, wanted: list[torch.dtype]) -> None:
 
 
 def _casts_back(node: Node) -> bool:
-    return kind_of(node.target) is Kind.CASTS and node.meta["val"].dtype in FLOATS
+    return op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype in FLOATS
 
 
 def _is_clamped(x: Node, least: int, most: int) -> bool:
@@ -139,11 +139,11 @@ def widen_codes(edit: Edit) -> None:
 
 def is_cast_to(dtype: torch.dtype, node: Node) -> bool:
     """Return whether a node casts to a dtype."""
-    return node.op == "call_function" and kind_of(node.target) is Kind.CASTS and node.meta["val"].dtype == dtype
+    return node.op == "call_function" and op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype == dtype
 
 
 def _casts_further(node: Node) -> bool:
-    return kind_of(node.target) is Kind.CASTS and node.meta["val"].dtype != torch.int8
+    return op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype != torch.int8
 
 
 def readers(node: Node) -> list[Node]:
@@ -151,5 +151,5 @@ def readers(node: Node) -> list[Node]:
     found, moved = list[Node](), [node]
     while moved:
         for user in moved.pop().users:
-            (moved if kind_of(user.target) in MOVES else found).append(user)
+            (moved if op_kind(user.target) in MOVES else found).append(user)
     return found

@@ -12,7 +12,7 @@ from pipeline.aten.arguments import bind
 from pipeline.aten.graphs import call_graph, copy_node
 from pipeline.aten.naming import origin_of
 from pipeline.aten.support import function_name
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Function, Node, aten
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.lookup import is_kept_in_torch
@@ -194,7 +194,7 @@ class Rewriter:
 
 def _as_convolution(node: Node) -> tuple[object, ...] | None:
     """Return the arguments of ``aten.convolution`` for another convolution operator; None if it needs a trace."""
-    if kind_of(node.target) is not Kind.CONVOLVES:
+    if op_kind(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)
     if len(rest) > 3:

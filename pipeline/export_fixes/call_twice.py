@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves
 from pipeline.aten.graphs import results_of
 from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.own_ops import AGAIN
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node
 
 COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
@@ -131,7 +131,7 @@ def _value_reads(node: Node) -> list[Node]:
     """Return the nodes whose values a call reads, except nodes of which it reads only dtype, device or sizes."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
-    if template is None or (template == 0 and kind_of(node.target) is not Kind.FILLS):
+    if template is None or (template == 0 and op_kind(node.target) is not Kind.FILLS):
         return node.all_input_nodes
     others = [arg for at, arg in enumerate(node.args) if at != template]
     return [each for each in tree_leaves((others, dict(node.kwargs))) if isinstance(each, Node)]

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.own_ops import OPEN_MASK
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.converters.attention import is_declared_open
 from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.rewriting import (
@@ -129,7 +129,7 @@ def _match_projection(node: Node) -> Projection | None:
     in_order = False
     while (reader := only_reader(node)) is not None:
         shape = shape_of(reader.meta["val"]) if dtype_of(reader) is not None else ()
-        reshaped = kind_of(reader.target) is Kind.RESHAPES
+        reshaped = op_kind(reader.target) is Kind.RESHAPES
         same = is_copy(reader) or (reshaped and shape == shape_of(node.meta["val"]))
         turned = not in_order and is_transposed(reader) and permuted_dims(reader) == [0, 2, 1, 3]
         if not (same or turned or (in_order and reshaped and shape in merged)):
@@ -151,7 +151,7 @@ def _match_linear(node: Node, x: Node, leading: tuple[object, object]) -> Projec
         return None
     if rank_of(node) == 2:
         view = only_reader(node)
-        if view is None or kind_of(view.target) is not Kind.RESHAPES:
+        if view is None or op_kind(view.target) is not Kind.RESHAPES:
             return None
         node = view
     return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading and not is_output(node) else None

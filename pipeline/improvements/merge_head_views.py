@@ -9,7 +9,7 @@ from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, only_reader, rank_of
 from pipeline.shapes.environment import shape_of
 
@@ -76,7 +76,7 @@ def _slices_last_dim(user: Node, node: Node) -> bool:
 def _splits_last_dim(view: Node, piece: Node) -> bool:
     """Return whether a view splits the last dim in two and changes nothing else."""
     seen, given = shape_of(view.meta["val"]), shape_of(piece.meta["val"])
-    is_split = len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and kind_of(view.target) is Kind.RESHAPES
+    is_split = len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and op_kind(view.target) is Kind.RESHAPES
     return is_split and all(isinstance(size, int) for size in seen[-2:])
 
 

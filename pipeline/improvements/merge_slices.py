@@ -11,7 +11,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise
-from pipeline.aten.traits import CONTRACTIONS, Kind, has_explicit_sizes, kind_of
+from pipeline.aten.traits import CONTRACTIONS, Kind, has_explicit_sizes, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.push_down_slices import dims_read_by_row
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
@@ -133,7 +133,7 @@ class _Chain:
     def is_worthwhile(self) -> bool:
         """Return whether the chain computes something, and each reader outside the chain begins a kernel."""
         readers = [reader for pair in self.ends for reader in self.readers(pair)]
-        begin_kernels = all(kind_of(reader.target) in BEHIND for reader in readers)
+        begin_kernels = all(op_kind(reader.target) in BEHIND for reader in readers)
         return bool(readers) and begin_kernels and any(map(is_pointwise, self.pairs))
 
 

@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch._ops import OpOverload, OpOverloadPacket
 
-from pipeline.aten.traits import CONTRACTIONS, PART, Kind, kind_of
+from pipeline.aten.traits import CONTRACTIONS, PART, Kind, op_kind
 from pipeline.records.executed_ops import ModulePredicate, qualified_names
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
@@ -87,7 +87,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
         return SAID
     if name == "batch_norm" and node.args[5]:
         return OTHERS
-    kind = kind_of(target)
+    kind = op_kind(target)
     rule = BY_NAME.get(name) or (OTHERS if kind is None else BY_TRAIT.get(kind, OTHERS))
     if rule.mode == "inputs" and isinstance(node.meta.get("val"), torch.Tensor):
         numbers = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float | int))

@@ -19,7 +19,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise
-from pipeline.aten.traits import Kind, has_explicit_sizes, kind_of, operators_of_kind
+from pipeline.aten.traits import Kind, has_explicit_sizes, op_kind, operators_of_kind
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import (
@@ -135,7 +135,7 @@ def push_down_slices(rewriting: Rewriting) -> None:
     for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):
         chosen = None if node._erased else _match_selection(node)
         region = {} if chosen is None else _find_region(chosen)
-        if chosen is not None and any(kind_of(n.target) in WORTH for n in region):
+        if chosen is not None and any(op_kind(n.target) in WORTH for n in region):
             _compute_selected_rows(rewriting, chosen, region)
 
 

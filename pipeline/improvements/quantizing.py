@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, operators
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node
 
 LENGTHS: Final = (128, 64, 32)
@@ -22,7 +22,7 @@ WEIGHTS: Final = MappingProxyType({Kind.PROJECTS: "weight", Kind.CONVOLVES: "wei
 
 def weight_of(node: Node) -> Node | None:
     """Return the weight of an operator that can be quantized; None for any other."""
-    kind = kind_of(node.target)
+    kind = op_kind(node.target)
     name = WEIGHTS.get(kind) if kind is not None else None
     if name is None or not any(a.name == name for a in node.target._schema.arguments):  # type: ignore[union-attr]
         return None
@@ -37,7 +37,7 @@ def scale_block(type: str, node: Node) -> tuple[int, ...] | None:
     shape = weight.meta["val"].shape
     if type != "int4":
         return (1, *[-1] * (len(shape) - 1))
-    if kind_of(node.target) is not Kind.PROJECTS or len(shape) != 2 or shape[0] % 2:
+    if op_kind(node.target) is not Kind.PROJECTS or len(shape) != 2 or shape[0] % 2:
         return None
     length = next((n for n in LENGTHS if shape[1] % n == 0), None)
     return None if length is None else (1, length)

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin_of
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.capture.fake_tensors import fake_mode, fake_result, signature
 from pipeline.converters import DECOMPOSITIONS
@@ -277,7 +277,7 @@ def is_copy(node: Node) -> bool:
     """Return whether a node copies its input. A slice of everything does, which torch 2.11 emits for ``:``."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and same_type(node, source_of(node))
-    return kind_of(node.target) is Kind.COPIES
+    return op_kind(node.target) is Kind.COPIES
 
 
 def copy_source(node: Node) -> Node:
@@ -289,7 +289,7 @@ def copy_source(node: Node) -> Node:
 
 def is_cast(node: Node) -> bool:
     """Return whether a node casts to a floating-point dtype that networks support."""
-    return kind_of(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
+    return op_kind(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
 
 
 def rank_of(node: Node) -> int:
@@ -326,7 +326,7 @@ def is_item(node: Node) -> bool:
 
 def is_transposed(node: Node) -> bool:
     """Return whether a node permutes the dims of its input."""
-    return kind_of(node.target) is Kind.TRANSPOSES
+    return op_kind(node.target) is Kind.TRANSPOSES
 
 
 def permuted_dims(node: Node) -> list[int]:

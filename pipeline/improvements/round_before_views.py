@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.improvements.rewriting import (
     NewCalls,
     Node,
@@ -30,7 +30,7 @@ def round_before_views(rewriting: Rewriting) -> None:
     if not is_avoided("halves-behind-matmuls"):
         return
     for node in list(rewriting.graph.nodes):
-        if node._erased or kind_of(node.target) is not Kind.CASTS or dtype_of(node) != torch.bfloat16:
+        if node._erased or op_kind(node.target) is not Kind.CASTS or dtype_of(node) != torch.bfloat16:
             continue
         views = _view_chain(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
         if views:
@@ -40,7 +40,7 @@ def round_before_views(rewriting: Rewriting) -> None:
 def _view_chain(node: Node) -> list[Node]:
     """Return the chain of views before a cast, in order. Only the next node in the chain reads each view."""
     found: list[Node] = []
-    while kind_of(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
+    while op_kind(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
         found.insert(0, node)
         node = source_of(node)
     return found if node.op == "call_function" else []

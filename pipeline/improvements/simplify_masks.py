@@ -15,7 +15,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import Steps, evaluate
 from pipeline.aten.own_ops import OPEN_MASK
-from pipeline.aten.traits import PART, Kind, kind_of
+from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import Argument, Target
 from pipeline.converters.attention import is_declared_open
 from pipeline.improvements.fuse_attention import NOT, SDPA
@@ -162,7 +162,7 @@ def _bounds_of_result(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
         b = (yield _bounds, rewriting, args[1]) or ANY_BOOL
         return a[0] * b[0], a[1] * b[1]
     shifted = node.target is aten.add.Tensor and isinstance(args[1], int) and not node.kwargs
-    known = shifted or kind_of(node.target) in (*PART, Kind.CASTS) or node.target is aten.ge.Scalar
+    known = shifted or op_kind(node.target) in (*PART, Kind.CASTS) or node.target is aten.ge.Scalar
     inner = (yield _bounds, rewriting, args[0]) if known else None
     if inner is None:
         return None

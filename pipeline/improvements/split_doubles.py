@@ -9,7 +9,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements import doubles
 from pipeline.improvements.doubles import Format
@@ -72,7 +72,7 @@ class _Values:
     def casts(self) -> Iterator[Node]:
         """Yield the supported casts of float64 values to float32 or half precision."""
         for node in self.rewriting.graph.nodes:
-            rounds = kind_of(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
+            rounds = op_kind(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
             if rounds and Format.SUM in self.recipes.get(node.args[0], ()):
                 yield node
 
@@ -141,7 +141,7 @@ class _Values:
             yield Format.SUM, ([(x, Format.TERMS), (y, Format.TERMS)], self._trace(SUMS[node.target]))
         elif node.target in WAVES:
             yield Format.SINGLE, ([(x, Format.CIRCLE)], self._trace(WAVES[node.target]))
-        elif kind_of(node.target) in MOVES or node.target in (*JOINS, *WRITES, *READS):
+        elif op_kind(node.target) in MOVES or node.target in (*JOINS, *WRITES, *READS):
             moved = _moved_arguments(node)
             yield from ((form, ([(value, form) for value in moved], self._move_parts)) for form in MOVED)
         elif (dtype := _exact_dtype(node)) is not None:
@@ -178,7 +178,7 @@ class _Values:
     def _move_parts(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
         """Return a value's parts after an operator that only moves elements, by moving each part."""
         parts = [dict(zip(_moved_arguments(node), each, strict=True)) for each in zip(*values, strict=True)]
-        if kind_of(node.target) is Kind.CASTS:
+        if op_kind(node.target) is Kind.CASTS:
             return tuple(values[0])
         args, kwargs = node.args, dict(node.kwargs)
         moved = (map_arg(args, lambda x: each.get(x, x)) for each in parts)  # noqa: B023

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import conditional_reason, is_pointwise
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.index_by_masks import is_mask_of
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
@@ -93,7 +93,7 @@ class _Update:
 
 def _is_elementwise(node: Node) -> bool:
     """Return whether an operator computes each element independently and raises for no element."""
-    if not is_pointwise(node) and kind_of(node.target) is not Kind.CASTS:
+    if not is_pointwise(node) and op_kind(node.target) is not Kind.CASTS:
         return False
     return not conditional_reason(node.target, node.args, node.meta["val"])
 
@@ -102,7 +102,7 @@ def _is_same_computation(a: Argument, b: Argument, within: int = DEEPEST) -> boo
     """Return whether two values have the same computation, as when a model repeats a mask expression."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
-    if not within or a.op != "call_function" or a.target != b.target or kind_of(a.target) is Kind.DRAWS:
+    if not within or a.op != "call_function" or a.target != b.target or op_kind(a.target) is Kind.DRAWS:
         return False
     (ours, one), (theirs, other) = tree_flatten((a.args, dict(a.kwargs))), tree_flatten((b.args, dict(b.kwargs)))
     return one == other and all(_is_same_computation(x, y, within - 1) for x, y in zip(ours, theirs, strict=True))

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument, bind
 from pipeline.aten.graphs import Steps, evaluate
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, both_orders, dtype_of, rank_of
 from pipeline.program import READS_DATA
@@ -48,7 +48,7 @@ def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
     if node.target in ADDS:
         found = yield _start_of_sum, rewriting, node
         return found
-    kind = kind_of(node.target)
+    kind = op_kind(node.target)
     same = kind is Kind.COPIES or (kind is Kind.CASTS and dtype_of(node) in INTS)
     if same or (kind in (Kind.SQUEEZES, Kind.RESHAPES, Kind.SELECTS) and _reshapes_one_row(node)):
         found = yield _start_of_range, rewriting, node.args[0]

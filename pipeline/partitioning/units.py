@@ -14,7 +14,7 @@ from attrs import frozen
 
 from pipeline.aten.collectives import is_collective, is_wait
 from pipeline.aten.op_predicates import is_move, is_pointwise
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.partitioning.flow import Edges, Flow
 
 LONGEST = 16
@@ -84,7 +84,7 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
         return i not in taken and supported(i)
 
     for i, node in enumerate(flow.nodes):
-        if kind_of(node.target) in (Kind.CONVOLVES, Kind.MULTIPLIES, Kind.PROJECTS):
+        if op_kind(node.target) in (Kind.CONVOLVES, Kind.MULTIPLIES, Kind.PROJECTS):
             found = (i,) if not free(i) else _attention(flow, i, free) or _epilogue(flow, i, free)
             if len(found) > 1:
                 taken.update(found)
@@ -96,7 +96,7 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
 def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     found = [start]
     for step in _steps(flow, start, free):
-        if not all(is_pointwise(flow.nodes[i]) or kind_of(flow.nodes[i].target) is Kind.SCALES for i in step):
+        if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):
             break
         found += step
     return tuple(found)
@@ -105,14 +105,14 @@ def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int,
 def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     """Return the operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
     found, normalised = [start], False
-    if kind_of(flow.nodes[start].target) is not Kind.MULTIPLIES:
+    if op_kind(flow.nodes[start].target) is not Kind.MULTIPLIES:
         return ()
     for step in _steps(flow, start, free):
         found += step
         last = flow.nodes[step[-1]]
-        if kind_of(last.target) is Kind.SOFTENS and not normalised:
+        if op_kind(last.target) is Kind.SOFTENS and not normalised:
             normalised = True
-        elif kind_of(last.target) is Kind.MULTIPLIES and normalised:
+        elif op_kind(last.target) is Kind.MULTIPLIES and normalised:
             return tuple(found)
         elif not (is_pointwise(last) or is_move(last)):
             return ()

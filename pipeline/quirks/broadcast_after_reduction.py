@@ -15,17 +15,11 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.op_predicates import is_move
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
+from pipeline.quirks import reduction_fusion
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
-from pipeline.quirks.reduction_fusion import (
-    REDUCING,
-    expandable_inputs,
-    has_reduction,
-    is_broadcast,
-    keeps_positions,
-    node_shape,
-)
+from pipeline.quirks.reduction_fusion import has_reduction, is_broadcast, keeps_positions, node_shape
 from pipeline.shapes.environment import Shape
 
 Role: TypeAlias = Literal["reduced", "behind"]
@@ -38,7 +32,7 @@ def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes that broadcast values which a kernel may store in registers, each with these inputs."""
     held = RegisterValues(segment.nodes)
     for node in segment.nodes:
-        if names := tuple(x.name for x in expandable_inputs(node) if held.may_contain(x, node)):
+        if names := tuple(x.name for x in reduction_fusion.expandable_inputs(node) if held.may_contain(x, node)):
             yield "expanded", node.name, names
 
 
@@ -90,14 +84,14 @@ class RegisterValues:
 
     def _computation_key(self, node: torch.fx.Node) -> str:
         """Return a key that is the same for equal computations."""
-        if not (keeps_positions(node) or kind_of(node.target) in REDUCING):
+        if not (keeps_positions(node) or op_kind(node.target) in reduction_fusion.REDUCING):
             return node.name
         given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._representative(x).name}")
         return f"{node.target} {given}"
 
     def _role(self, node: torch.fx.Node) -> Role | None:
         if has_reduction(node):
-            return "reduced" if kind_of(node.target) in (Kind.REDUCES, Kind.POOLS) else "behind"
+            return "reduced" if op_kind(node.target) in (Kind.REDUCES, Kind.POOLS) else "behind"
         if not keeps_positions(node):
             return None
         inputs = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor | tuple | list)]
@@ -138,7 +132,7 @@ class RegisterValues:
             each, behind = waiting.pop()
             if each is source and behind:
                 return True
-            behind |= kind_of(each.target) in SEPARATE and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
+            behind |= op_kind(each.target) in SEPARATE and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
             found = {(given, behind) for given in each.all_input_nodes if self._places.get(given, -1) >= first} - seen
             seen |= found
             waiting += found

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.op_predicates import is_move, is_pointwise
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
@@ -76,7 +76,7 @@ class ExpressionSizes:
             self._views[node] = views = most | others if others else most
             return 1 + sum(self._terms.get(x, 1) for x in views)
         within = sum(self._terms.get(x, 1) for x in given)
-        selects = kind_of(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
+        selects = op_kind(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
         if node.target is operator.getitem or is_move(node) or selects:
             self._views[node] = frozenset((node,))
             return within
@@ -90,7 +90,7 @@ class ExpressionSizes:
 
 def inlined_sum_length(node: torch.fx.Node) -> int | None:
     """Return the number of elements in each sum of a node, if TensorRT inlines the sums; else None."""
-    kind, sizes = kind_of(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
+    kind, sizes = op_kind(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
     if kind in (Kind.MULTIPLIES, Kind.PROJECTS) and sizes:
         return _product_if_small(sizes[0][-1:])
     if kind is Kind.REDUCES and sizes:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from pipeline.aten.arguments import argument, argument_names
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.quirks.expression_blowup import FEW, can_be_separated, inlined_sum_length
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import MOVING, expandable_inputs, has_reduction, keeps_positions, node_shape
@@ -52,7 +52,7 @@ def _inputs_of_reductions(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     found = set[torch.fx.Node]()
     for node in reversed(nodes):
         for user in node.users:
-            if has_reduction(user) or kind_of(user.target) is Kind.PLACES or (_may_be_inlined(user) and user in found):
+            if has_reduction(user) or op_kind(user.target) is Kind.PLACES or (_may_be_inlined(user) and user in found):
                 found.add(node)
     return found
 
@@ -62,12 +62,12 @@ def _reads_sum_and_its_elements(node: torch.fx.Node) -> bool:
     if node.target is operator.getitem:
         return bool(node.args[1] == 0) and _is_small_normalization(node.all_input_nodes[0])
     kinds = (*MATMULS, Kind.NORMALIZES, Kind.SOFTENS)
-    return _is_small_normalization(node) or (kind_of(node.target) in kinds and inlined_sum_length(node) is not None)
+    return _is_small_normalization(node) or (op_kind(node.target) in kinds and inlined_sum_length(node) is not None)
 
 
 def _is_small_normalization(node: torch.fx.Node) -> bool:
     """Return whether an operator normalizes few elements, over the last dims or a group of channels."""
-    if kind_of(node.target) not in (Kind.NORMALIZES, Kind.SCALES) or not has_reduction(node):
+    if op_kind(node.target) not in (Kind.NORMALIZES, Kind.SCALES) or not has_reduction(node):
         return False
     names = argument_names(node.target)
     if "normalized_shape" in names:
@@ -83,4 +83,4 @@ def _is_small_normalization(node: torch.fx.Node) -> bool:
 
 
 def _may_be_inlined(node: torch.fx.Node) -> bool:
-    return keeps_positions(node) or kind_of(node.target) in MOVING
+    return keeps_positions(node) or op_kind(node.target) in MOVING

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.aten.arguments import argument, argument_names, bind
 from pipeline.aten.op_predicates import is_cheap, is_move, is_pointwise
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
@@ -34,7 +34,7 @@ def find_transposed_matmuls(segment: SegmentNodes, dtypes: Collection[torch.dtyp
     """Yield the matmuls of these dtypes with a transposed operand, or with a result that the next operator transposes
     (`transposed-matmuls`, `transposed-float32-matmuls`)."""
     for node in segment.nodes:
-        kind = kind_of(node.target)
+        kind = op_kind(node.target)
         is_matmul = kind is Kind.MULTIPLIES or node.target is aten.linear.default
         if is_matmul and node.meta["val"].dtype in dtypes:
             given = list(bind(node.target, node.args, node.kwargs)) if kind is Kind.MULTIPLIES else []
@@ -48,7 +48,7 @@ def find_transposed_matmuls(segment: SegmentNodes, dtypes: Collection[torch.dtyp
 
 def _is_transposed(value: object) -> bool:
     """Return whether a value is a tensor whose last dim was moved, with changes of shape and dtype in between."""
-    while isinstance(value, torch.fx.Node) and kind_of(value.target) in PASSING:
+    while isinstance(value, torch.fx.Node) and op_kind(value.target) in PASSING:
         value = value.args[0]
     return isinstance(value, torch.fx.Node) and _moves_last_dim(value)
 
@@ -68,10 +68,10 @@ def _moves_last_dim(node: torch.fx.Node) -> bool:
 def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's kernel
     (`factors-of-matmuls`): of two computed tensors; or linear layers, if another linear layer has dynamic sizes."""
-    linear = [node for node in segment.nodes if kind_of(node.target) is Kind.PROJECTS]
+    linear = [node for node in segment.nodes if op_kind(node.target) is Kind.PROJECTS]
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in segment.nodes:
-        kind = kind_of(node.target)
+        kind = op_kind(node.target)
         if kind is Kind.MULTIPLIES:
             has_factor = "alpha" in argument_names(node.target) and argument(node, "alpha") != 1
             if has_factor or _is_read_elementwise(segment, node):
@@ -92,7 +92,7 @@ def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int 
 
 def _leads_only_to_softmax(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
     """Return whether all paths from a node lead through elementwise operators and views to a softmax of its engine."""
-    if kind_of(node.target) is Kind.SOFTENS:
+    if op_kind(node.target) is Kind.SOFTENS:
         return node.name in segment.names
     goes_on = depth and is_cheap(node) and node.users and node.name in segment.names
     return bool(goes_on) and all(_leads_only_to_softmax(segment, user, depth - 1) for user in node.users)
@@ -112,9 +112,9 @@ def _follows_matmul(node: torch.fx.Node) -> bool:
     before = [node]
     for _ in range(BEHIND):
         before = list(dict.fromkeys(source for node in before for source in node.all_input_nodes))
-        if any(kind_of(node.target) in (Kind.PROJECTS, Kind.MULTIPLIES) for node in before):
+        if any(op_kind(node.target) in (Kind.PROJECTS, Kind.MULTIPLIES) for node in before):
             return True
-        before = [node for node in before if is_cheap(node) or node.target is getitem or kind_of(node.target) in PARTS]
+        before = [node for node in before if is_cheap(node) or node.target is getitem or op_kind(node.target) in PARTS]
     return False
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.op_predicates import is_move, is_pointwise
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
 
@@ -22,7 +22,7 @@ MOVING: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.RES
 
 def has_reduction(node: torch.fx.Node) -> bool:
     """Return whether an operator includes a reduction, as group norms do; batch norms in inference do not."""
-    kind = kind_of(node.target)
+    kind = op_kind(node.target)
     return kind in REDUCING or (kind is Kind.SCALES and bool(re.search("group|instance", str(node.target))))
 
 
@@ -31,7 +31,7 @@ def keeps_positions(node: torch.fx.Node) -> bool:
     if node.target is operator.getitem or is_pointwise(node) or is_move(node):
         return True
     given = node.all_input_nodes
-    return kind_of(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)
+    return op_kind(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)
 
 
 def node_shape(node: torch.fx.Node) -> Shape | None:

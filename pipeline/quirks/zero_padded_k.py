@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx.node import map_arg
 
 from pipeline.aten.op_predicates import is_move, is_pointwise
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Target
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
@@ -32,7 +32,7 @@ def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     for node in segment.nodes:
         if factors := _matmul_operands(node):
             values = [padded_values(x, segment.names, segment.constants) for x in factors]
-            if kind_of(node.target) is Kind.RECURS:
+            if op_kind(node.target) is Kind.RECURS:
                 values.append({0.0})
             if any(math.prod(each) != 0 for each in itertools.product(*values)):
                 yield "converter", node.name, ()
@@ -40,9 +40,9 @@ def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 def _matmul_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the operands of a matmul. For a recurrent layer, return its input, which weights multiply."""
-    if kind_of(node.target) is Kind.RECURS:
+    if op_kind(node.target) is Kind.RECURS:
         return node.all_input_nodes[:1]
-    if kind_of(node.target) not in (Kind.MULTIPLIES, Kind.PROJECTS):
+    if op_kind(node.target) not in (Kind.MULTIPLIES, Kind.PROJECTS):
         return []
     return [x for i, x in enumerate(node.args) if i != ADDING.get(node.target) and isinstance(x, torch.fx.Node)]
 

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_move
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node
 from pipeline.program import Program
 from pipeline.runtime.few_rows import attends, installed
@@ -36,14 +36,14 @@ def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
 def in_words(program: Program, names: Sequence[str]) -> str:
     """Describe these operators in words."""
     inside = {*names}
-    attends = any(node.name in inside and kind_of(node.target) is Kind.ATTENDS for node in program.graph.nodes)
+    attends = any(node.name in inside and op_kind(node.target) is Kind.ATTENDS for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
 
 
 def _matmuls(program: Program) -> Iterator[str]:
     """Yield the names of half-precision matmuls by large weights, or by views of large weights."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and kind_of(node.target) in (Kind.MULTIPLIES, Kind.PROJECTS):
+        if node.op == "call_function" and op_kind(node.target) in (Kind.MULTIPLIES, Kind.PROJECTS):
             sources = (_source(operand) for operand in node.all_input_nodes)
             weights = (source.meta["val"] for source in sources if source.name in program.constants)
             if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
@@ -54,7 +54,7 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
     """Yield the names of attentions with many queries at the usual sizes of a profile, or with one query that a kernel
     for CUDA graphs supports (with Triton, or without a GPU, where measurements of another machine decide), and of
     masks."""
-    nodes = [n for n in program.graph.nodes if n.op == "call_function" and kind_of(n.target) is Kind.ATTENDS]
+    nodes = [n for n in program.graph.nodes if n.op == "call_function" and op_kind(n.target) is Kind.ATTENDS]
     sizes = usual_sizes(program, profile)[0] if nodes else {}
     settings = program.settings
     in_graph = settings.cuda_graphs and settings.torch_compile is None and (installed() or not has_gpu())

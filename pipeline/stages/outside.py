@@ -12,7 +12,7 @@ import torch
 from attrs import Attribute, evolve, field, frozen
 
 from pipeline.aten.own_ops import SELECTIVE_SCAN
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.build.profiles import profiles_of
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Port, Program, Segment, port
@@ -126,7 +126,7 @@ def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
     """Return whether a node's converter is ours and also accepts network tensors as weights."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
-    return ours and (kind_of(node.target) in READERS or node.target in TABLES)
+    return ours and (op_kind(node.target) in READERS or node.target in TABLES)
 
 
 def _determines_sizes(segment: Segment) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Final
 
 from pipeline.aten.calls import find_operator
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.compiled import Compiled
 from pipeline.errors import CoverageWarning, Fallback, QuantizationError, UnsupportedOperatorException, warn
 from pipeline.program import Partitioned
@@ -66,4 +66,4 @@ def _reason(fallback: Fallback) -> str:
 
 def _is_quantized(target: str) -> bool:
     operator = find_operator(target)
-    return operator is not None and kind_of(operator) in QUANTIZED
+    return operator is not None and op_kind(operator) in QUANTIZED

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.support import Choice, Declaration, Rejection
-from pipeline.aten.traits import Kind, kind_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.decompositions import DecompositionTable, Op
@@ -209,5 +209,5 @@ def _of_data(size: Expr) -> bool:
 def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
     """Yield the node's result and inputs, each with a description for messages."""
     yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
-    held = node.args[:2] if kind_of(node.target) is Kind.DEQUANTIZES else ()  # quantized values and scales, in few bits
+    held = node.args[:2] if op_kind(node.target) is Kind.DEQUANTIZES else ()  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

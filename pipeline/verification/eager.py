@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pipeline.aten.calls import callee
 from pipeline.aten.graphs import results_of
 from pipeline.aten.interpreter import get_attribute, interpret
-from pipeline.aten.traits import CONTRACTIONS, Kind, kind_of
+from pipeline.aten.traits import CONTRACTIONS, Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.precision import EXPONENTS, TABLE, op_name
 from pipeline.program import Program
@@ -123,7 +123,7 @@ class Eager:
         result = callee(target)(*args, **kwargs)
         if self.generator is None:
             return result
-        inexact = kind_of(target) in INEXACT or op_name(target) in INEXACT_NAMES
+        inexact = op_kind(target) in INEXACT or op_name(target) in INEXACT_NAMES
         return tree_map(partial(self.rounded, node), result) if inexact else result
 
     def argument(self, value: object) -> Argument:

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 import pipeline
 from pipeline.aten import effects
 from pipeline.aten.effects import SPACES, _decide_by_rules, reason_to_refuse
-from pipeline.aten.traits import ROWS, Kind, kind_of
+from pipeline.aten.traits import ROWS, Kind, op_kind
 from tests.artifact import own_operators
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def test_what_traits_list_may_be_called_unless_it_writes() -> None:
     refused = {
         op for op in known if _decide_by_rules(op) not in ("", "is TorchScript's own", "writes to its arguments")
     }
-    assert {op.overloadpacket for op in refused if kind_of(op) is not Kind.ELSEWHERE} == {aten.pin_memory}
+    assert {op.overloadpacket for op in refused if op_kind(op) is not Kind.ELSEWHERE} == {aten.pin_memory}
 
 
 @OF_CONSTRAINTS

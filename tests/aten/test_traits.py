@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten import traits
 from pipeline.aten.op_predicates import is_move, is_pointwise
-from pipeline.aten.traits import PART, SAME, Kind, has_explicit_sizes, is_view, kind_of
+from pipeline.aten.traits import PART, SAME, Kind, has_explicit_sizes, is_view, op_kind
 from pipeline.capture.aliases import FRESH
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.improvements.rewriting import permuted_dims
@@ -37,11 +37,11 @@ def all_operators() -> Iterator[Any]:
 def test_every_view_has_a_row() -> None:
     views = [op for op in all_operators() if is_view(op)]
     assert len(views) > 80
-    assert not [str(op) for op in views if kind_of(op) is None], "say what it does in pipeline/aten/traits.py"
+    assert not [str(op) for op in views if op_kind(op) is None], "say what it does in pipeline/aten/traits.py"
 
 
 def test_every_operator_that_converts_has_a_row() -> None:
-    assert not [str(op) for op in CONVERTED if kind_of(op) is None], "say what it does in pipeline/aten/traits.py"
+    assert not [str(op) for op in CONVERTED if op_kind(op) is None], "say what it does in pipeline/aten/traits.py"
 
 
 def test_each_operator_has_one_row() -> None:
@@ -59,7 +59,7 @@ def test_rows_are_operators() -> None:
 
 def of_kind(*kinds: Kind) -> Any:
     """The operators that convert and do one of these."""
-    targets = [op for op in CONVERTED if kind_of(op) in kinds and for_target(op) is not None]
+    targets = [op for op in CONVERTED if op_kind(op) in kinds and for_target(op) is not None]
     return pytest.mark.parametrize("target", targets, ids=qualified_name)
 
 
@@ -80,9 +80,9 @@ def test_the_result_has_no_elements_but_those_of_the_first_argument(target: Any)
     def holds(call: Call) -> None:
         args, kwargs = call.bound()
         result = target(*args, **kwargs)
-        found = elements(result[:1] if kind_of(target) is Kind.SELECTS and "indices" in str(target._schema) else result)
+        found = elements(result[:1] if op_kind(target) is Kind.SELECTS and "indices" in str(target._schema) else result)
         assert found <= elements(args[0])
-        assert kind_of(target) not in SAME or not found or found == elements(args[0])
+        assert op_kind(target) not in SAME or not found or found == elements(args[0])
 
     for_calls(target, holds)
 
@@ -163,7 +163,7 @@ def test_what_is_cheap_is_told_from_what_computes() -> None:
     assert not is_move(node(aten.flip.default, X, [0]))
     assert is_pointwise(node(aten.hardswish.default, X)) and is_pointwise(node(aten.relu.default, X))
     assert not is_pointwise(node(aten.prelu.default, X, torch.rand(3)))
-    assert kind_of(operator.add) is None
-    assert kind_of(aten.max.other) is Kind.POINTWISE and kind_of(aten.max.dim) is Kind.REDUCES
-    assert kind_of(aten.view.dtype) is Kind.REINTERPRETS
-    assert kind_of(aten.rand.default) is Kind.DRAWS
+    assert op_kind(operator.add) is None
+    assert op_kind(aten.max.other) is Kind.POINTWISE and op_kind(aten.max.dim) is Kind.REDUCES
+    assert op_kind(aten.view.dtype) is Kind.REINTERPRETS
+    assert op_kind(aten.rand.default) is Kind.DRAWS
