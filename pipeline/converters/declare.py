@@ -16,15 +16,7 @@ from pipeline.aten.support import ConverterPriority, ConverterSupport, Declarati
 from pipeline.records.executed_ops import traced_name
 from pipeline.records.wording import kind_of
 
-__all__ = [
-    "Rejection",
-    "attach",
-    "declarations_of",
-    "declared_in",
-    "dynamo_tensorrt_converter",
-    "records_of",
-    "target_of",
-]
+__all__ = ["Rejection", "attach", "collect", "declarations_of", "dynamo_tensorrt_converter", "records_of", "target_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,7 +152,7 @@ def records_of(function: object, attribute: str) -> tuple[Any, ...] | None:
     return found if isinstance(found, tuple) else None
 
 
-def declared_in(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
+def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
     """Collect the functions with attached records that modules define, also in lists, tuples and dicts, but not those
     imported from another module: by module name, then in the order of definition."""
     modules = [*modules]

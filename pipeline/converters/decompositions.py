@@ -11,7 +11,7 @@ import torch._decomp
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import function_name
-from pipeline.converters.declare import attach, declared_in, records_of, target_of
+from pipeline.converters.declare import attach, collect, records_of, target_of
 from pipeline.errors import UnreachedWarning, warn
 from pipeline.frozen import FrozenDict
 
@@ -58,7 +58,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
     def of(cls, *modules: ModuleType) -> DecompositionTable:
         """Collect the decompositions that modules declare, in any order. `ValueError` for two of one operator."""
         found: dict[Op, Decomposition] = {}
-        for op, function in _declared_pairs(declared_in(modules, ATTRIBUTE)):
+        for op, function in _declared_pairs(collect(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
                 names = f"{function_name(found[op])} and {function_name(function)}"
                 raise ValueError(f"{op} has two decompositions: {names}")

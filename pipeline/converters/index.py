@@ -127,9 +127,7 @@ def _check_write(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     if not argument(node, "accumulate"):
         return True
     if x.dim() - len(tensors) > 6:
-        return Rejection(
-            "accumulating into rank 8 needs rank 9, and TensorRT supports at most 8", "flatten two of its dims"
-        )
+        return Rejection("accumulating into rank 8 needs rank 9, and the maximum is 8", "flatten two of its dims")
     return check_comparison_size(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
 
 

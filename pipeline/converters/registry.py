@@ -24,8 +24,8 @@ from pipeline.aten.support import (
 )
 from pipeline.converters.declare import (
     ATTRIBUTE,
+    collect,
     declarations_of,
-    declared_in,
     dynamo_tensorrt_converter,
     records_of,
     target_of,
@@ -96,7 +96,7 @@ class ConverterRegistry(Lookup):
         Neither the order of the arguments nor that of the imports matters, and a function that a module merely
         imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.
         """
-        return cls().register(declared_in(modules, ATTRIBUTE))
+        return cls().register(collect(modules, ATTRIBUTE))
 
     @classmethod
     def from_legacy(cls, converters: Mapping[Any, Implementation]) -> ConverterRegistry:

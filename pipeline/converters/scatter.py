@@ -61,12 +61,10 @@ def check_comparison_size(*sizes: Any) -> bool | Rejection:
 
 
 def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Positions times indices are at most 2**31 - 1, and the rank is at most 7: each position is compared with each index."""
+    """Positions times indices are at most 2**31 - 1, as all are compared, and the rank is at most 7."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
-        return Rejection(
-            "reducing into rank 8 needs rank 9, and TensorRT supports at most 8", "flatten two of its dims"
-        )
+        return Rejection("reducing into rank 8 needs rank 9, and the maximum is 8", "flatten two of its dims")
     return check_comparison_size(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 
