@@ -87,10 +87,10 @@ def checked_power(base: Argument, exponent: Argument) -> Argument:
     return base**exponent
 
 
-def checked_shift(number: Argument, places: Argument) -> Argument:
+def checked_shift(number: Argument, bits: Argument) -> Argument:
     """Return ``number << places``. `TooLargeError` if it would have more than `MOST_BITS` bits."""
-    _raise_if_too_large(isinstance(places, int) and places > MOST_BITS)
-    return number << places
+    _raise_if_too_large(isinstance(bits, int) and bits > MOST_BITS)
+    return number << bits
 
 
 def _raise_if_too_large(too_large: bool) -> None:

@@ -122,9 +122,9 @@ def _decide_by_rules(op: OpOverload[..., Any]) -> str | None:
     return "" if kind is not None or op.namespace == "pipeline" or _PURE.fullmatch(short) else None
 
 
-def _pattern(names: str) -> re.Pattern[str]:
+def _compile_pattern(names: str) -> re.Pattern[str]:
     return re.compile("|".join(fnmatch.translate(name) for name in names.split()))
 
 
-_COMPILED: Final = {reason: _pattern(names) for reason, names in REFUSED.items()}
-_PURE: Final = _pattern(PURE)
+_COMPILED: Final = {reason: _compile_pattern(names) for reason, names in REFUSED.items()}
+_PURE: Final = _compile_pattern(PURE)

@@ -70,12 +70,12 @@ def wrap_to_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
     if base.result_type(*taken) != torch.uint8 or result_tensor(net).dtype not in (torch.uint8, torch.bool):
         return values
 
-    def wrapped(value: Any, meta: Any) -> Any:
+    def wrap(value: Any, meta: Any) -> Any:
         if isinstance(meta, torch.Tensor):
             return base.to_uint8(net, base.tensor(net, value)) if meta.dtype in INTEGERS else value
         return value % 256 if isinstance(value, int) and not isinstance(value, bool) else value
 
-    return list(map(wrapped, values, metas))
+    return list(map(wrap, values, metas))
 
 
 @converts(invert_table(TABLE), invert_table(SHIFTS))

@@ -17,7 +17,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import index, take
 from pipeline.impl.index import nonzero as _nonzero
-from pipeline.impl.index_put import broadcast
+from pipeline.impl.index_put import broadcast_sizes
 from pipeline.impl.shape import strided_slice
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -77,7 +77,7 @@ def _mask_coordinates(net: Net, mask: Any) -> list[Any]:
 def masked_select(net: Net, input: Value, mask: Value) -> ITensor:
     """masked_select(Tensor self, Tensor mask) -> Tensor"""
     x, mask = (base.tensor(net, value, rank=1) for value in (input, mask))
-    sizes = broadcast(net, [x, mask])
+    sizes = broadcast_sizes(net, [x, mask])
     mask = base.expand(net, mask, sizes)
     return index(net, base.expand(net, x, sizes), _mask_coordinates(net, mask))
 
@@ -110,9 +110,9 @@ def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
         places = {i for i, given in enumerate(user.args) if given is node}
         reads = places and not user.kwargs and places <= {*READERS.get(user.target, ())}
         if user.target not in CHECKS and not reads:
-            reads = f"Python reads {node.name} from the result of {_describe_producer(node)}"
+            reason = f"Python reads {node.name} from the result of {_describe_producer(node)}"
             hint = "keep the number a tensor: do not call item()"
-            return Rejection(f"{reads}, and {user.name} needs its value", hint)
+            return Rejection(f"{reason}, and {user.name} needs its value", hint)
     return True
 
 

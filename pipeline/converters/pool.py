@@ -33,14 +33,14 @@ def _pool_windows(node: torch.fx.Node, rank: int) -> Windows:
     """Return the windows of a pooling node, clipped to the input and its padding, since TensorRT limits them. Their
     number is rounded up only if that makes a difference."""
 
-    def each(name: str, default: list[int]) -> list[int]:
+    def per_dim(name: str, default: list[int]) -> list[int]:
         value = list(argument(node, name, default)) or default
         return value * (rank if len(value) == 1 else 1)
 
-    kernel = each("kernel_size", [])
-    shape, stride = argument(node, "self").meta["val"].shape[-rank:], each("stride", kernel)
+    kernel = per_dim("kernel_size", [])
+    shape, stride = argument(node, "self").meta["val"].shape[-rank:], per_dim("stride", kernel)
     sizes = [_static_size(s) for s in shape]
-    padding, dilation = each("padding", [0]), each("dilation", [1])
+    padding, dilation = per_dim("padding", [0]), per_dim("dilation", [1])
     rows = zip(kernel, sizes, padding, dilation, strict=True)
     ends = (s + 2 * p - d * (k - 1) - 1 for k, s, p, d in zip(kernel, shape, padding, dilation, strict=True))
     even = all(statically_known_true(end % step == 0) for end, step in zip(ends, stride, strict=True))
@@ -176,7 +176,7 @@ def _windows_per_dim(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
     return [None if b == a else adaptive_positions(b, a) for b, a in zip(before, after, strict=True)]
 
 
-def _one_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
+def _is_single_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return all(a in (1, b) for b, a in zip(before, after, strict=True))
 
 
@@ -215,7 +215,7 @@ def _reduce_dynamic_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, s
 def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
     x, sizes = base.tensor(net, input), _adaptive_sizes(net.node, rank)
-    if _one_window(*sizes):
+    if _is_single_window(*sizes):
         return _global_pool(net, x, trt.ReduceOperation.AVG, sizes)
     if (windows := _equal_windows(*sizes)) is not None:
         return pool.avg_pool(net, x, windows, False, None)
@@ -231,7 +231,7 @@ def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITens
     if indices_are_read(net.node):
         places = [adaptive_positions(b, a) for b, a in zip(*sizes, strict=True)]
         return argmax_by_gather(net, x, places, sizes[0])
-    if _one_window(*sizes):
+    if _is_single_window(*sizes):
         return _global_pool(net, x, trt.ReduceOperation.MAX, sizes), None
     if (windows := _equal_windows(*sizes)) is not None and base.dtype_of(x).is_floating_point:
         return pool.max_pool(net, x, windows), None

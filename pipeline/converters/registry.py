@@ -59,17 +59,17 @@ _HOW: Final = (
 )
 
 
-def _by_priority(declarations: Iterable[Declaration]) -> Candidates:
+def _sort_by_priority(declarations: Iterable[Declaration]) -> Candidates:
     """Return the declarations by target: the newest HIGH first, then STANDARD, the oldest first, without duplicates."""
     by_target: dict[Target, list[Declaration]] = {}
     for declaration in declarations:
         if not isinstance(declaration, Declaration):
             raise TypeError(f"a ConverterRegistry is made of declarations, not {declaration!r}; {_HOW}")
         by_target.setdefault(declaration.key, []).append(declaration)
-    return FrozenDict({target: _candidates(found) for target, found in by_target.items()})
+    return FrozenDict({target: _order_candidates(found) for target, found in by_target.items()})
 
 
-def _candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
+def _order_candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
     high = [declaration for declaration in reversed(oldest_first) if declaration.priority is ConverterPriority.HIGH]
     standard = [declaration for declaration in oldest_first if declaration.priority is ConverterPriority.STANDARD]
     return tuple(unique(high + standard))
@@ -85,7 +85,7 @@ class ConverterRegistry(Lookup):
     A lookup by node, `registry[node]`, uses the default settings; `registry.bind(settings)[node]` uses the given ones.
     """
 
-    candidates: Candidates = attrs.field(alias="declarations", converter=_by_priority, factory=tuple)
+    candidates: Candidates = attrs.field(alias="declarations", converter=_sort_by_priority, factory=tuple)
     settings: CompilationSettings = attrs.field(init=False, default=CompilationSettings())
 
     @classmethod
@@ -120,7 +120,7 @@ class ConverterRegistry(Lookup):
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a registry with these declared functions, or iterables of them, added as the newest."""
-        return self | ConverterRegistry(concat(map(declarations_of, _functions(converters))))
+        return self | ConverterRegistry(concat(map(declarations_of, _flatten_functions(converters))))
 
     def override(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a registry with these declared functions as the only converters of their targets."""
@@ -155,7 +155,7 @@ def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...
     return (*reversed(high), *candidates[len(high) :])
 
 
-def _functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
+def _flatten_functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
     for converter in converters:
         if isinstance(converter, Mapping):
             raise TypeError(f"{kind_of(converter)} declares no converters; {_HOW}")

@@ -78,7 +78,7 @@ def _add_layer(
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
         raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.messages_since(mark)})")
-    layer.name = net.ctx.unique(f"{net.name}:attention")
+    layer.name = net.ctx.make_unique_name(f"{net.name}:attention")
     if mask is not None:
         layer.mask = mask
     return layer.get_output(0)
@@ -227,11 +227,11 @@ def first_row(net: Net, x: ITensor) -> ITensor:
 def _additive_mask(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
     """Return a mask as float32 values to add to scores (cached)."""
 
-    def added() -> ITensor:
+    def compute() -> ITensor:
         bools = base.dtype_of(mask) == torch.bool
         return base.cast(net, where(net, mask, 0.0, float("-inf"), dtype) if bools else mask, torch.float32)
 
-    return net.ctx.cached("additive mask", mask, added)
+    return net.ctx.cached("additive mask", mask, compute)
 
 
 @block
@@ -312,7 +312,7 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
     """Return 0, 1, 2 … along a dim (cached). It is no constant, in which TensorRT recognizes no causal mask."""
 
-    def counted() -> ITensor:
+    def compute() -> ITensor:
         layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
         if not isinstance(size, int):
             layer.set_input(0, base.size_tensor(net, size))
@@ -320,7 +320,7 @@ def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
         layer.set_input(2, base.constant(net, np.array([1], dtype=np.int64)))
         return base.unsqueeze(net, layer.get_output(0), [i for i in range(rank) if i != dim])
 
-    return net.ctx.cached("count", size, counted, rank, dim)
+    return net.ctx.cached("count", size, compute, rank, dim)
 
 
 @fact

@@ -164,9 +164,9 @@ def _typed_example(value: Value) -> Any:
 
 
 @block
-def raise_rank(net: Net, x: ITensor, to: int) -> ITensor:
+def raise_rank(net: Net, x: ITensor, minimum: int) -> ITensor:
     """Add leading dims of size 1 up to a rank."""
-    missing = to - rank(x)
+    missing = minimum - rank(x)
     return unsqueeze(net, x, range(missing)) if missing > 0 else x
 
 
@@ -219,7 +219,7 @@ def known_sizes(net: Net, x: Value) -> list[Size]:
 def with_sizes(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
     """Record the sizes of ``x`` if all are ints or ``SymbolicInt``s, and return ``x``."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
-        net.ctx.note_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
+        net.ctx.record_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
     return x
 
 

@@ -37,7 +37,8 @@ def index_put(
     pairs = [(a, indices[a], size) for a, size in zip(axes, own, strict=True)]
     given = [index if a in non_negative else wrap_negative(net, index, size) for a, index, size in pairs]
     place = flatten_indices(net, given, own)
-    source = _expand_values(net, values, base.dtype_of(x), axes, broadcast(net, [indices[a] for a in axes]), others)
+    count = broadcast_sizes(net, [indices[a] for a in axes])
+    source = _expand_values(net, values, base.dtype_of(x), axes, count, others)
     if accumulate:
         written = _accumulate(net, table, place, source)
     else:
@@ -47,7 +48,7 @@ def index_put(
 
 
 @fact
-def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
+def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
     """Return the broadcast sizes of tensors."""
     shapes: list[list[Size]] = [list(base.known_sizes(net, t)) for t in tensors]
     rank = max(map(len, shapes))
@@ -66,13 +67,13 @@ def _expand_values(
     return base.permute(net, full, [*range(place, place + n), *range(place), *range(place + n, n + len(others))])
 
 
-def _accumulate(net: Net, table: ITensor, place: Value, source: ITensor) -> ITensor:
+def _accumulate(net: Net, table: ITensor, position: Value, source: ITensor) -> ITensor:
     """``table[place] += source``; for constant unique indices by a gather, a sum and a scatter."""
     others = base.known_sizes(net, table)[1:]
-    if isinstance(place, torch.Tensor) and place.unique().numel() == place.numel():
-        old = take(net, table, place, 0)
-        return scatter_rows(net, table, base.tensor(net, place), _elementwise.binary(net, "SUM", old, source))
-    index = base.tensor(net, place)
+    if isinstance(position, torch.Tensor) and position.unique().numel() == position.numel():
+        old = take(net, table, position, 0)
+        return scatter_rows(net, table, base.tensor(net, position), _elementwise.binary(net, "SUM", old, source))
+    index = base.tensor(net, position)
     count = size_product(base.known_sizes(net, source)[: base.rank(source) - len(others)])
     column = base.reshape(net, index, [count, *[1] * len(others)])
     return scatter_reduce(net, table, 0, column, base.reshape(net, source, [count, *others]), "sum")

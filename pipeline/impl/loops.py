@@ -83,5 +83,5 @@ def _run_loop(
 
 
 def _name_boundary(net: Net, kind: str, layer: Any) -> Any:
-    layer.name = net.ctx.unique(f"{net.name}:{kind}")
+    layer.name = net.ctx.make_unique_name(f"{net.name}:{kind}")
     return layer

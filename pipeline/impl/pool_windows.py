@@ -130,8 +130,8 @@ def adaptive_positions(size: int, result: int) -> np.ndarray[Any, Any]:
     return _position_rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)
 
 
-def _position_rows(places: list[list[int]], size: int) -> np.ndarray[Any, Any]:
+def _position_rows(positions: list[list[int]], size: int) -> np.ndarray[Any, Any]:
     """Return a row per window, without positions outside of the input; short rows repeat their last position."""
-    inside = [[p for p in row if 0 <= p < size] for row in places]
+    inside = [[p for p in row if 0 <= p < size] for row in positions]
     longest = max(map(len, inside), default=1)
     return np.array([row + row[-1:] * (longest - len(row)) for row in inside], dtype=np.int64).reshape(-1, longest)

@@ -31,7 +31,7 @@ def axis_of_scales(block: Sequence[int]) -> int | None:
 def constant_codes(net: Net, value: torch.Tensor, type: str) -> ITensor:
     """Add a constant of quantized values in their TensorRT dtype (4-bit values are packed)."""
     shape = (*value.shape[:-1], 2 * value.shape[-1]) if is_packed(value, type) else tuple(value.shape)
-    return net.add("constant", shape, net.ctx.trt_codes(value, NAMES[type], shape)).get_output(0)
+    return net.add("constant", shape, net.ctx.trt_quantized_weights(value, NAMES[type], shape)).get_output(0)
 
 
 @building_block

@@ -13,13 +13,11 @@ from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
 from pipeline.trt import to_torch, trt
 
 
-def check_tensor(
-    result: object, expected: torch.Tensor, symbols: Symbols, arguments: Sequence[torch.Tensor] = ()
-) -> None:
+def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, inputs: Sequence[torch.Tensor] = ()) -> None:
     """Raise `NetworkError` if a result is not a tensor, or differs from the expected one in dtype, rank or a static
     dim.
 
-    A data-dependent dim may have the size of one of the operator's arguments (``arguments``): ``rows[u0] + rows[48]``
+    A data-dependent dim may have the size of one of the operator's arguments (``inputs``): ``rows[u0] + rows[48]``
     implies that both are equal.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
@@ -31,7 +29,7 @@ def check_tensor(
     if len(actual) != len(wanted):
         raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
-        if a >= 0 and a != w and not _may_have_size(w, a, symbols, arguments):
+        if a >= 0 and a != w and not _may_have_size(w, a, symbols, inputs):
             what = "is fixed" if not isinstance(w, int) else "differs"
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
@@ -47,11 +45,11 @@ def _describe_result(value: object) -> str:
     return f"{found}: return its element" if isinstance(value, list | tuple) else found
 
 
-def _may_have_size(size: Expr, value: int, symbols: Symbols, arguments: Sequence[torch.Tensor]) -> bool:
+def _may_have_size(size: Expr, value: int, symbols: Symbols, inputs: Sequence[torch.Tensor]) -> bool:
     """Return whether a dynamic size may be ``value``: its only value, or an argument's size if data-dependent."""
     if isinstance(size, int):
         return False
-    is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in arguments)
+    is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in inputs)
     if not all(s.name in symbols for s in size.free_symbols):
         return is_given
     possible = bounds(size, symbols)

@@ -61,7 +61,7 @@ def masked_rows(rewriting: Rewriting) -> None:
     masked, else by a selection after the linear layer that follows the attention."""
     opened: dict[Node, OpenedMask | None] = {}
 
-    def once(mask: Node, before: Node) -> OpenedMask | None:
+    def open_once(mask: Node, before: Node) -> OpenedMask | None:
         if mask not in opened:
             opened[mask] = _open_mask(rewriting, mask, before)
         return opened[mask]
@@ -77,7 +77,7 @@ def masked_rows(rewriting: Rewriting) -> None:
         one_head = rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-2])
         if row is None and (projection is None or not one_head):
             continue
-        made = once(row or mask, node)
+        made = open_once(row or mask, node)
         if made is not None and row is not None:
             _zero_masked_values(rewriting, node, made)
         elif made is not None and projection is not None and _select_bias_in_masked_rows(rewriting, projection, made):

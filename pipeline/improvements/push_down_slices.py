@@ -174,12 +174,12 @@ def _find_region(chosen: Selection) -> dict[Node, int]:
     return found
 
 
-def _dim_of_selected_rows(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int | None:
+def _dim_of_selected_rows(node: Node, chosen: Selection, region: Mapping[Node, int]) -> int | None:
     """Return the dim of a node along which its readers read only the selected rows; None if they read anything else."""
     dims: set[int | None] = {None} if is_output(node) else set()
     for reader in node.users:
-        if reader in found:
-            read = dims_read_by_row(reader, found[reader]) or {}
+        if reader in region:
+            read = dims_read_by_row(reader, region[reader]) or {}
             dims |= {read.get(i) for i, argument in enumerate(reader.args) if argument is node}
         else:
             same = _match_selection(reader) if reader.target in (aten.select.int, aten.slice.Tensor) else None

@@ -174,7 +174,7 @@ class Rewriting:
         found = self.literal(value)
         return float(found) if found is not None and found.numel() == 1 else None
 
-    def finished(self) -> Program:
+    def changed_program(self) -> Program:
         """Return the changed program. Nodes that have become constant are folded, with their recipes."""
         return fold(self.program.with_graph(self.graph))
 

@@ -65,7 +65,7 @@ def update_in_place(rewriting: Rewriting) -> None:
         if output.kind != "buffer" or placeholder is None or placeholder in returned:
             continue
         held = _match_buffer_write(nodes[placeholder], nodes[output.value])
-        updated = None if held is None else _replace_by_cache_update(rewriting, held, at)
+        updated = None if held is None else _use_cache_update(rewriting, held, at)
         if updated is not None:
             cache, check = updated
             buffers = {cache.name if name == placeholder else name: of for name, of in buffers.items()}
@@ -117,39 +117,39 @@ def _is_same_slice(view: Node, whole: Node) -> bool:
     )
 
 
-def _replace_by_cache_update(rewriting: Rewriting, held: BufferWrite, at: int) -> tuple[Node, PositionCheck] | None:
-    """Replace a write, output number ``at``, by an in-place update; return its cache and the condition to check."""
-    can = CAPABILITIES.kv_cache_update and held.placeholder.meta["val"].dtype in DTYPES
-    write = match_write(rewriting, held.written) if can else None
+def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, index: int) -> tuple[Node, PositionCheck] | None:
+    """Replace a write, output number ``index``, by an in-place update; return its cache and the condition to check."""
+    can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
+    write = match_write(rewriting, buffer.written) if can else None
     if write is None:
         return None
-    shape, rows = shape_of(held.written.meta["val"]), shape_of(write.update.meta["val"])
+    shape, rows = shape_of(buffer.written.meta["val"]), shape_of(write.update.meta["val"])
     size, length = shape[write.dim], rows[write.dim]
-    update = _reshape(rewriting, write.update, _cache_shape(rows, write.dim), held.written)
+    update = _reshape(rewriting, write.update, _cache_shape(rows, write.dim), buffer.written)
     if not isinstance(size, int) or update is None:
         return None
-    cache = _add_cache_placeholder(rewriting, held, _cache_shape(shape, write.dim))
-    update_node = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, held.written)
-    back = _reshape(rewriting, update_node, shape, held.written) if rewriting.accepted(update_node) else None
+    cache = _add_cache_placeholder(rewriting, buffer, _cache_shape(shape, write.dim))
+    update_node = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, buffer.written)
+    back = _reshape(rewriting, update_node, shape, buffer.written) if rewriting.accepted(update_node) else None
     if back is not None:
-        _replace_written(rewriting, held, update_node, back, at)
+        _replace_written(rewriting, buffer, update_node, back, index)
     else:
         rewriting.erase(update_node)
-    if cache is not held.placeholder:
-        _erase_unused(rewriting, cache if back is None else held.placeholder)
+    if cache is not buffer.placeholder:
+        _erase_unused(rewriting, cache if back is None else buffer.placeholder)
     return None if back is None else (cache, PositionCheck(write.starts, write.update, write.dim, length, size))
 
 
-def _write_in_pytorch(rewriting: Rewriting, held: BufferWrite, at: int) -> None:
+def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, index: int) -> None:
     """Let PyTorch write rows to a large buffer at indices, if engines would copy the buffer and may be cut there."""
-    value = held.placeholder.meta["val"]
-    if rewriting.program.settings.require_full_compilation or held.written is not held.whole:
+    value = buffer.placeholder.meta["val"]
+    if rewriting.program.settings.require_full_compilation or buffer.written is not buffer.whole:
         return
-    place = match_index_copy(held.whole)
+    place = match_index_copy(buffer.whole)
     if place is None or value.numel() * value.itemsize < SMALL:
         return
-    write = rewriting.create(CACHE_WRITE, (held.placeholder, *place), {}, held.whole)
-    _replace_written(rewriting, held, write, write, at)
+    write = rewriting.create(CACHE_WRITE, (buffer.placeholder, *place), {}, buffer.whole)
+    _replace_written(rewriting, buffer, write, write, index)
 
 
 def _cache_shape(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
@@ -168,33 +168,33 @@ def _reshape(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: 
     return rewriting.create(aten.view.default, (node, sizes), {}, before) if sizes.count(-1) < 2 else None
 
 
-def _add_cache_placeholder(rewriting: Rewriting, held: BufferWrite, shape: tuple[Expr, ...]) -> Node:
+def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tuple[Expr, ...]) -> Node:
     """Add a placeholder for the update's view of the buffer: the buffer's memory from the start, in this shape."""
-    source = held.placeholder if held.written is held.whole else held.written.args[0]
+    source = buffer.placeholder if buffer.written is buffer.whole else buffer.written.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
-    if held.written is held.whole and shape_of(value) == shape:
-        return held.placeholder
+    if buffer.written is buffer.whole and shape_of(value) == shape:
+        return buffer.placeholder
     if shape_of(value) != shape:
         sizes = [-1 if not isinstance(size, int) else size for size in shape]
         with quietly(rewriting.mode):
             value = value.reshape(sizes)
-    with rewriting.graph.inserting_before(held.placeholder):
-        rows = rewriting.graph.placeholder(f"{held.placeholder.name}_rows")
-    rows.target, rows.meta = rows.name, {**held.placeholder.meta, "val": value}
+    with rewriting.graph.inserting_before(buffer.placeholder):
+        rows = rewriting.graph.placeholder(f"{buffer.placeholder.name}_rows")
+    rows.target, rows.meta = rows.name, {**buffer.placeholder.meta, "val": value}
     return rows
 
 
-def _replace_written(rewriting: Rewriting, held: BufferWrite, update: Node, readers_value: Node, at: int) -> None:
+def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, readers_value: Node, index: int) -> None:
     """Replace the written value by the update in all readers, and make the program return the update."""
     output = rewriting.graph.output_node()
     returned = list(results_of(rewriting.graph))
-    returned[at] = update
+    returned[index] = update
     output.args = (tuple(returned),)
-    for part in [user for user in held.whole.users if held.whole is not held.written and user is not output]:
+    for part in [user for user in buffer.whole.users if buffer.whole is not buffer.written and user is not output]:
         part.replace_all_uses_with(readers_value)
         rewriting.erase(part)
-    held.written.replace_all_uses_with(readers_value, delete_user_cb=lambda user: user is not readers_value)
-    rewriting.erase(held.whole)
+    buffer.written.replace_all_uses_with(readers_value, delete_user_cb=lambda user: user is not readers_value)
+    rewriting.erase(buffer.whole)
 
 
 def _erase_unused(rewriting: Rewriting, placeholder: Node) -> None:

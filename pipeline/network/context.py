@@ -101,7 +101,7 @@ class ConversionContext:
     constant_nodes: frozenset[str] = frozenset()
     _used: Counter[str] = field(factory=Counter)
 
-    def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
+    def record_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
         """Record a tensor's symbolic shape: equal sizes can then be recognized, and a data-dependent size can be read
         from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
@@ -109,13 +109,13 @@ class ConversionContext:
             if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
 
-    def note_result(self, result: Any, value: Any) -> None:
+    def record_result_shapes(self, result: Any, value: Any) -> None:
         """Record the shapes of a node's results, given its fake tensors."""
         if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
-            self.note_shape(result, shape_of(value))
+            self.record_shape(result, shape_of(value))
         elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
             for made, each in zip(result, value, strict=False):
-                self.note_result(made, each)
+                self.record_result_shapes(made, each)
 
     def cached(self, kind: str, source: object, make: Callable[[], T], *indices: int) -> T:
         """Return ``make``'s result for a source; cached. A source other than an int or string is identified by its
@@ -126,11 +126,11 @@ class ConversionContext:
         made: T = self.made[key][0]
         return made
 
-    def unique(self, name: str) -> str:
+    def make_unique_name(self, name: str) -> str:
         """Return a unique layer name: the name itself the first time, then ``name.1``, ``name.2``."""
         count = self._used[name]
         self._used[name] += 1
-        return self.unique(f"{name}.{count}") if count else name
+        return self.make_unique_name(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
         """Add a layer named ``name:kind`` with ``net.add_<kind>``; on failure, raise TensorRT's message as an error."""
@@ -138,7 +138,7 @@ class ConversionContext:
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
             raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.messages_since(mark)})")
-        layer.name = self.unique(f"{name}:{kind}")
+        layer.name = self.make_unique_name(f"{name}:{kind}")
         return layer
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
@@ -157,15 +157,15 @@ class ConversionContext:
         """Release the network's weight tensors after its engine is built."""
         self.cpu_weights_reference_holder.clear()
 
-    def constant_at(self, value: torch.Tensor) -> torch.Tensor | None:
+    def find_constant(self, value: torch.Tensor) -> torch.Tensor | None:
         """Return the constant that equals a tensor: the tensor itself, or a constant in the same memory with the same
         order of elements (an array over its memory, a view with an additional dim of size 1); None if there is no such
         constant."""
         if id(value) in self.constant_names:
             return value
-        return self.constant_below(value) if value.is_contiguous() else None
+        return self.find_base_constant(value) if value.is_contiguous() else None
 
-    def constant_below(self, value: torch.Tensor) -> torch.Tensor | None:
+    def find_base_constant(self, value: torch.Tensor) -> torch.Tensor | None:
         """Return the constant with a tensor's address and number of elements, such as the constant that the tensor
         transposes; None if there is no such constant."""
         place = value.data_ptr(), value.dtype, value.numel()
@@ -175,7 +175,7 @@ class ConversionContext:
     def trt_weights(self, value: torch.Tensor) -> Any:
         """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided ones are copied."""
         tensor = held(value.detach().cpu().contiguous())
-        constant = self.constant_at(value)
+        constant = self.find_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
         known = self.weights.get(tensor.data_ptr())
         if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):
@@ -186,7 +186,7 @@ class ConversionContext:
         self._keep(name, tensor)
         return weights_of(tensor)
 
-    def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
+    def trt_quantized_weights(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
         """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype; a byte stores two 4-bit values."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]

@@ -271,21 +271,18 @@ class _Description:
                     known.append(owner)
                 yield what, next(index for index, other in enumerate(known) if owner is other)
 
-    def weight(self, held: LayerWeights) -> tuple[str, str]:
-        weight = self.weight_at(held.layer, held.role) if self.weight_at is not None else None
-        if weight is None and held.pointer is not None:
-            weight = self.weight_name(held.pointer)
+    def weight(self, weights: LayerWeights) -> tuple[str, str]:
+        weight = self.weight_at(weights.layer, weights.role) if self.weight_at is not None else None
+        kind = f"the {weights.role} of layer {weights.layer!r}"
+        if weight is None and weights.pointer is not None:
+            weight = self.weight_name(weights.pointer)
         if weight is None:
-            raise ValueError(
-                f"the {held.role} of layer {held.layer!r} ({held.count} x {held.dtype}) was not recorded under a name"
-            )
-        if math.prod(weight.shape) != held.count:
-            raise ValueError(
-                f"the {held.role} of layer {held.layer!r} has {held.count} elements, its weight is {weight}"
-            )
+            raise ValueError(f"no name was recorded for {kind} ({weights.count} x {weights.dtype})")
+        if math.prod(weight.shape) != weights.count:
+            raise ValueError(f"{kind} has {weights.count} elements, but the weight recorded for it is {weight}")
         if self.weights.setdefault(weight.name, weight) != weight:
             raise ValueError(f"two weights are called {weight.name!r}: {weight} and {self.weights[weight.name]}")
-        return held.role, weight.name
+        return weights.role, weight.name
 
 
 def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tuple[str, Value]]:

@@ -26,9 +26,9 @@ def _enum_member(name: str) -> Encode:
 def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
     """Return a function that creates a layer by a method that expects the first inputs, then attributes."""
 
-    def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+    def make(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
-        return getattr(net, f"add_{method}")(*given[:inputs], *values)
+        return getattr(net, f"add_{method}")(*tensors[:inputs], *values)
 
     return make
 
@@ -39,69 +39,69 @@ def _add_layer_with_list(method: str, **arguments: Encode) -> Make:
 
 
 def _convolution(method: str) -> Make:
-    def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+    def make(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         maps, size = row.attribute("num_output_maps"), row.attribute("kernel_size_nd")
-        return getattr(net, f"add_{method}_nd")(given[0], maps, size, weights("kernel"), weights("bias"))
+        return getattr(net, f"add_{method}_nd")(tensors[0], maps, size, weights("kernel"), weights("bias"))
 
     return make
 
 
-def _constant(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _constant(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     return net.add_constant(row.attribute("shape"), weights("weights"))
 
 
-def _scale(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _scale(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     mode = trt.ScaleMode.__members__[row.attribute("mode")]
     roles = map(weights, ("shift", "scale", "power"))
-    return net.add_scale_nd(given[0], mode, *roles, row.attribute("channel_axis"))
+    return net.add_scale_nd(tensors[0], mode, *roles, row.attribute("channel_axis"))
 
 
 def _normalization(
-    net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
+    net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
     method = "normalization_v2" if row.attribute("is_v2") else "normalization"
-    return _add_layer(method, 3, axes=axes_to_bits)(net, row, given, weights)
+    return _add_layer(method, 3, axes=axes_to_bits)(net, row, tensors, weights)
 
 
-def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _matmul(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     first, second = (trt.MatrixOperation.__members__[row.attribute(name)] for name in ("op0", "op1"))
-    return net.add_matrix_multiply(given[0], first, given[1], second)
+    return net.add_matrix_multiply(tensors[0], first, tensors[1], second)
 
 
-def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _slice(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     """Create a slice; start, size or stride are zeros if inputs supply them."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
-    count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
-    return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))
+    count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(tensors[0].shape))
+    return net.add_slice(tensors[0], *((0,) * count if value is None else value for value in plain))
 
 
-def _fill(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _fill(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     operation, dtype = _enum_member("FillOperation")(row.attribute("operation")), dtype_called(row.attribute("to_type"))
     return net.add_fill(row.attribute("shape", (0,)), operation, dtype)
 
 
-def _topk(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _topk(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     operation, axes = _enum_member("TopKOperation")(row.attribute("op")), axes_to_bits(row.attribute("axes"))
-    return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
+    return net.add_topk(tensors[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
 
 
-def _collective(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _collective(net: trt.INetworkDefinition, row: Layer, inputs: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     """Create a collective, and write into its metadata what the bindings do not return."""
     operation, reduction = row.attribute("operation"), row.attribute("reduction")
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]
-    layer = net.add_dist_collective(given[0], *kinds, -1, None)
+    layer = net.add_dist_collective(inputs[0], *kinds, -1, None)
     if layer is not None:
         layer.metadata = f"{operation} {reduction}"
     return layer
 
 
 def _dynamic_quantize(
-    net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
+    net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
     types = {"to_type": dtype_called, "scale_type": dtype_called}
     if row.attribute("block_shape"):
-        return _add_layer("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, given, weights)
-    return _add_layer("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, given, weights)
+        return _add_layer("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, tensors, weights)
+    return _add_layer("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, tensors, weights)
 
 
 LAYERS: Mapping[str, Make] = MappingProxyType(

@@ -34,11 +34,11 @@ def _leaves_unwritten(segment: SegmentNodes, shapes: Mapping[torch.fx.Node, Sequ
     """Return whether a symbol of 0 makes a node empty that depends on a non-empty node from which a path of non-empty
     nodes leads to an output."""
 
-    def may_be_none(size: Expr) -> bool:
+    def may_be_zero(size: Expr) -> bool:
         names = set() if isinstance(size, int) else {each.name for each in size.free_symbols}
         return symbol in names and names <= segment.ranges.keys() and bounds(size, segment.ranges).min < 1
 
-    empty = {node for node, each in shapes.items() if each and all(any(map(may_be_none, shape)) for shape in each)}
+    empty = {node for node, each in shapes.items() if each and all(any(map(may_be_zero, shape)) for shape in each)}
     leaving, read = set[torch.fx.Node](), set[torch.fx.Node]()
     for node in reversed(segment.nodes):
         if node in empty or not shapes[node]:

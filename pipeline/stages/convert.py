@@ -109,7 +109,7 @@ class _Conversion:
             return
         self.env[port.name] = inner = base.cast(self.ctx, port.name, source, dtype)
         for tensor in (source, inner):
-            self.ctx.note_shape(tensor, port.shape)
+            self.ctx.record_shape(tensor, port.shape)
 
     def size(self, expr: Expr) -> int:
         """Return an input's size in the network: -1 if it is dynamic, within the segment's profile if it has one."""
@@ -154,7 +154,7 @@ class _Conversion:
         self.adopt(layers)
         self.note_computed(node, literals)
         self.name_layers(node, layers, result)
-        self.ctx.note_result(result, node.meta.get("val"))
+        self.ctx.record_result_shapes(result, node.meta.get("val"))
         self.env[name] = result
 
     def blamed(self, node: torch.fx.Node, error: Exception) -> str:
@@ -257,11 +257,11 @@ class _Conversion:
         taken = name in {layer.name for layer in layers}
         for layer in layers:
             if layer.name.startswith("(Unnamed Layer"):
-                layer.name = self.ctx.unique(f"{name}:{layer.type.name.lower()}")
+                layer.name = self.ctx.make_unique_name(f"{name}:{layer.type.name.lower()}")
         if layers and isinstance(result, trt.ITensor) and not taken:
             last = layers[-1]
             if last.name.startswith(f"{name}:") and last.num_outputs and last.get_output(0) is result:
-                last.name = self.ctx.unique(name)
+                last.name = self.ctx.make_unique_name(name)
 
     def finish(self) -> None:
         """Mark outputs, name tensors and weights, and create the description of the network."""

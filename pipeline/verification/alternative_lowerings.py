@@ -50,7 +50,7 @@ def in_float32(program: Program, nodes: Sequence[str]) -> Program:
         raise NotPossibleError("no node of it computes in float16 or bfloat16")
     for node in found:
         _widened(rewriting, node)
-    return rewriting.finished()
+    return rewriting.changed_program()
 
 
 def _widened(rewriting: Rewriting, node: Node) -> None:
@@ -106,7 +106,7 @@ def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Progra
             return made
 
         _take_place(rewriting, node, call_graph(template.graph, inputs, emit))
-    return rewriting.finished()
+    return rewriting.changed_program()
 
 
 def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:

@@ -86,7 +86,7 @@ def _converted(
             elif node.op == "call_function":
                 ctx.node = node
                 env[node.name] = _convert(ctx, name, node, validated, env)
-                ctx.note_result(env[node.name], node.meta.get("val"))
+                ctx.record_result_shapes(env[node.name], node.meta.get("val"))
     finally:
         ctx.node, ctx.marks = around
     return env
