@@ -34,8 +34,7 @@ ALIKE: Final = MappingProxyType(
         "_prelu_kernel": ("self", "weight"),
     }
 )
-"""Arguments that must have one dtype, by the operator's name. Biases of convolutions are left out, since devices
-differ."""
+"""Arguments that must have one dtype, by the operator's name, except convolutions' biases, since devices differ."""
 
 FLOATING, INTEGRAL, INDICES = "a floating dtype", "an integer dtype or bool", "int64 or int32"
 NUMBERS, PIXELS, PLACES = "a dtype of numbers", "a floating dtype or uint8", "int64, int32, uint8 or bool"

@@ -156,8 +156,7 @@ def make_interpreter(
 
 
 def get_attribute(module: torch.nn.Module, path: str) -> Argument:
-    """Return the tensor or submodule at a path below a module; raise an AttributeError if the path is missing or leads
-    to another Python attribute."""
+    """Return the tensor or submodule at a path below a module; raise an AttributeError if there is none."""
     *parents, name = path.split(".")
     for parent in parents:
         found = module._modules.get(parent)

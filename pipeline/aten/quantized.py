@@ -1,5 +1,4 @@
-"""The quantization operators to which the operator patterns of all exporters are rewritten; graphs contain them between
-capture and conversion.
+"""The quantization operators of graphs between capture and conversion: all exporters' patterns are rewritten to them.
 
 A *block* is the number of elements along each dim that share a scale (-1: the whole dim): ``(-1, -1)`` is per tensor,
 ``(1, -1)`` per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has the rank of its tensor and

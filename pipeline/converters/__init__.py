@@ -36,8 +36,7 @@ def converter_modules() -> tuple[ModuleType, ...]:
 
 
 DYNAMO_CONVERTERS: Final = ConverterRegistry.of(*converter_modules())
-"""Every converter of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` return new
-registries."""
+"""All converters of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` return new ones."""
 
 DECOMPOSITIONS: Final = DecompositionTable.of(*converter_modules())
 """Our own decompositions."""

@@ -97,8 +97,7 @@ def _operators(key: object) -> tuple[Op, ...]:
 def select_decompositions(
     decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
 ) -> tuple[DecompositionTable, frozenset[Op]]:
-    """Return the decompositions including those of torch that the user enables, and the operators that the user
-    disables.
+    """Return the decompositions with the enabled decompositions of torch, and the operators that the user disables.
 
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.

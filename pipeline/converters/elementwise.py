@@ -105,8 +105,7 @@ BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 
 
 def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integers are split into digits along one more dim, and TensorRT's limit is rank 8; masks of 2**k - 1 need no
-    split."""
+    """Integers are split into digits along a further dim, up to TensorRT's rank 8; masks of 2**k - 1 are not split."""
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True

@@ -117,8 +117,7 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
 
 
 def _check_write(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integer indices, or one mask; to accumulate, every index is compared with every position, in 2**31 - 1 elements
-    at most."""
+    """Integer indices, or one mask; accumulating compares all indices and positions: at most 2**31 - 1 elements."""
     tensors, x = _index_tensors(node), argument(node, "self").meta["val"]
     if not all(t.dtype in INTEGERS for _, t in tensors):
         if len(tensors) > 1:

@@ -1,8 +1,7 @@
 """Decompose inverses, determinants and solutions of small matrices into elementwise steps.
 
 TensorRT has no such layers. The steps are elementwise operators, so only matrices of at most `LARGEST` rows (as for
-cameras, poses and filters) are decomposed. For a singular matrix, for which eager raises an error, the inverse or
-solution is not finite.
+cameras, poses and filters) are decomposed. The inverse of a singular matrix, an error in eager, is not finite.
 """
 
 from __future__ import annotations

@@ -77,8 +77,7 @@ Letters: TypeAlias = tuple[str, ...]
 def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor
 
-    torch decomposes equations of one tensor or of more than two, with a letter twice in one operand, or with a size of
-    1 that broadcasts.
+    torch decomposes equations of one tensor or more than two, with a repeated letter, or with a broadcast size of 1.
     """
     read = _parse_equation(equation, [tensor.dim() for tensor in tensors])
     if read is None:

@@ -14,7 +14,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool import argmax_by_gather, max_by_gather, mean_by_gather
+from pipeline.impl.pool import gather_argmax, gather_max, gather_mean
 from pipeline.impl.pool_windows import Windows, adaptive_positions
 from pipeline.impl.reduce import all_dims, extremum, reduce
 from pipeline.network.net import Net
@@ -95,9 +95,9 @@ def max_pool(net: Net, rank: int, input: Value) -> ITensor:
     bool ceil_mode=False) -> Tensor"""
     windows, x = _pool_windows(net.node, rank), base.tensor(net, input)
     if indices_are_read(net.node):
-        return argmax_by_gather(net, x, windows.positions(), [s or 0 for s in windows.sizes])
+        return gather_argmax(net, x, windows.positions(), [s or 0 for s in windows.sizes])
     if max(windows.dilation) > 1 or not base.dtype_of(x).is_floating_point:
-        result = max_by_gather(net, x, windows.positions())
+        result = gather_max(net, x, windows.positions())
     else:
         result = pool.max_pool(net, x, windows)
     return result if isinstance(net.node.meta["val"], torch.Tensor) else (result, None)
@@ -221,7 +221,7 @@ def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
         return pool.avg_pool(net, x, windows, False, None)
     wide = base.cast(net, x, torch.float32)
     wide, sizes = _reduce_dynamic_dims(net, wide, trt.ReduceOperation.AVG, sizes)
-    return base.cast(net, mean_by_gather(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
+    return base.cast(net, gather_mean(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
 
 
 @converts(ADAPTIVE_MAX, validator=check_pooled_dims)
@@ -230,10 +230,10 @@ def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITens
     x, sizes = base.tensor(net, input), _adaptive_sizes(net.node, rank)
     if indices_are_read(net.node):
         places = [adaptive_positions(b, a) for b, a in zip(*sizes, strict=True)]
-        return argmax_by_gather(net, x, places, sizes[0])
+        return gather_argmax(net, x, places, sizes[0])
     if _is_single_window(*sizes):
         return _global_pool(net, x, trt.ReduceOperation.MAX, sizes), None
     if (windows := _equal_windows(*sizes)) is not None and base.dtype_of(x).is_floating_point:
         return pool.max_pool(net, x, windows), None
     x, sizes = _reduce_dynamic_dims(net, x, trt.ReduceOperation.MAX, sizes)
-    return max_by_gather(net, x, _windows_per_dim(*sizes)), None
+    return gather_max(net, x, _windows_per_dim(*sizes)), None

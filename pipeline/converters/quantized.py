@@ -40,8 +40,7 @@ def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 
 def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Codes must be constant, since TensorRT-RTX passes none between layers, and their blocks must divide their
-    tensor."""
+    """Quantized values must be constant, as TensorRT-RTX passes none between layers, and blocks divide the tensor."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
         return Rejection("the quantized values are computed; TensorRT-RTX dequantizes constants, and pairs as a whole")

@@ -90,8 +90,7 @@ class ConverterRegistry(Lookup):
 
     @classmethod
     def of(cls, *modules: ModuleType) -> ConverterRegistry:
-        """Return a registry of what modules declare: sorted by module name, then in the order of definition, oldest
-        first.
+        """Return a registry of the converters that modules declare, sorted by module name, then in order of definition.
 
         Neither the order of the arguments nor that of the imports matters, and a function that a module merely
         imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.

@@ -87,8 +87,7 @@ def _uses_scales(rows: list[Row], dynamic_batch: bool) -> bool:
 
 
 def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT resizes floats only; it resizes dynamic dims to sizes, or by scales whose products are exact in
-    float32."""
+    """TensorRT resizes floats only, and dynamic dims to sizes, or by scales whose products are exact in float32."""
     x, how = node.all_input_nodes[0].meta["val"], _resize_options(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.nearest:
         return Rejection(f"the input is {x.dtype}, TensorRT interpolates floating-point tensors only")

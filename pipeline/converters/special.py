@@ -1,5 +1,4 @@
-"""Decompose error and gamma functions, for which TensorRT has no layers, to polynomials over ranges where they converge
-fast.
+"""Decompose error and gamma functions, which TensorRT lacks, to polynomials over ranges of fast convergence.
 
 The coefficients were fitted to float64 values by weighted least squares; each comment ends with the largest relative
 error. Halves are computed in float32.

@@ -39,8 +39,7 @@ def get_graph_converter_support(
 class SupportRow:
     """One target's row in the support table, with its converters in the order of lookup.
 
-    limits: the validators' docstrings, which state the nodes that a converter accepts. schema: ATen's; empty for a
-    Python function.
+    limits: the validators' docstrings, which state the accepted nodes. schema: ATen's; empty for a Python function.
     """
 
     target: str

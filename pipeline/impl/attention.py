@@ -25,8 +25,7 @@ ABSENT = {4: (), 3: (1,), 2: (0, 1)}
 MANY_KEYS = 128
 """The fewest keys from which single-query attention with grouped heads uses separate kernels. With 4 key heads for 32
 query heads on an H100 (RTX 1.4, float16, 16 attentions in a row) the fused kernel took 11.4 µs and separate ones 9.7
-(128 keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal numbers of heads TensorRT
-fuses anyway."""
+(128 keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal heads TensorRT fuses."""
 MAX_SCORES = 1 << 25
 """The most scores per batch element, which are in memory, for separate kernels if the number of queries is dynamic."""
 

@@ -297,8 +297,7 @@ def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
 @block
 def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
     """Add a barrier if this TensorRT has the kernel bug ``quirk``, else return ``x``. The barrier is the maximum of
-    ``x`` and itself: TensorRT does not remove that layer, as it does an identity, so it does not fuse the layers around
-    it."""
+    ``x`` and itself: TensorRT does not remove that layer, unlike an identity, nor fuses across it."""
     return elementwise(net, "MAX", x, x) if is_avoided(quirk) else x
 
 

@@ -88,11 +88,11 @@ def _strip_dims(net: Net, pool: Any, windows: Windows, rank: int) -> ITensor:
     return base.squeeze(net, result, [*range(added - flat), *([base.rank(result) - 2] * flat)])
 
 
-Positions = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 
 @block
-def max_by_gather(net: Net, x: ITensor, positions: Sequence[Positions | None]) -> ITensor:
+def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
     """Return the maximum of each window of the last dims; None leaves a dim as it is."""
     result = base.cast(net, x, arithmetic_dtype(base.dtype_of(x)))
     for dim, rows in _dims_with_windows(x, positions):
@@ -101,7 +101,7 @@ def max_by_gather(net: Net, x: ITensor, positions: Sequence[Positions | None]) -
 
 
 @block
-def mean_by_gather(net: Net, x: ITensor, positions: Sequence[Positions | None]) -> ITensor:
+def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
     """Return the mean of each window of the last dims, computed in float32."""
     result = base.cast(net, x, torch.float32)
     for dim, rows in _dims_with_windows(x, positions):
@@ -114,9 +114,7 @@ def mean_by_gather(net: Net, x: ITensor, positions: Sequence[Positions | None]) 
 
 
 @block
-def argmax_by_gather(
-    net: Net, x: ITensor, positions: Sequence[Positions], sizes: Sequence[int]
-) -> tuple[ITensor, ITensor]:
+def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
     """Return each window's maximum and its flattened index: the first of equal maxima, or the last NaN."""
     value, index = base.cast(net, x, arithmetic_dtype(base.dtype_of(x))), None
     step = 1
@@ -124,20 +122,20 @@ def argmax_by_gather(
         candidates = [_window_element(net, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
         value, index = candidates[0]
         for other in candidates[1:]:
-            value, index = _choose_higher(net, value, index, *other)
+            value, index = _higher(net, value, index, *other)
         step *= size
     assert index is not None
     index = base.expand(net, index, base.sizes(net, value))
     return base.cast(net, value, base.dtype_of(x)), index
 
 
-def _dims_with_windows(x: ITensor, positions: Sequence[Positions | None]) -> list[tuple[int, Positions]]:
+def _dims_with_windows(x: ITensor, positions: Sequence[Array | None]) -> list[tuple[int, Array]]:
     """Return the dims that have windows, from the last to the first."""
     first = base.rank(x) - len(positions)
     return [(first + i, rows) for i, rows in reversed(list(enumerate(positions))) if rows is not None]
 
 
-def _constant_along(net: Net, values: Positions, rank: int, dims: Sequence[int]) -> ITensor:
+def _constant_along(net: Net, values: Array, rank: int, dims: Sequence[int]) -> ITensor:
     """Return a constant that extends along dims of a tensor of that rank."""
     shape = [1] * rank
     for dim, size in zip(dims, values.shape, strict=True):
@@ -146,7 +144,7 @@ def _constant_along(net: Net, values: Positions, rank: int, dims: Sequence[int])
 
 
 def _window_element(
-    net: Net, x: ITensor, index: ITensor | None, dim: int, positions: Positions, step: int
+    net: Net, x: ITensor, index: ITensor | None, dim: int, positions: Array, step: int
 ) -> tuple[ITensor, ITensor]:
     """Return one element of each window and its index."""
     picked = base.constant(net, positions)
@@ -158,13 +156,10 @@ def _window_element(
     return value, base.elementwise(net, "SUM", before, here)
 
 
-def _choose_higher(
-    net: Net, value: ITensor, index: ITensor, other: ITensor, other_index: ITensor
-) -> tuple[ITensor, ITensor]:
+def _higher(net: Net, value: ITensor, index: ITensor, other: ITensor, other_index: ITensor) -> tuple[ITensor, ITensor]:
     """Choose the other element and its index where it is higher or NaN."""
     higher = base.elementwise(net, "GREATER", other, value)
     if base.dtype_of(other).is_floating_point:
         higher = base.elementwise(net, "OR", higher, is_nan(net, other))
-    pairs = (other, value), (other_index, index)
-    value, index = (net.add("select", higher, new, old).get_output(0) for new, old in pairs)
+    value, index = (net.add("select", higher, *pair).get_output(0) for pair in ((other, value), (other_index, index)))
     return value, index

@@ -14,11 +14,9 @@ from pipeline.trt import to_torch, trt
 
 
 def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, inputs: Sequence[torch.Tensor] = ()) -> None:
-    """Raise `NetworkError` if a result is not a tensor, or differs from the expected one in dtype, rank or a static
-    dim.
+    """Raise `NetworkError` if a result is not a tensor, or differs from the expected dtype, rank or static dims.
 
-    A data-dependent dim may have the size of one of the operator's arguments (``inputs``): ``rows[u0] + rows[48]``
-    implies that both are equal.
+    A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
         raise NetworkError(_describe_result(result))

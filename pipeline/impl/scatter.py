@@ -1,6 +1,5 @@
 """Scatter. TensorRT's layer supports only distinct indices; if indices may repeat, every position is compared with all
-indices, and the matching values are reduced. Rows of a KV cache are written in place by TensorRT's KVCacheUpdate
-layer."""
+indices, and the matching values are reduced. TensorRT's KVCacheUpdate layer writes rows of a KV cache in place."""
 
 from __future__ import annotations
 

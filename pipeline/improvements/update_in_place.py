@@ -1,8 +1,7 @@
 """update_in_place: update buffers that a program writes rows to, such as a KV cache, in place.
 
 A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place. Its cache is the buffer or
-the buffer's first batches, reshaped to [B, N, S, D]. An additional output of the program reports whether a row was
-outside of its buffer.
+the buffer's first batches, reshaped to [B, N, S, D]. A further output reports rows outside of the buffer.
 """
 
 from __future__ import annotations

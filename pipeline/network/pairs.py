@@ -26,8 +26,7 @@ UNREAD: Final = {
     ),
     ("int4", "float32"): "; the kernel of TensorRT-RTX 1.6 for INT4 beside float32 does not run on every GPU",
 }
-"""The reason why a TensorRT without `codes_beside_floats` does not fuse a weight, by its quantized and dequantized
-dtypes."""
+"""The reason why TensorRT without `codes_beside_floats` fuses no weight of a quantized and a dequantized dtype."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)

@@ -79,10 +79,7 @@ def _check_ids(ids: tuple[str, ...]) -> frozenset[str]:
 
 
 def find_marks(
-    nodes: Iterable[torch.fx.Node],
-    ranges: Symbols,
-    constants: Iterable[str] = (),
-    outputs: Iterable[str] = (),
+    nodes: Iterable[torch.fx.Node], ranges: Symbols, constants: Iterable[str] = (), outputs: Iterable[str] = ()
 ) -> tuple[Mark, ...]:
     """Return the marks of a segment: for each bug to avoid, the nodes that its analysis finds (`SegmentNodes`)."""
     segment = SegmentNodes(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)

@@ -17,8 +17,7 @@ from pipeline.shapes.environment import Expr, Shape, bounds, shape_of
 
 def find_sizes_that_may_be_zero(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the symbols of input sizes which may be 0 while a non-empty node is read by an empty node and also on a
-    path to an output. Most ranges begin at 0 only because no minimum was stated, and then usually nothing is left to
-    compute."""
+    path to an output. Most ranges begin at 0 only for lack of a stated minimum."""
     names = [name for name, each in segment.ranges.items() if each.min < 1 and not name.startswith("u")]
     shapes = {node: _tensor_shapes(node) for node in segment.nodes} if names else {}
     found = [name for name in names if _leaves_unwritten(segment, shapes, name)]

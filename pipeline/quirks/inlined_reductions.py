@@ -3,8 +3,7 @@
 TensorRT-RTX fuses reductions, matmuls, softmax and normalization over few elements into the kernel that reads them. If
 that is a reduction kernel, versions 1.4 to 1.7.1 compute each such element once and reuse it for other elements:
 ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by 0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of
-``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. Expanding the operand first, or computing it in another kernel, avoids the
-bug.
+``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. Expanding the operand first, or a separate kernel for it, avoids the bug.
 """
 
 from __future__ import annotations

@@ -81,8 +81,7 @@ def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
-    """Return whether an elementwise operator reads a node or a view of it, and no softmax follows; a softmax after a
-    matmul has separate kernels."""
+    """Return whether an elementwise operator without a following softmax, which has own kernels, reads a node."""
     return any(
         (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
         or (depth > 0 and is_move(user) and _is_read_elementwise(segment, user, depth - 1))

@@ -85,8 +85,7 @@ _WIDENED_AGAIN = re.compile(
 
 
 def find_rounded_deconvolutions(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the transposed-convolution kernels that round to bfloat16 but return another dtype, as (kernel, result)
-    (`rounded-deconvolutions`)."""
+    """Return the deconvolution kernels that round to bfloat16 but return another dtype (`rounded-deconvolutions`)."""
     return _kernels_by_result(plan, _WIDENED_AGAIN, False)
 
 
@@ -113,8 +112,7 @@ _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mas
 
 
 def find_float16_attention_sums(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the fused attention kernels with an added mask that accumulate in float16, rounding after every 32 keys
-    (`masked-attention-sums`)."""
+    """Return the attention kernels with an added mask that accumulate in float16 (`masked-attention-sums`)."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
@@ -195,8 +193,7 @@ _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int6
 
 
 def find_misplaced_registers(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the reduction kernels that broadcast values from registers in which most threads do not have the values
-    (`broadcast-in-reductions`)."""
+    """Return the reduction kernels that broadcast from registers that few threads set (`broadcast-in-reductions`)."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_unset_registers(source))
     return tuple(dict.fromkeys(names))

@@ -20,8 +20,7 @@ AffectedNode: TypeAlias = tuple[MarkKind, str, tuple[str, ...]]
 
 @define(slots=False, eq=False)
 class SegmentNodes:
-    """The nodes of a segment in order, the names of its outputs and of the placeholders that are its constants, and the
-    ranges of its symbols."""
+    """The nodes of a segment in order, the names of its constant placeholders and outputs, and its symbols' ranges."""
 
     nodes: tuple[torch.fx.Node, ...]
     constants: frozenset[str]
