@@ -114,7 +114,7 @@ def dtype_of(value: Value) -> torch.dtype:
 
 def network_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype by which networks represent a torch dtype: float32 for float64 (``truncate_double``), and int32
-    for uint8, which TensorRT accepts only as a network's input and output (``byte`` wraps its values)."""
+    for uint8, which TensorRT accepts only as a network's input and output (``to_uint8`` wraps its values)."""
     return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
 
 

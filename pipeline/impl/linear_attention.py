@@ -40,7 +40,7 @@ UNROLLED: Final = 8
 
 @frozen
 class TokenInputs:
-    """``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B, H, L, 1]."""
+    """``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B, H, L, 1]"""
 
     query: ITensor
     key: ITensor

@@ -75,4 +75,4 @@ def _fold(rewriting: Rewriting, node: Node, last: Node, factor: Node, term: Node
     if term is not None:
         shift = shaped(term, 1) if shift is None else create(aten.add.Tensor, shift, shaped(term, 1))
     shift = shift and create.cast(shift, dtype_of(node))
-    rewriting.try_replace(last, node.target, (x, kernel, shift, *options))
+    rewriting.offer(last, node.target, (x, kernel, shift, *options))

@@ -16,7 +16,7 @@ def fuse_gelu(rewriting: Rewriting) -> None:
             x = _other_operand(rewriting, half, aten.mul.Tensor, 0.5)
             if x is not None and _is_tanh_part(rewriting, other, _skip_casts(x)):
                 given = rewriting.before(node).cast(x, dtype_of(node))
-                if rewriting.try_replace(node, aten.gelu.default, (given,), {"approximate": "tanh"}) is not None:
+                if rewriting.offer(node, aten.gelu.default, (given,), {"approximate": "tanh"}) is not None:
                     break
 
 

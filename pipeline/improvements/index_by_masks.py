@@ -22,7 +22,7 @@ def index_by_masks(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(aten.index_put.default):
         mask = _mask_of_coordinates(argument(node, "self"), argument(node, "indices"))
         if mask is not None:
-            rewriting.try_replace(node, node.target, (node.args[0], [mask], *node.args[2:]), dict(node.kwargs))
+            rewriting.offer(node, node.target, (node.args[0], [mask], *node.args[2:]), dict(node.kwargs))
 
 
 def _mask_of_coordinates(x: Argument, indices: object) -> Node | None:

@@ -31,7 +31,7 @@ def merge_head_views(rewriting: Rewriting) -> None:
             for part in parts if rewriting.accepted(whole) else ():
                 start = part.start // width
                 heads = (whole, rank_of(whole) - 2, start, start + part.heads)
-                rewriting.try_replace(part.view, aten.slice.Tensor, heads)
+                rewriting.offer(part.view, aten.slice.Tensor, heads)
             rewriting.erase(whole)
 
 

@@ -211,7 +211,7 @@ def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, region: Mapp
         rows = made[chosen.source, chosen.dim]
         for reader in list(chosen.source.users):
             if reader.target is aten.select.int:
-                rewriting.try_replace(reader, aten.select.int, (rows, chosen.dim, 0))
+                rewriting.offer(reader, aten.select.int, (rows, chosen.dim, 0))
             else:
                 rewriting.replace(reader, rows)
     for node in reversed(made.values()):

@@ -35,7 +35,7 @@ SMALL = 1 << 22
 
 
 class Rewriting:
-    """A copy of a program's graph that passes change. ``finished`` returns the changed program."""
+    """A copy of a program's graph that passes change. ``changed_program`` returns the result."""
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
@@ -98,7 +98,7 @@ class Rewriting:
         """Return a function that creates calls before a node and on behalf of it, and collects them."""
         return NewCalls(self, node)
 
-    def try_replace(
+    def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
     ) -> Node | None:
         """Replace ``old`` by a call; change nothing and return None if no converter accepts it or its type differs."""

@@ -22,7 +22,7 @@ def select_parts(rewriting: Rewriting) -> None:
             last, width = rank_of(node) - 1, parts[0][0].meta["val"].shape[-1]
             view = rewriting.create(aten.unflatten.int, (node, last, [len(parts), width]), {}, node.next)
             for index, (part, _) in enumerate(parts) if rewriting.accepted(view) else ():
-                rewriting.try_replace(part, aten.select.int, (view, last, index))
+                rewriting.offer(part, aten.select.int, (view, last, index))
             rewriting.erase(view)
 
 

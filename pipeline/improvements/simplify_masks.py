@@ -52,7 +52,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
         if uniform_value(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
             replace_mask(rewriting, node, None)
         elif evaluate(_is_causal, rewriting, mask):
-            rewriting.try_replace(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
+            rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
         elif not is_declared_open(mask) and (mask in shown or is_provably_open(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
                 shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
@@ -65,7 +65,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
 def replace_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
     """Replace the mask of an attention, and its values if ``value`` is given, if a converter accepts the result."""
     query, key, own, _, *options = node.args
-    rewriting.try_replace(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
+    rewriting.offer(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
 
 
 def uniform_value(rewriting: Rewriting, node: object) -> float | None:

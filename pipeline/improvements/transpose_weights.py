@@ -24,7 +24,7 @@ def transpose_weights(rewriting: Rewriting) -> None:
             continue
         if rank_of(weight) == 2 and rewriting.owns_constant(node, weight) and _adds_only_vector(node, bias):
             turned = rewriting.create(aten.transpose.int, (weight, 0, 1), {}, node)
-            if rewriting.try_replace(node, aten.linear.default, (x, turned, *bias)) is None:
+            if rewriting.offer(node, aten.linear.default, (x, turned, *bias)) is None:
                 rewriting.erase(turned)
 
 

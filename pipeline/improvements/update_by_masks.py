@@ -34,7 +34,7 @@ def update_by_masks(rewriting: Rewriting) -> None:
         if update.reads(value) and update.can_compute_all(value):
             for _ in range(rank_of(x) - rank_of(mask)):
                 mask = rewriting.create(aten.unsqueeze.default, (mask, -1), {}, node)
-            rewriting.try_replace(node, aten.where.self, (mask, update.compute_all(value), x))
+            rewriting.offer(node, aten.where.self, (mask, update.compute_all(value), x))
 
 
 @frozen

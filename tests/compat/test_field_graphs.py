@@ -71,7 +71,7 @@ def test_an_operator_with_a_converter_is_not_taken_apart() -> None:
 def to_own(rewriting: Rewriting) -> None:
     """A pass that puts an operator of the user's in the place of PyTorch's."""
     for node in rewriting.nodes(aten.scaled_dot_product_attention.default):
-        rewriting.try_replace(node, torch.ops.field.attention.default, node.args)
+        rewriting.offer(node, torch.ops.field.attention.default, node.args)
 
 
 def test_a_pass_that_rewrites_for_a_converter() -> None:

@@ -92,7 +92,7 @@ def test_as_many_images_as_data_says() -> None:
 def asks(rewriting: Rewriting) -> None:
     """Turns one into a sigmoid, and asks what data knows for another."""
     first, second = rewriting.nodes(torch.ops.aten.relu.default)
-    rewriting.try_replace(first, torch.ops.aten.sigmoid.default, first.args)
+    rewriting.offer(first, torch.ops.aten.sigmoid.default, first.args)
     rewriting.create(torch.ops.aten.neg.default, second.args, {}, second)
     raise GuardOnDataDependentSymNode(sympy.Symbol("u0") > 1, "asked")
 

@@ -85,7 +85,7 @@ def doubles(target: Any) -> Any:
         """Twice the second operand."""
         for node in rewriting.nodes(target):
             twice = rewriting.create(aten.mul.Tensor, (node.args[1], 2.0), {}, node)
-            rewriting.try_replace(node, target, (node.args[0], twice))
+            rewriting.offer(node, target, (node.args[0], twice))
 
     return doubled
 
@@ -96,7 +96,7 @@ def joins(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(aten.mul.Tensor):
         x, term = node.args[0].args  # type: ignore[union-attr]
         both = rewriting.create(aten.add.Tensor, (term, node.args[1]), {}, node)
-        rewriting.try_replace(node, aten.add.Tensor, (x, both))
+        rewriting.offer(node, aten.add.Tensor, (x, both))
 
 
 def test_constants_of_several_stages_keep_apart_what_is_called_alike() -> None:
