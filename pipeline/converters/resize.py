@@ -49,16 +49,16 @@ def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
     return [s if s is not None and s > 0 else None for s in given]
 
 
-Row = tuple[Any, Any, float | None]
+ResizedDim = tuple[Any, Any, float | None]
 """A dim: its size before and after (an int or an expression), and its scale."""
 
 
-def _resized_dims(node: torch.fx.Node) -> list[Row]:
+def _resized_dims(node: torch.fx.Node) -> list[ResizedDim]:
     before, after = (x.meta["val"].shape[2:] for x in (node.all_input_nodes[0], node))
     return list(zip(map(expression, before), map(expression, after), _scales(node, len(before)), strict=True))
 
 
-def _is_static(row: Row) -> bool:
+def _is_static(row: ResizedDim) -> bool:
     return isinstance(row[0], int) and isinstance(row[1], int)
 
 
@@ -67,18 +67,18 @@ def _is_exact_scale(scale: float | None) -> bool:
     return scale is not None and (scale * 1024).is_integer()
 
 
-def _needs_taps(options: Resize, row: Row, by_scales: bool) -> bool:
+def _needs_taps(options: Resize, row: ResizedDim, by_scales: bool) -> bool:
     """Return whether TensorRT's layer would sample a static dim at other positions than eager."""
     before, after, scale = row
     if not _is_static(row) or (before == after and scale in (None, 1.0)):
         return False
     even = after % before == 0 or before % after == 0  # otherwise rounding may decide which element is the nearest
     by_sizes = scale is None or options.align_corners or before * scale == after
-    alike = by_sizes and (even or not options.nearest)
+    alike = by_sizes and (even or not options.is_nearest)
     return options.antialias or not alike or (by_scales and not _is_exact_scale(after / before))
 
 
-def _uses_scales(rows: list[Row], dynamic_batch: bool) -> bool:
+def _uses_scales(rows: list[ResizedDim], dynamic_batch: bool) -> bool:
     """Return whether to set the layer's scales, which saves computing sizes at run time."""
     dynamic = [row for row in rows if not _is_static(row)]
     if dynamic:
@@ -89,7 +89,7 @@ def _uses_scales(rows: list[Row], dynamic_batch: bool) -> bool:
 def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT resizes floats only, and dynamic dims to sizes, or by scales whose products are exact in float32."""
     x, how = node.all_input_nodes[0].meta["val"], _resize_options(node, TARGETS[node.target])
-    if not x.is_floating_point() and not how.nearest:
+    if not x.is_floating_point() and not how.is_nearest:
         return Rejection(f"the input is {x.dtype}, TensorRT interpolates floating-point tensors only")
     rows = _resized_dims(node)
     by_scales = _uses_scales(rows, False)
@@ -117,7 +117,7 @@ def upsample(net: Net, mode: str, input: Value) -> ITensor:
     return base.cast(net, _resize(net, wide, how, _resized_dims(net.node)), dtype)
 
 
-def _resize(net: Net, x: Any, options: Resize, rows: list[Row]) -> Any:
+def _resize(net: Net, x: Any, options: Resize, rows: list[ResizedDim]) -> Any:
     """Resize some dims by weighted gathers (taps), and the others by the layer."""
     by_scales = _uses_scales(rows, -1 in base.dims(x)[:2])
     taps = [_needs_taps(options, row, by_scales) for row in rows]
@@ -131,7 +131,7 @@ def _resize(net: Net, x: Any, options: Resize, rows: list[Row]) -> Any:
     return resize(net, x, options, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in rows], None)
 
 
-def _layer_scale(row: Row, tapped: bool) -> float:
+def _layer_scale(row: ResizedDim, tapped: bool) -> float:
     before, after, scale = row
     return 1.0 if tapped else after / before if scale is None or _is_static(row) else scale
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.expression import operation_of, readable_size, solution
+from pipeline.impl.expression import operation_of, readable_size, solve_for_symbol
 from pipeline.impl.promotion import promoted_dtype
 from pipeline.network.context import NetworkError, SymbolicInt, content_name
 from pipeline.network.net import Net
@@ -232,8 +232,8 @@ def _shape(net: Net, x: ITensor) -> ITensor:
     return net.ctx.cached("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
-def _slice_size(net: Net, x: ITensor, index: int) -> ITensor:
-    return net.add("slice", x, (index,), (1,), (1,)).get_output(0)
+def _slice_size(net: Net, x: ITensor, dim: int) -> ITensor:
+    return net.add("slice", x, (dim,), (1,), (1,)).get_output(0)
 
 
 @block
@@ -275,7 +275,7 @@ def _add_operation(net: Net, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
         return constant(net, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol and str(expr) not in net.ctx.symbols:
-        return _add_operation(net, solution(net.ctx, expr))
+        return _add_operation(net, solve_for_symbol(net.ctx, expr))
     if expr.is_Symbol or on_host(expr):
         source, dim = net.ctx.symbols[str(expr)]
         return size_tensor(net, source) if dim is None else _slice_size(net, _shape(net, source), dim)

@@ -28,7 +28,7 @@ def operation_of(expr: Any) -> Operation:
     return _OPERATIONS[function](*expr.args)
 
 
-def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
+def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     """Solve a readable size that is linear in ``symbol`` for it; raise a `NetworkError` if there is no such size."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:

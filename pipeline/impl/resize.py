@@ -31,7 +31,7 @@ class Resize:
     antialias: bool = False
 
     @property
-    def nearest(self) -> bool:
+    def is_nearest(self) -> bool:
         return self.mode.startswith("nearest")
 
 
@@ -60,14 +60,14 @@ def resize(net: Net, x: ITensor, options: Resize, sizes: Sequence[Size], scales:
 
 def _set_mode(layer: Any, options: Resize) -> None:
     transformation = trt.ResizeCoordinateTransformation
-    layer.resize_mode = trt.InterpolationMode.__members__["NEAREST" if options.nearest else options.mode.upper()]
+    layer.resize_mode = trt.InterpolationMode.__members__["NEAREST" if options.is_nearest else options.mode.upper()]
     if options.mode == "nearest":
         layer.coordinate_transformation = transformation.ASYMMETRIC
         layer.nearest_rounding = trt.ResizeRoundMode.FLOOR
         return
     by_corners, by_pixels = transformation.ALIGN_CORNERS, transformation.HALF_PIXEL
     layer.coordinate_transformation = by_corners if options.align_corners else by_pixels
-    if options.nearest:
+    if options.is_nearest:
         layer.nearest_rounding = trt.ResizeRoundMode.HALF_UP
     if options.align_corners:
         layer.selector_for_single_pixel = trt.ResizeSelector.UPPER
@@ -102,11 +102,11 @@ def resize_by_taps(
 ) -> ITensor:
     """Resize the last dims from sizes ``before`` to ``after``; None leaves a dim as it is."""
     dtype, first = base.dtype_of(x), base.rank(x) - len(before)
-    result = x if options.nearest else base.cast(net, x, torch.float32)
+    result = x if options.is_nearest else base.cast(net, x, torch.float32)
     for i, (size, wanted, scale) in enumerate(zip(before, after, scales, strict=True)):
         if size is not None:
             places, weights = _taps(options, size, wanted, scale)
-            result = _weighted_gather(net, result, first + i, places, None if options.nearest else weights)
+            result = _weighted_gather(net, result, first + i, places, None if options.is_nearest else weights)
     return base.cast(net, result, dtype)
 
 

@@ -87,7 +87,7 @@ class Convolution:
     @property
     def is_worthwhile(self) -> bool:
         """Return whether a matmul takes about as long as TensorRT's convolution and is much more exact."""
-        return self.terms >= TERMS and self.maps >= MAPS and self.fits_in_memory(every=False)
+        return self.terms >= TERMS and self.maps >= MAPS and self.fits_in_memory(all_exact=False)
 
     @property
     def is_small(self) -> bool:
@@ -100,10 +100,10 @@ class Convolution:
         is_dense = not any(self.per_dim("padding")) and set(self.per_dim("stride")) == {1}
         return self.taps == 1 and self.groups == 1 and is_dense
 
-    def fits_in_memory(self, every: bool) -> bool:
+    def fits_in_memory(self, all_exact: bool) -> bool:
         """Return whether the tensor of all windows fits in memory."""
         size = self.pixels * self.terms * 2
-        return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if every else WINDOWS)
+        return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if all_exact else WINDOWS)
 
     def per_dim(self, name: str) -> list[int]:
         """Return the value of an argument for each spatial dim."""

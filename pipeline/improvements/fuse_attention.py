@@ -75,10 +75,10 @@ def fuse_attention(rewriting: Rewriting) -> None:
         if scores is None or {dtype_of(scores.query), dtype_of(scores.key)} != {dtype_of(node)}:
             continue
         if not scores.finite or _has_unmasked_positions(rewriting, scores):
-            _fuse(rewriting, node, scores, value)
+            _replace_by_attention(rewriting, node, scores, value)
 
 
-def _fuse(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None:
+def _replace_by_attention(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None:
     key = _transpose_key(rewriting, scores.key, node)
     leading = {shape_of(n.meta["val"])[:-2] for n in (scores.query, key, value)}
     if len(leading) > 1:  # attention broadcasts less than matmuls do

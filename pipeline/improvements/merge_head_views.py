@@ -49,12 +49,7 @@ def _head_slices(node: Node) -> Iterator[HeadSlice]:
     """Yield the slices of a node's last dim whose only readers reshape them to heads."""
     for piece, start in last_dim_slices(node):
         view = only_reader(piece)
-        if (
-            view is not None
-            and op_kind(view.target) is Kind.RESHAPES
-            and _splits_dim(view, piece)
-            and not is_output(view)
-        ):
+        if view is not None and _splits_dim(view, piece) and not is_output(view):
             yield HeadSlice(view, start, *view.meta["val"].shape[-2:])
 
 
@@ -80,6 +75,8 @@ def _slices_last_dim(user: Node, node: Node) -> bool:
 
 def _splits_dim(view: Node, piece: Node) -> bool:
     """Return whether a view splits the last dim in two and changes nothing else."""
+    if op_kind(view.target) is not Kind.RESHAPES:
+        return False
     seen, given = shape_of(view.meta["val"]), shape_of(piece.meta["val"])
     return len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and all(isinstance(s, int) for s in seen[-2:])
 

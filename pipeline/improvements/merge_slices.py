@@ -33,7 +33,7 @@ def merge_slices(rewriting: Rewriting) -> None:
         slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
         for one, other in pairwise(slices):
             if one.stop == other.start and not one.node._erased:
-                _merge(rewriting, node, one, other)
+                _merge_chains(rewriting, node, one, other)
 
 
 @frozen
@@ -137,7 +137,7 @@ class _Chain:
         return bool(readers) and begin_kernels and any(map(is_pointwise, self.pairs))
 
 
-def _merge(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:
+def _merge_chains(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:
     chain = _Chain(one, other)
     if not chain.is_worthwhile:
         return

@@ -147,9 +147,9 @@ class ConversionContext:
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise TypeError(f"record_weight takes a name and a torch.Tensor, not {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
-        self._keep(name, weight)
+        self._keep_alive(name, weight)
 
-    def _keep(self, name: str, weight: torch.Tensor) -> None:
+    def _keep_alive(self, name: str, weight: torch.Tensor) -> None:
         self.weight_refit_map[name] = weight
         self.cpu_weights_reference_holder.append(weight)
 
@@ -183,7 +183,7 @@ class ConversionContext:
             tensor = self.literals.setdefault(name, tensor) if constant is None else tensor.clone()
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
-        self._keep(name, tensor)
+        self._keep_alive(name, tensor)
         return weights_of(tensor)
 
     def trt_quantized_weights(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:

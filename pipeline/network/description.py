@@ -200,10 +200,10 @@ def describe(
     name, role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
     need none.
     """
-    return _Description(weight_name, weight_at).describe_network(net, name, profile)
+    return _NetworkReader(weight_name, weight_at).describe_network(net, name, profile)
 
 
-class _Description:
+class _NetworkReader:
     """The names assigned so far. The bindings return the same Python object for a TensorRT object only while that
     Python object is alive, so this class keeps references."""
 
