@@ -97,7 +97,7 @@ def test_values_print_on_one_line(value: Any, text: str) -> None:
 
 
 def test_weights_nobody_knows_are_an_error_that_names_the_layer() -> None:
-    with pytest.raises(ValueError, match=r"the kernel of layer 'stem/conv' \(54 x float32\) was not recorded"):
+    with pytest.raises(ValueError, match=r"no name was recorded for the kernel of layer 'stem/conv' \(54 x float32\)"):
         describe(convolution(), name="net", weight_name=lambda pointer: None)
 
 
