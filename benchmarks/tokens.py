@@ -33,7 +33,7 @@ from benchmarks.gpu import HostMemory, gpu_name, warm_up
 from benchmarks.real_row import Turns, of_this_gpu
 from benchmarks.token_models import DEVICE, SIZES, WITH_STATES, bytes_read, model_of
 from benchmarks.turns import in_turns
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.cli.usage import first_line
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compat.transformers.caches import cache_name, takes
@@ -45,7 +45,7 @@ from pipeline.stages.choose import Choose
 LENGTHS = (128, 1024, 4096, 16384)
 COPIED = 1 << 30
 EXECUTOR: Final = "tensorrt"
-PRODUCTS = (Does.PROJECTS, Does.MULTIPLIES)
+PRODUCTS = (Kind.PROJECTS, Kind.MULTIPLIES)
 FIELDS: tuple[str, ...] = ("model", "dtype", "batch", "positions")
 PROMPTS = 512
 """Tokens of the longest prompt, if no longer one is measured."""
@@ -134,7 +134,7 @@ def by_module(program: pipeline.Compiled, profile: Profile) -> list[dict[str, An
     nodes = {node.name: node for node in program.program.graph.nodes}
     rows: dict[str, dict[str, Any]] = {}
     for layer in (layer for segment in profile.segments for layer in segment.layers):
-        products = [nodes[n] for n in layer.nodes if n in nodes and does(nodes[n].target) in PRODUCTS]
+        products = [nodes[n] for n in layer.nodes if n in nodes and op_kind(nodes[n].target) in PRODUCTS]
         named = [n.name for n in products] or list(layer.nodes)
         name = modules.get(named[0], "") if named else "TensorRT's own"
         row = rows.setdefault(name, {"kernels": 0, "us": 0.0, "mb": 0.0})

@@ -17,7 +17,7 @@ from pipeline.errors import Fallback, Unreached, no_attribute
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.network.pairs import Pair, pairs
+from pipeline.network.pairs import Pair, find_pairs
 from pipeline.program import Partitioned, Program, border_lines, segment_lines
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Agreement, Healed
@@ -196,7 +196,7 @@ class Compiled:
         """Return, for each quantized weight and each quantize/dequantize pair of an activation, whether a matmul or
         convolution reads the quantized values, or why not, according to the engines' plans; empty without engines."""
         rows = zip(self.networks, self.engines, strict=False)
-        return tuple(p for network, engine in rows for p in pairs(network, engine.plan, self.planned(engine)))
+        return tuple(p for network, engine in rows for p in find_pairs(network, engine.plan, self.planned(engine)))
 
     def planned(self, engine: Engine) -> Network:
         """Return the network of the engine's plan: the engine's network, or an equal network with other names."""

@@ -17,7 +17,7 @@ from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
-from pipeline.converters.decompositions import DecompositionTable, chosen
+from pipeline.converters.decompositions import DecompositionTable, select_decompositions
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.inputs import Input
@@ -143,7 +143,9 @@ def default(
         known = ", ".join(CAPABILITIES.compute_capabilities)
         builds = f"builds for {known}" if known else "builds for the GPU at hand only: leave them empty"
         raise ValueError(f"compute_capabilities: {LIBRARY} does not know {unknown[0]}; it {builds}")
-    decompositions, whole = chosen(decompositions, torch_enabled_decompositions, torch_disabled_decompositions)
+    decompositions, whole = select_decompositions(
+        decompositions, torch_enabled_decompositions, torch_disabled_decompositions
+    )
     front = Decompose(registry, decompositions, whole), Improve(registry), Validate(registry, decompositions, whole)
     built = cached_by(settings, Build(build_executor))
     back = partition, avoid_faults, convert, built, refit_map, Load(), Choose(kept=kept_by(settings))

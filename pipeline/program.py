@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.graphs import over, results
+from pipeline.aten.graphs import graph_module, results_of
 from pipeline.aten.support import Choice, Rejection
 from pipeline.aten.tensor_type import TensorType
 from pipeline.errors import Fallback, Unreached
@@ -163,7 +163,7 @@ class Program(SavedFields):
 
     def with_graph(self, graph: torch.fx.Graph, **changes: Any) -> Program:
         """Return this program with another graph over the same parameters and modules, and with these field changes."""
-        return evolve(self, graph_module=over(self.graph_module, graph), **changes)
+        return evolve(self, graph_module=graph_module(self.graph_module, graph), **changes)
 
     def as_source(self) -> Program:
         """Return this program as the ``source`` of derived programs: without weights, which those have."""
@@ -187,7 +187,7 @@ class Program(SavedFields):
 
 def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
     """Return the outputs with the node names that the graph now returns, since a rewrite may rename nodes."""
-    nodes = zip(outputs, results(graph), strict=True)
+    nodes = zip(outputs, results_of(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
 

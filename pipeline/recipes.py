@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.calls import callee, operator_named, qualified_name
-from pipeline.aten.traits import Does, does
+from pipeline.aten.calls import callee, find_operator, qualified_name
+from pipeline.aten.traits import Kind, op_kind
 
 __all__ = ["CPU", "Recipe", "Ref", "Step", "called", "held", "identity", "numbers_of", "qualified_name", "target_of"]
 
@@ -123,8 +123,9 @@ def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype 
     """Return the wider dtype in which to compute a matmul or convolution; None for the operands' dtype."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
-        return torch.float32 if does(target) in (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES) else None
-    return torch.float64 if not on_cpu and operand.dtype == torch.float32 and does(target) is Does.CONVOLVES else None
+        return torch.float32 if op_kind(target) in (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES) else None
+    is_wide = not on_cpu and operand.dtype == torch.float32 and op_kind(target) is Kind.CONVOLVES
+    return torch.float64 if is_wide else None
 
 
 def held(value: torch.Tensor) -> torch.Tensor:
@@ -143,7 +144,7 @@ def target_of(qualified: str) -> Callable[..., object]:
     Raises:
         LookupError: this process has no such operator.
     """
-    found = operator.getitem if qualified == "operator.getitem" else operator_named(qualified)
+    found = operator.getitem if qualified == "operator.getitem" else find_operator(qualified)
     if found is None:
         raise LookupError(f"there is no operator {qualified[:80]}")
     return found

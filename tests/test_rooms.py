@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.converters import families
+from pipeline.converters import converter_modules
 
 PACKAGE = Path(__file__).parent.parent / "pipeline"
 
@@ -100,7 +100,7 @@ def place(module: str) -> int:
 def graph() -> dict[str, set[str]]:
     """What each module needs."""
     found = {module: needed(module, tree) for module, tree in MODULES.items()}
-    found["pipeline.converters"] |= {family.__name__ for family in families()}
+    found["pipeline.converters"] |= {family.__name__ for family in converter_modules()}
     for package in ("pipeline.testing.strategies", "pipeline.improvements"):
         found[package] |= {name for name in MODULES if name.startswith(f"{package}.")}
     return found

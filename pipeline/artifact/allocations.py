@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.calls import callee
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Target
 from pipeline.recipes import CPU, Recipe, Ref, refs, target_of
 
@@ -27,7 +27,7 @@ FACTOR: Final = 4
 """This multiple of the parameters' bytes need not be declared either, since recipes may widen them."""
 
 _SIZES: Final = frozenset(("size", "n", "m", "steps", "row", "col", "end"))
-_SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS)
+_SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS)
 
 
 def allowed_bytes(parameters: Iterable[int], declared: int) -> int:
@@ -37,7 +37,7 @@ def allowed_bytes(parameters: Iterable[int], declared: int) -> int:
 
 def filled(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
     """Return a lower bound for the bytes of the tensor that a call fills; 0 for other calls and for dynamic sizes."""
-    if does(target) is not Does.FILLS:
+    if op_kind(target) is not Kind.FILLS:
         return 0
     names = [argument.name for argument in target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -54,7 +54,7 @@ def largest(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtyp
     """Return the bytes of the largest tensor that recipes compute from parameters of these dtypes and sizes."""
     known: dict[object, int] = {}
     for recipe in recipes:
-        if all(does(target_of(step.target)) in _SAME for step in recipe.steps):
+        if all(op_kind(target_of(step.target)) in _SAME for step in recipe.steps):
             continue
         names = (*recipe.parameters, *(step.name for step in recipe.steps))
         places = {Ref(name): Ref(str(i)) for i, name in enumerate(names)}

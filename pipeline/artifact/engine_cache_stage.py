@@ -16,7 +16,7 @@ from pipeline.build.serialized_plans import Order, Plan
 from pipeline.compose.pipelines import Pipeline, StageLike, report
 from pipeline.errors import ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
-from pipeline.network.canonical import Canonical, canonical, renames
+from pipeline.network.canonical import Canonical, canonical, match_names
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Built, Converted, Program, Segment
@@ -137,7 +137,7 @@ class Cached:
 
     def _save_entry(self, files: FileStore, wanted: Wanted, engine: Engine) -> None:
         try:
-            files.write(wanted.key, packed(wanted.entry(engine), engine.checked()))
+            files.write(wanted.key, packed(wanted.entry(engine), engine.checked_plan()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             warn(f"{wanted.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
@@ -183,7 +183,7 @@ def _part(converted: Converted, places: Sequence[int]) -> Converted:
 def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
     if len(ours) != len(theirs):
         raise CorruptEntryError("the entry belongs to another network")
-    return renames(ours, theirs)
+    return match_names(ours, theirs)
 
 
 def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:

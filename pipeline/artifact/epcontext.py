@@ -50,7 +50,7 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
         hint = "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take"
         raise ArtifactError(f"the program cannot be an EPContext node: {reason}", hint)
     target, inside = Path(path), os.fspath(plan) == INSIDE
-    content = memoryview(compiled.engines[0].checked())
+    content = memoryview(compiled.engines[0].checked_plan())
     if inside and content.nbytes > LARGEST:
         why = f"the plan has {content.nbytes} bytes, and an ONNX file at most 2 GiB"
         raise ArtifactError(why, "pass a file for the plan: weights='model.plan'")

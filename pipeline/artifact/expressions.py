@@ -144,7 +144,7 @@ class _Bits:
             raise ArtifactError(f"{str([head, *args])[:80]} divides by 0")
         if head in POWERS and len(args) == 2:
             largest = abs(args[1]) if isinstance(args[1], (int, float)) else 2.0 ** min(bits[1], 64)
-            if _has_symbol(args[1]):  # `pipeline.aten.calls.power` checks it at run time
+            if _has_symbol(args[1]):  # `pipeline.aten.calls.checked_power` checks it at run time
                 return POWER
             return bits[0] * max(largest, 1) if head != "LShift" else bits[0] + largest
         return max(bits, default=0) + len(bits) if head == "Add" else sum(bits)

@@ -29,13 +29,13 @@ from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
 from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
 from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.tensors import SavedTensor, Source
-from pipeline.aten.naming import stack_of
+from pipeline.aten.naming import module_meta
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.network.validity import fault
+from pipeline.network.validity import first_error
 from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.wording import path_of
@@ -183,7 +183,7 @@ class Loader:
 
     def network(self, name: str) -> Network:
         found = self.entry(name, Network)
-        if why := fault(found):
+        if why := first_error(found):
             raise self.reader.broken(f"entry {name}: {why}")
         return found
 
@@ -286,7 +286,7 @@ class Loader:
     def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
         module = graphs.Reader(self.tensor, self.libraries, self.most).module(graph)
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
-            node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
+            node.meta.update(module_meta(row.module, self.manifest.modules), where=row.where)
         return module
 
 

@@ -14,8 +14,8 @@ from attrs import frozen
 from torch._ops import HigherOrderOperator, OpOverload
 
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
-from pipeline.aten.calls import FUNCTIONS, operator_named, qualified_name
-from pipeline.aten.effects import SPACES, refusal
+from pipeline.aten.calls import FUNCTIONS, find_operator, qualified_name
+from pipeline.aten.effects import SPACES, reason_to_refuse
 from pipeline.errors import ArtifactError
 
 ANY: Final = None
@@ -65,7 +65,7 @@ def known(name: str) -> Any:
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     space, _, short = name.partition(".")
-    return torch._ops._higher_order_ops.get(short) if space == "higher_order" else operator_named(name)
+    return torch._ops._higher_order_ops.get(short) if space == "higher_order" else find_operator(name)
 
 
 def target_of(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
@@ -96,7 +96,7 @@ def refused(target: Any, libraries: Collection[str] | None = ANY) -> str:
         return "" if target.name() in GRAPHS else "runs graphs, and is not one of those that files may call"
     if not isinstance(target, OpOverload):
         return "" if qualified_name(target) in FUNCTIONS else "is not an operator of torch"
-    return refusal(target, (target.namespace,) if libraries is ANY else libraries)
+    return reason_to_refuse(target, (target.namespace,) if libraries is ANY else libraries)
 
 
 def library_of(target: object) -> str:

@@ -185,7 +185,7 @@ def _saved_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, .
     found = []
     for plan, engine in zip(plans, compiled.engines, strict=True):
         name, known = f"engines/{plans.index(plan)}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
-        entries.setdefault(name, ([memoryview(engine.checked())], engine.nbytes, known))
+        entries.setdefault(name, ([memoryview(engine.checked_plan())], engine.nbytes, known))
         names = engine.bindings, engine.weights, engine.stripped
         found.append(SavedEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names))
     return tuple(found)

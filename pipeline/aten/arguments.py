@@ -22,7 +22,7 @@ def _schema(target: Target) -> tuple[tuple[str, bool, Any], ...]:
 
 
 @lru_cache(maxsize=4096)
-def names_of(target: Target) -> tuple[str, ...]:
+def argument_names(target: Target) -> tuple[str, ...]:
     """Return the argument names that converters use: the schema's, with ``self`` as ``input``."""
     return tuple("input" if name == "self" else name for name, _, _ in _schema(target))
 
@@ -45,10 +45,10 @@ def bind(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -
 _NEEDED: Final = object()
 
 
-def argument(node: torch.fx.Node, name: str, absent: object = _NEEDED) -> Any:
+def argument(node: torch.fx.Node, name: str, default: object = _NEEDED) -> Any:
     """Return a node's argument by its name in the schema: the schema's default if the call omits the argument, and
-    ``absent`` if the operator has no such argument."""
+    ``default`` if the operator has no such argument."""
     names = [n for n, _, _ in _schema(node.target)]
-    if absent is not _NEEDED and name not in names:
-        return absent
+    if default is not _NEEDED and name not in names:
+        return default
     return bind(node.target, node.args, node.kwargs)[names.index(name)]

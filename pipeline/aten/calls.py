@@ -62,7 +62,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
 """The Python functions that a graph may call, by name: arithmetic on sizes and `getitem`."""
 
 
-def operator_named(name: str) -> torch._ops.OpOverload[..., Argument] | None:
+def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
     """Return the operator of a name like ``aten.permute.default``; None if this process lacks it. Import nothing."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
@@ -80,17 +80,17 @@ def callee(target: Target) -> Argument:
     return RUNS.get(target, target)
 
 
-def power(base: Argument, exponent: Argument) -> Argument:
+def checked_power(base: Argument, exponent: Argument) -> Argument:
     """Return ``base ** exponent`` of numbers. `TooLargeError` if an integer would have more than `MOST_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > MOST_BITS:
         _raise_if_too_large(abs(base) > 1)
     return base**exponent
 
 
-def shifted(number: Argument, places: Argument) -> Argument:
+def checked_shift(number: Argument, bits: Argument) -> Argument:
     """Return ``number << places``. `TooLargeError` if it would have more than `MOST_BITS` bits."""
-    _raise_if_too_large(isinstance(places, int) and places > MOST_BITS)
-    return number << places
+    _raise_if_too_large(isinstance(bits, int) and bits > MOST_BITS)
+    return number << bits
 
 
 def _raise_if_too_large(too_large: bool) -> None:
@@ -98,7 +98,7 @@ def _raise_if_too_large(too_large: bool) -> None:
         raise TooLargeError(f"a number computed from sizes has more than {MOST_BITS} bits")
 
 
-def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
+def _require_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
     """Restrict a function to numbers: it raises a TypeError for strings and lists, which it would concatenate."""
 
     @wraps(function)
@@ -112,7 +112,7 @@ def _numbers_only(function: Callable[..., Argument]) -> Callable[..., Argument]:
     return call
 
 
-def _round_limited(number: Argument, digits: int = 0) -> Argument:
+def _checked_round(number: Argument, digits: int = 0) -> Argument:
     """Return ``round(number, digits)`` for at most 64 digits before or after the decimal point."""
     return round(number, max(-64, min(digits, 64))) if digits else round(number)
 
@@ -124,7 +124,7 @@ def _getitem(values: Argument, index: Argument) -> Argument:
     return values[index]
 
 
-def _zero_filled(target: Target) -> Target:
+def _zero_filling_operator(target: Target) -> Target:
     """Return the operator with its new memory filled with zeros."""
     return wraps(target)(lambda *args, **kwargs: target(*args, **kwargs).zero_())
 
@@ -164,15 +164,15 @@ whatever the layout in the example. So programs contain ``as_strided`` of contig
 
 _EMPTY: Final = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
 _NEW: Final[Mapping[Argument, Argument]] = {
-    op: _zero_filled(op)
+    op: _zero_filling_operator(op)
     for packet in (getattr(aten, name) for name in _EMPTY.split())
     for op in (getattr(packet, overload) for overload in packet.overloads() if "out" not in overload)
 }
 _ON_NUMBERS: Final[Mapping[Argument, Argument]] = {
-    **{function: _numbers_only(function) for name, function in FUNCTIONS.items() if not name.startswith("torch.")},
-    **dict.fromkeys((operator.pow, pow), _numbers_only(power)),
-    operator.lshift: _numbers_only(shifted),
-    round: _numbers_only(_round_limited),
+    **{function: _require_numbers(function) for name, function in FUNCTIONS.items() if not name.startswith("torch.")},
+    **dict.fromkeys((operator.pow, pow), _require_numbers(checked_power)),
+    operator.lshift: _require_numbers(checked_shift),
+    round: _require_numbers(_checked_round),
     operator.getitem: _getitem,
 }
 RUNS: Final[Mapping[Argument, Argument]] = {**_ANY_LAYOUT, **_ON_NUMBERS, **_NEW, aten.resize.default: _resize_padded}

@@ -36,7 +36,7 @@ def is_wait(node: torch.fx.Node) -> bool:
     return is_collective(node) and node.target is torch.ops._c10d_functional.wait_tensor.default
 
 
-def follows_the_last(node: torch.fx.Node) -> bool:
+def follows_previous_collective(node: torch.fx.Node) -> bool:
     """Return whether a collective depends on the previous collective in its graph; True if it is the first."""
     before = None
     for each in node.graph.nodes:
@@ -51,7 +51,7 @@ def follows_the_last(node: torch.fx.Node) -> bool:
     return before is None or before in seen
 
 
-def groups_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
+def process_groups(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """Return the names of the process groups of the collectives among ``nodes``, in order."""
     found = (argument(node, "group_name", "") for node in nodes if is_collective(node))
     return tuple(dict.fromkeys(str(name) for name in found if name))

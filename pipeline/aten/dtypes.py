@@ -34,8 +34,7 @@ ALIKE: Final = MappingProxyType(
         "_prelu_kernel": ("self", "weight"),
     }
 )
-"""Arguments that must have one dtype, by the operator's name. Biases of convolutions are left out, since devices
-differ."""
+"""Arguments that must have one dtype, by the operator's name, except convolutions' biases, since devices differ."""
 
 FLOATING, INTEGRAL, INDICES = "a floating dtype", "an integer dtype or bool", "int64 or int32"
 NUMBERS, PIXELS, PLACES = "a dtype of numbers", "a floating dtype or uint8", "int64, int32, uint8 or bool"
@@ -76,7 +75,7 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 
 
 @frozen
-class Misfit:
+class DtypeViolation:
     """A value of a dtype that its operator does not accept, the expected dtype in words, and the reason."""
 
     value: torch.fx.Node
@@ -85,29 +84,29 @@ class Misfit:
     why: str
 
 
-def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
+def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
     """Yield a call's values whose dtype eager refuses, by itself or beside other arguments' dtypes."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")
-    rows = [row for each in ALIKE.get(name, ()) for row in _tensors_of_argument(node, each)]
+    rows = [row for each in ALIKE.get(name, ()) for row in _argument_tensors(node, each)]
     for one, value, dtype in rows:
         other = next((row for row in rows if row[2] != dtype), None)
         if other is not None:
-            yield Misfit(value, dtype, short(other[2]), f"takes {one} and {other[0]} of one dtype")
+            yield DtypeViolation(value, dtype, short_name(other[2]), f"takes {one} and {other[0]} of one dtype")
     words, *only = ONLY.get(name, ("",))
-    for one, value, dtype in (row for name in only for row in _tensors_of_argument(node, name)):
+    for one, value, dtype in (row for name in only for row in _argument_tensors(node, name)):
         if not _TAKES[words](dtype) and argument(node, "dtype", None) is None:  # else the tensors are cast
-            yield Misfit(value, dtype, words, f"takes {one} of {words}")
+            yield DtypeViolation(value, dtype, words, f"takes {one} of {words}")
 
 
-def _tensors_of_argument(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
+def _argument_tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
     """Return the tensors of one argument of a call: the argument's name, the node and its dtype."""
     values = [v for v in tree_leaves(argument(node, name, None)) if isinstance(v, torch.fx.Node)]
     fakes = [(v, v.meta.get("val")) for v in values]
     return [(name, v, fake.dtype) for v, fake in fakes if isinstance(fake, torch.Tensor)]
 
 
-def short(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
     """Return the dtype's name for error messages: ``float32``."""
     return str(dtype).removeprefix("torch.")

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 
 SPACES: Final = ("aten", "prims", "pipeline")
 """The namespaces whose operators the rules decide. Any other namespace is refused unless the caller allows it."""
@@ -90,19 +90,19 @@ TYPES: Final = re.compile(
 """The types, as schemas print them, that values in a file may have."""
 
 
-def refusal(target: object, spaces: Iterable[str] = ()) -> str:
+def reason_to_refuse(target: object, spaces: Iterable[str] = ()) -> str:
     """Return the reason why a program from a file may not call an operator; empty if the call is allowed. ``spaces``:
     the other libraries' namespaces whose operators the caller allows."""
     if not isinstance(target, OpOverload):
         return "is not an operator of torch"
     if target.namespace not in SPACES:
         return "" if target.namespace in spaces else f"is of the library {target.namespace}, which is not allowed"
-    known = decided(target)
+    known = _decide_by_rules(target)
     return "is not known to only compute" if known is None else known
 
 
 @cache
-def decided(op: OpOverload[..., Any]) -> str | None:
+def _decide_by_rules(op: OpOverload[..., Any]) -> str | None:
     """Return the reason why the rules refuse an operator; empty if they allow it, None if no rule applies."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
@@ -116,15 +116,15 @@ def decided(op: OpOverload[..., Any]) -> str | None:
     types = [argument.type for argument in (*schema.arguments, *schema.returns)]
     if strange := next((str(each) for each in types if not TYPES.match(str(each))), ""):
         return f"takes or returns a {strange}"
-    kind = does(op)
-    if kind is Does.ELSEWHERE:
+    kind = op_kind(op)
+    if kind is Kind.ELSEWHERE:
         return str(kind.value)
     return "" if kind is not None or op.namespace == "pipeline" or _PURE.fullmatch(short) else None
 
 
-def _pattern(names: str) -> re.Pattern[str]:
+def _compile_pattern(names: str) -> re.Pattern[str]:
     return re.compile("|".join(fnmatch.translate(name) for name in names.split()))
 
 
-_COMPILED: Final = {reason: _pattern(names) for reason, names in REFUSED.items()}
-_PURE: Final = _pattern(PURE)
+_COMPILED: Final = {reason: _compile_pattern(names) for reason, names in REFUSED.items()}
+_PURE: Final = _compile_pattern(PURE)

@@ -18,19 +18,19 @@ Steps: TypeAlias = Generator[tuple[Argument, ...], Argument, T]
 needs, and is sent that result."""
 
 
-def results(graph: torch.fx.Graph) -> tuple[Argument, ...]:
+def results_of(graph: torch.fx.Graph) -> tuple[Argument, ...]:
     """Return a graph's results: nodes and Python values."""
     returned: Argument = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned)
 
 
-def over(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
     """Return a module that runs a graph over the root's parameters and modules. Its Python code is generated on first
     use: stages rarely call the graph, and generating ResNet-50's code takes 20 to 50 ms."""
     return _LazyGraphModule(root, graph)
 
 
-def copied_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Argument]) -> torch.fx.Node:
+def copy_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Argument]) -> torch.fx.Node:
     """Copy a node to the end of a graph and preserve its name, which records and signatures use: fx would rename a node
     called "input". ``read`` maps the node's arguments."""
     copy = graph.node_copy(node, read)
@@ -38,15 +38,15 @@ def copied_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torc
     return copy
 
 
-def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
     """Return a copy of a graph with the same node names."""
     copy, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in graph.nodes:
-        env[node] = copied_node(node, copy, env.__getitem__)
+        env[node] = copy_node(node, copy, env.__getitem__)
     return copy
 
 
-def pasted(
+def call_graph(
     graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Argument, Argument], object]
 ) -> object:
     """Return a graph's results for these inputs; ``emit(node, args, kwargs)`` executes each call."""
@@ -58,10 +58,10 @@ def pasted(
             return map_arg(node.args[0], env.__getitem__)
         else:
             env[node] = emit(node, *map_arg((node.args, dict(node.kwargs)), env.__getitem__))
-    raise AssertionError("a graph without an output")
+    raise AssertionError("the graph has no output node")
 
 
-def evaluated(
+def evaluate(
     rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
     """Evaluate a recursive function with an explicit stack, since graphs have chains of operators too long for Python's

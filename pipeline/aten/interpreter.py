@@ -21,7 +21,7 @@ Change: TypeAlias = Callable[[Argument], Argument]
 """Return the replacement for a constant argument, such as a device."""
 
 
-def _unchanged(value: Argument) -> Argument:
+def _identity(value: Argument) -> Argument:
     return value
 
 
@@ -75,17 +75,17 @@ class Interpreter:
         return slots[self.returned]
 
 
-def _slot_getter(places: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
-    if len(places) > 1:
-        return itemgetter(*places)
-    return (lambda slots: (slots[places[0]],)) if places else lambda slots: ()
+def _slot_getter(indices: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return (lambda slots: (slots[indices[0]],)) if indices else lambda slots: ()
 
 
 class Builder:
     """A builder of interpreters: add inputs first, then constants and calls in any order. Values have their nodes'
     names. ``argument`` returns the replacement for a constant argument, such as a device."""
 
-    def __init__(self, inputs: Iterable[str], argument: Change = _unchanged) -> None:
+    def __init__(self, inputs: Iterable[str], argument: Change = _identity) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
         self.count, self.argument = len(self.places), argument
         self.template: list[Argument] = []
@@ -94,13 +94,13 @@ class Builder:
 
     def constant(self, name: str, value: object) -> None:
         """Add a value that is constant across calls."""
-        self.places[name] = self._place(value)
+        self.places[name] = self._new_slot(value)
 
     def call(self, name: str, target: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
         """Add a call; nodes among its arguments are replaced by their values."""
         self.places[name] = self._step(callee(target), args, kwargs, name)
 
-    def built(self, results: Argument) -> Interpreter:
+    def build(self, results: Argument) -> Interpreter:
         """Return the interpreter, whose results are these nodes, constants and containers of them."""
         returned = self._operand(results)
         read, steps = {returned}, list[Step]()
@@ -110,7 +110,7 @@ class Builder:
             read |= places
         return Interpreter(self.count, tuple(self.template), tuple(reversed(steps)), returned)
 
-    def _place(self, value: object) -> int:
+    def _new_slot(self, value: object) -> int:
         self.template.append(value)
         return self.count + len(self.template) - 1
 
@@ -118,7 +118,7 @@ class Builder:
         takes, named = tuple(map(self._operand, args)), {name: self._operand(arg) for name, arg in kwargs.items()}
         moving = tuple((name, place) for name, place in named.items() if place < self.count or place in self.made)
         fixed = {name: self.template[named[name] - self.count] for name in named.keys() - dict(moving).keys()}
-        result = self._place(None)
+        result = self._new_slot(None)
         self.made.add(result)
         self.steps.append(Step(call, takes, fixed, moving, result, node=node))
         return result
@@ -130,7 +130,7 @@ class Builder:
         nodes: list[torch.fx.Node] = []
         map_arg(value, nodes.append)
         if not nodes:
-            return self._place(map_aggregate(value, self.argument))
+            return self._new_slot(map_aggregate(value, self.argument))
         if isinstance(value, slice):
             return self._step(slice, (value.start, value.stop, value.step), {})
         if isinstance(value, Mapping):
@@ -140,8 +140,8 @@ class Builder:
         return self._step(lambda *parts: kind(parts), tuple(value), {})
 
 
-def interpreter_of(
-    graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Change = _unchanged
+def make_interpreter(
+    graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Change = _identity
 ) -> Interpreter:
     """Return a graph as a function. ``attribute`` returns the tensor or the nested graph's interpreter at a path."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)
@@ -151,13 +151,12 @@ def interpreter_of(
         elif node.op == "call_function":
             made.call(node.name, node.target, node.args, node.kwargs)
         elif node.op == "output":
-            return made.built(node.args[0])
-    raise AssertionError("a graph without an output")
+            return made.build(node.args[0])
+    raise AssertionError("the graph has no output node")
 
 
-def held_by(module: torch.nn.Module, path: str) -> Argument:
-    """Return the tensor or submodule at a path below a module; raise an AttributeError if the path is missing or leads
-    to another Python attribute."""
+def get_attribute(module: torch.nn.Module, path: str) -> Argument:
+    """Return the tensor or submodule at a path below a module; raise an AttributeError if there is none."""
     *parents, name = path.split(".")
     for parent in parents:
         found = module._modules.get(parent)
@@ -170,11 +169,13 @@ def held_by(module: torch.nn.Module, path: str) -> Argument:
     raise AttributeError(f"{path[:80]!r} is not in the graph")
 
 
-def placed(module: torch.fx.GraphModule, tensor: Callable[[torch.Tensor], Argument], argument: Change) -> Interpreter:
-    """Return a control-flow operator's graph, with nested graphs, as a function; ``tensor`` maps its tensors."""
+def interpret(
+    module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], argument: Change
+) -> Interpreter:
+    """Return a control-flow operator's graph, with nested graphs, as a function; ``tensor_of`` maps its tensors."""
 
     def attribute(path: str) -> object:
-        value = held_by(module, path)
-        return placed(value, tensor, argument) if isinstance(value, torch.fx.GraphModule) else tensor(value)
+        value = get_attribute(module, path)
+        return interpret(value, tensor_of, argument) if isinstance(value, torch.fx.GraphModule) else tensor_of(value)
 
-    return interpreter_of(module.graph, attribute, argument)
+    return make_interpreter(module.graph, attribute, argument)

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 
-def origin(meta: Mapping[str, object]) -> dict[str, Any]:
+def origin_of(meta: Mapping[str, object]) -> dict[str, Any]:
     """Return the entries of ``meta`` that describe a node's origin, for nodes that replace this node."""
     return {key: meta[key] for key in ("nn_module_stack", "stack_trace", "source_fn_stack") if key in meta}
 
 
 def module_path(node: torch.fx.Node) -> str:
     """Return the path of the module that created the node (``encoder.layers.0.linear1``); empty for the root."""
-    return path_of(node.meta)
+    return module_path_in(node.meta)
 
 
-def path_of(meta: Mapping[str, Any]) -> str:
+def module_path_in(meta: Mapping[str, Any]) -> str:
     """Return the `module_path` of a node with this ``meta``."""
     stack = meta.get("nn_module_stack") or {}
     return _path(next((str(entry[0]) for entry in reversed(stack.values()) if isinstance(entry, tuple)), ""))
@@ -38,7 +38,7 @@ def module_stack(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((path, k if isinstance(k, str) else f"{k.__module__}.{k.__qualname__}") for path, k in stack)
 
 
-def stack_of(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
+def module_meta(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
     """Return the ``meta`` of a node created by the module at a path; ``classes`` maps each path to its class."""
     parts = path.split(".") if path else []
     paths = ["", *(".".join(parts[:i]) for i in range(1, len(parts) + 1))]
@@ -54,15 +54,15 @@ def layer_name(node: torch.fx.Node) -> str:
 _NODE = re.compile(r"(?:.*/)?(\w+)")
 
 
-def node_of(layer: str) -> str:
+def node_name(layer: str) -> str:
     """Return the name of the node that a layer is named after: ``linear`` for ``encoder.0/linear:constant.1``."""
     found = _NODE.match(layer)
     return found[1] if found else layer
 
 
-def unlike(name: str, taken: set[str]) -> str:
-    """Return the name, or the first unused of ``name_1``, ``name_2`` …, and add it to ``taken``."""
+def make_unique(name: str, used: set[str]) -> str:
+    """Return the name, or the first unused of ``name_1``, ``name_2`` …, and add it to ``used``."""
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-    found = next(n for n in names if n not in taken)
-    taken.add(found)
+    found = next(n for n in names if n not in used)
+    used.add(found)
     return found

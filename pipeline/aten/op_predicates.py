@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Does, does, is_view
+from pipeline.aten.traits import Kind, is_view, op_kind
 from pipeline.aten.types import Argument, Target, aten
 
 LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
@@ -19,37 +19,37 @@ READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_out
 
 def is_pointwise(node: torch.fx.Node) -> bool:
     """Return whether each element of the result comes from one element of each input."""
-    kind = does(node.target)
-    return kind is Does.POINTWISE or (kind is Does.COPIES and torch.Tag.pointwise in getattr(node.target, "tags", ()))
+    kind = op_kind(node.target)
+    return kind is Kind.POINTWISE or (kind is Kind.COPIES and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 
 
-def moves(node: torch.fx.Node) -> bool:
+def is_move(node: torch.fx.Node) -> bool:
     """Return whether an operator only moves or casts elements: a view, a copy or a cast."""
-    return does(node.target) in (Does.COPIES, Does.DECLARES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES) or is_view(
+    return op_kind(node.target) in (Kind.COPIES, Kind.DECLARES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES) or is_view(
         node.target
     )
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
     """Return whether an operator costs almost nothing on any device; ``sources``: or creates a tensor."""
-    return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
+    return is_move(node) or is_pointwise(node) or (sources and op_kind(node.target) is Kind.FILLS)
 
 
-def draws_random(node: torch.fx.Node) -> bool:
+def has_randomness(node: torch.fx.Node) -> bool:
     """Return whether an operator, or one in its control-flow branches, draws random numbers."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return any(draws_random(inner) for branch in branches(node) for inner in branch.graph.nodes)
+        return any(has_randomness(inner) for branch in branch_graphs(node) for inner in branch.graph.nodes)
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def drops_nothing(node: torch.fx.Node) -> bool:
+def has_no_dropout(node: torch.fx.Node) -> bool:
     """Return whether an operator's dropout is off: attention with probability 0, dropout in evaluation."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return not all(argument(node, name, True) for name in ("dropout_p", "train", "training"))
 
 
-def mutates(node: torch.fx.Node) -> bool:
+def mutates_argument(node: torch.fx.Node) -> bool:
     """Return whether a node writes to one of its arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
@@ -58,7 +58,7 @@ def mutates(node: torch.fx.Node) -> bool:
     return node.target._schema.is_mutable
 
 
-def branches(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
+def branch_graphs(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
     """Return the graphs that a control-flow operator selects from or repeats."""
     owner = node.graph.owning_module
     names = [n.target for n in node.all_input_nodes if n.op == "get_attr"]
@@ -77,7 +77,7 @@ BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
-def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
+def conditional_reason(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
     """Return the reason why a call must not run unless its branch is selected; empty if the call may always run.
 
     Args:
@@ -88,12 +88,12 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
-    kind = does(target)
-    if kind is Does.DRAWS and not _is_inference_dropout(target, args):
+    kind = op_kind(target)
+    if kind is Kind.DRAWS and not _is_inference_dropout(target, args):
         return "draws random numbers"
     if schema is not None and (not schema.returns or (schema.is_mutable and not undone)):
         return "has an effect"
-    if kind is Does.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
+    if kind is Kind.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
         return "reads data"
     if name in BY_POSITIONS and not _indexes_by_mask(args):
         return "reads or writes at indices that may be valid only in this branch"

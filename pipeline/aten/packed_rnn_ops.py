@@ -17,7 +17,7 @@ ARGUMENTS: Final = "Tensor[] params, bool has_biases, int num_layers, float drop
 GIVEN: Final = "Tensor input, Tensor lengths"
 
 
-def packed(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def pack_rows(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pack padded rows.
 
     Args:
@@ -34,7 +34,7 @@ def packed(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return data, sizes, order.to(rows.device)
 
 
-def _run(
+def _run_rows(
     layer: Callable[..., Sequence[Tensor]],
     input: Tensor,
     lengths: Tensor,
@@ -43,7 +43,7 @@ def _run(
     *rest: Argument,
 ) -> tuple[Tensor, ...]:
     """Run a layer on packed rows and pad its output with 0."""
-    data, sizes, order = packed(input, lengths)
+    data, sizes, order = pack_rows(input, lengths)
     back = torch.argsort(order)
     states = [state.index_select(1, order) for state in ([hx] if isinstance(hx, Tensor) else hx)]
     output, *last = layer(data, sizes, states[0] if isinstance(hx, Tensor) else states, params, *rest)
@@ -64,7 +64,8 @@ def _padded_operator(layer: Target) -> Target:
     """Return the operator on padded rows for a layer's overload on packed data."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
-    made = torch.library.custom_op(f"pipeline::packed_{name}", partial(_run, layer), mutates_args=(), schema=schema)
+    run = partial(_run_rows, layer)
+    made = torch.library.custom_op(f"pipeline::packed_{name}", run, mutates_args=(), schema=schema)
     made.register_fake(_result_shapes)
     return getattr(torch.ops.pipeline, f"packed_{name}").default
 

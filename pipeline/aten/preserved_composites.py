@@ -16,7 +16,7 @@ from pipeline.aten.types import Function, Target, aten
 from pipeline.frozen import FrozenDict
 
 
-def recurrent(
+def recurrent_shapes(
     input: torch.Tensor,
     hx: torch.Tensor,
     params: Sequence[torch.Tensor],
@@ -32,34 +32,34 @@ def recurrent(
     return input.new_empty((*input.shape[:-1], size)), torch.empty_like(hx)
 
 
-def lstm(input: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> tuple[torch.Tensor, ...]:
+def lstm_shapes(input: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> tuple[torch.Tensor, ...]:
     """Return meta tensors with the shapes of the output and of both last states."""
-    return (*recurrent(input, hx[0], *rest), torch.empty_like(hx[1]))
+    return (*recurrent_shapes(input, hx[0], *rest), torch.empty_like(hx[1]))
 
 
-def lstm_cell(input: torch.Tensor, hx: Sequence[torch.Tensor], *weights: object) -> tuple[torch.Tensor, ...]:
+def lstm_cell_shape(input: torch.Tensor, hx: Sequence[torch.Tensor], *weights: object) -> tuple[torch.Tensor, ...]:
     """Return meta tensors with the shapes of the states after a step."""
     return torch.empty_like(hx[0]), torch.empty_like(hx[1])
 
 
-def gru_cell(input: torch.Tensor, hx: torch.Tensor, *weights: object) -> torch.Tensor:
+def gru_cell_shape(input: torch.Tensor, hx: torch.Tensor, *weights: object) -> torch.Tensor:
     """Return a meta tensor with the shape of the state after a step."""
     return torch.empty_like(hx)
 
 
 RECURRENT: Final[Mapping[object, Callable[..., object]]] = {
-    aten.lstm.input: lstm,
-    aten.gru.input: recurrent,
-    aten.rnn_tanh.input: recurrent,
-    aten.rnn_relu.input: recurrent,
+    aten.lstm.input: lstm_shapes,
+    aten.gru.input: recurrent_shapes,
+    aten.rnn_tanh.input: recurrent_shapes,
+    aten.rnn_relu.input: recurrent_shapes,
 }
 """The recurrent layers, each with the function that computes its shapes."""
 
-CELLS: Final[Mapping[Any, Function]] = {aten.lstm_cell.default: lstm_cell, aten.gru_cell.default: gru_cell}
+CELLS: Final[Mapping[Any, Function]] = {aten.lstm_cell.default: lstm_cell_shape, aten.gru_cell.default: gru_cell_shape}
 """The recurrent cells, each with the function that computes its shapes. On a GPU torch calls a kernel without one."""
 
 
-def attention(
+def attention_shape(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object, **options: object
 ) -> torch.Tensor:
     """Return an empty tensor with the shape of an attention's result."""
@@ -68,13 +68,13 @@ def attention(
 
 SHAPES: Final[Mapping[object, Callable[..., object]]] = {
     **RECURRENT,
-    aten.scaled_dot_product_attention.default: attention,
+    aten.scaled_dot_product_attention.default: attention_shape,
 }
 
 _library = torch.library.Library("pipeline", "DEF")
 
 
-def _stand_in(target: Target, shapes: Function) -> object:
+def _define_stand_in(target: Target, shapes: Function) -> object:
     """Define and return an operator of the same schema that torch does not decompose."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
@@ -84,12 +84,12 @@ def _stand_in(target: Target, shapes: Function) -> object:
     return getattr(torch.ops.pipeline, name).default
 
 
-STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _stand_in(target, f) for target, f in SHAPES.items()})
+STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _define_stand_in(target, f) for target, f in SHAPES.items()})
 """For each operator, the stand-in that is called instead."""
 
 _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
 
 
-def meant(target: object) -> object:
+def real_operator(target: object) -> object:
     """Return the operator that a stand-in represents; any other target unchanged."""
     return _MEANT.get(target, target)

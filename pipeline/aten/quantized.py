@@ -1,5 +1,4 @@
-"""The quantization operators to which the operator patterns of all exporters are rewritten; graphs contain them between
-capture and conversion.
+"""The quantization operators of graphs between capture and conversion: all exporters' patterns are rewritten to them.
 
 A *block* is the number of elements along each dim that share a scale (-1: the whole dim): ``(-1, -1)`` is per tensor,
 ``(1, -1)`` per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has the rank of its tensor and
@@ -54,7 +53,7 @@ operators: Final[Argument] = torch.ops.pipeline
 """The operators: their meaning and their schemas are below."""
 
 
-def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
+def expand_blocks(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     """Expand one number per block to one per element, or to a shape that broadcasts to it."""
     if scale.numel() == 1:
         return scale.reshape(())
@@ -64,16 +63,16 @@ def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     return scale
 
 
-def rounded(x: Tensor, type: str) -> Tensor:
+def round_to_type(x: Tensor, type: str) -> Tensor:
     """Round a float32 tensor to the nearest quantized values: ties to even, saturating."""
     kind = TYPES[type]
     if type == "fp4":
-        return e2m1(x)
+        return nearest_fp4_indices(x)
     x = x.clamp(kind.low, kind.high)
     return (x.round() if kind.is_integer else x).to(kind.codes)
 
 
-def e2m1(x: Tensor) -> Tensor:
+def nearest_fp4_indices(x: Tensor) -> Tensor:
     """Return the FP4 indices nearest to the values of ``x``, ties to the even index; bit 3 is the sign."""
     levels = torch.tensor(E2M1, dtype=torch.float32, device=x.device)
     middle = (levels[1:] + levels[:-1]) / 2
@@ -84,7 +83,7 @@ def e2m1(x: Tensor) -> Tensor:
     return (code + 8 * x.signbit()).to(torch.int8)
 
 
-def numbers(codes: Tensor, type: str) -> Tensor:
+def code_values(codes: Tensor, type: str) -> Tensor:
     """Return the float32 values of quantized values, before scaling."""
     if type != "fp4":
         return codes.float()
@@ -113,15 +112,15 @@ def is_packed(codes: Tensor, type: str) -> bool:
 
 def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reciprocal: bool = False) -> Tensor:
     """Quantize ``input / scale``; with ``reciprocal``, ``input * (1 / scale)``, which rounds differently."""
-    each = spread(scale, input.shape, block).float()
+    each = expand_blocks(scale, input.shape, block).float()
     each = torch.where(each == 0, 1.0, each)  # a scale of 0 (amax = 0): all values are 0
-    return rounded(input.float() * (1 / each) if reciprocal else input.float() / each, type)
+    return round_to_type(input.float() * (1 / each) if reciprocal else input.float() / each, type)
 
 
 def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Dequantize: return the quantized values times their scales, in ``dtype``."""
     codes = unpack(input, type) if is_packed(input, type) else input
-    return (numbers(codes, type) * spread(scale, codes.shape, block).float()).to(dtype)
+    return (code_values(codes, type) * expand_blocks(scale, codes.shape, block).float()).to(dtype)
 
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
@@ -133,8 +132,8 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
     """Quantize and dequantize a tensor. Each block along the last dim has a scale computed from its own values: a power
     of two (MXFP8), or an FP8 value times ``scale`` (NVFP4)."""
     codes, scales = block_codes(input, scale, type, size)
-    each = numbers(scales, "fp8") * (1.0 if scale is None else scale.float())
-    made: Tensor = numbers(codes, type).unflatten(-1, (-1, size)) * each[..., None]
+    each = code_values(scales, "fp8") * (1.0 if scale is None else scale.float())
+    made: Tensor = code_values(codes, type).unflatten(-1, (-1, size)) * each[..., None]
     return made.flatten(-2).to(input.dtype)
 
 
@@ -143,13 +142,13 @@ def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tu
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
-    return rounded(torch.where(each == 0, 0.0, blocks / each), type).flatten(-2), scales
+    return round_to_type(torch.where(each == 0, 0.0, blocks / each), type).flatten(-2), scales
 
 
-def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
-    """Return each block's scale, given ``most``, the largest magnitude in the block. Without ``scale``: the smallest
+def block_scales(largest: Tensor, scale: Tensor | None, type: str) -> Tensor:
+    """Return each block's scale, given ``largest``, the largest magnitude in the block. Without ``scale``: the smallest
     power of two (E8M0) that keeps the block in the type's range; else E4M3 values, to be multiplied by ``scale``."""
-    wanted = most / TYPES[type].high
+    wanted = largest / TYPES[type].high
     if scale is None:
         exponent = torch.where(wanted > 0, wanted.log2().ceil(), -127.0).clamp(-127, 127)
         return torch.exp2(exponent).to(torch.float8_e8m0fnu)
@@ -159,7 +158,7 @@ def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
 
 def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
     """Subtract the zero points from quantized values, as int8. Raise a ValueError if a result is out of range."""
-    result = input.to(torch.int32) - spread(zero_point.to(torch.int32), input.shape, block)
+    result = input.to(torch.int32) - expand_blocks(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):
         raise ValueError(f"a quantized value minus its zero point does not fit in {type}; recompile with these weights")
@@ -170,7 +169,7 @@ def _fake_codes(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor
     return torch.empty_like(input, dtype=TYPES[type].codes)
 
 
-def _fake_numbers(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _fake_values(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     shape = list(input.shape)
     if is_packed(input, type):
         shape[-1] = 2 * shape[-1]
@@ -198,7 +197,7 @@ def _fake_centered(input: Tensor, *_: Argument) -> Tensor:
 _library = torch.library.Library("pipeline", "FRAGMENT")
 for _meaning, _fake, _schema in (
     (quantize, _fake_codes, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
-    (dequantize, _fake_numbers, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
+    (dequantize, _fake_values, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
     (fake_quantize, _fake_same, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
     (fake_quantize_blocks, _fake_same, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
     (block_codes, _fake_blocks, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),

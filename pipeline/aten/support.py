@@ -30,7 +30,7 @@ class CallingConvention(enum.Enum):
     LEGACY = "legacy"
 
 
-def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
+def must_be(kind: type) -> Callable[[Any, Any, Any], None]:
     """Return a field validator whose error states the expected kind."""
 
     def check(_: object, field: Any, value: Argument) -> None:
@@ -49,8 +49,8 @@ def _callable(_: object, field: Any, value: Argument) -> None:
 class Rejection:
     """The reason why a node is rejected, with a hint if the user can change that. It is falsy."""
 
-    reason: str = attrs.field(validator=of_kind(str))
-    hint: str = attrs.field(default="", validator=of_kind(str))
+    reason: str = attrs.field(validator=must_be(str))
+    hint: str = attrs.field(default="", validator=must_be(str))
 
     def __bool__(self) -> bool:
         return False
@@ -73,13 +73,13 @@ class ConverterSupport:
 
     converter_implementation: Implementation = attrs.field(validator=_callable)
     capability_validator: Validator | None = attrs.field(default=None, validator=_callable)
-    supports_dynamic_shapes: bool = attrs.field(default=False, validator=of_kind(bool))
-    requires_output_allocator: bool = attrs.field(default=False, validator=of_kind(bool))
+    supports_dynamic_shapes: bool = attrs.field(default=False, validator=must_be(bool))
+    requires_output_allocator: bool = attrs.field(default=False, validator=must_be(bool))
 
     @property
     def name(self) -> str:
         """The converter's name, for messages and tables."""
-        return written_name(self.converter_implementation)
+        return source_name(self.converter_implementation)
 
 
 @attrs.frozen
@@ -88,10 +88,10 @@ class Declaration:
 
     key: Target
     support: ConverterSupport
-    priority: ConverterPriority = attrs.field(default=ConverterPriority.STANDARD, validator=of_kind(ConverterPriority))
+    priority: ConverterPriority = attrs.field(default=ConverterPriority.STANDARD, validator=must_be(ConverterPriority))
     convention: CallingConvention = CallingConvention.CTX
 
-    def on(self, function: Implementation) -> Declaration:
+    def with_function(self, function: Implementation) -> Declaration:
         """Return the same declaration for another function."""
         if function is self.support.converter_implementation:
             return self
@@ -121,7 +121,7 @@ def function_name(function: object) -> str:
     return f"{named.__module__}.{named.__name__}"
 
 
-def written_name(function: object) -> str:
+def source_name(function: object) -> str:
     """Return a function's qualified name in the source: module, enclosing class or factory, and name."""
     name = function_name(function)
     qualified = getattr(function, "__qualname__", "").replace(".<locals>", "").removeprefix("<locals>.")

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from pipeline.aten.types import Target
 
 
-class Does(enum.Enum):
+class Kind(enum.Enum):
     """The kinds of operators, described in words; "its elements" are those of the operator's first argument."""
 
     COPIES = "returns its elements unchanged"
@@ -57,105 +57,105 @@ class Does(enum.Enum):
     ELSEWHERE = "is of sparse, nested or named tensors, or of autograd, which no program has"
 
 
-TABLE: Final[Mapping[Does, str]] = {
-    Does.COPIES: """
+TABLE: Final[Mapping[Kind, str]] = {
+    Kind.COPIES: """
         alias alias_copy clone contiguous detach detach_ detach_copy lift lift_fresh lift_fresh_copy pin_memory positive
         resolve_conj resolve_neg
     """,
-    Does.DECLARES: "pipeline.open_mask",
-    Does.CASTS: """
+    Kind.DECLARES: "pipeline.open_mask",
+    Kind.CASTS: """
         _to_copy to type_as _autocast_to_full_precision _autocast_to_reduced_precision prims.convert_element_type
     """,
-    Does.RESHAPES: """
+    Kind.RESHAPES: """
         view reshape _unsafe_view _reshape_alias _reshape_copy view_copy view_as reshape_as flatten unflatten ravel
     """,
-    Does.SQUEEZES: "squeeze squeeze_copy unsqueeze unsqueeze_copy atleast_1d atleast_2d atleast_3d",
-    Does.TRANSPOSES: "permute permute_copy transpose t t_copy mT numpy_T movedim moveaxis swapaxes swapdims",
-    Does.REORDERS: "flip fliplr flipud roll rot90 pixel_shuffle pixel_unshuffle channel_shuffle",
-    Does.REPEATS: """
+    Kind.SQUEEZES: "squeeze squeeze_copy unsqueeze unsqueeze_copy atleast_1d atleast_2d atleast_3d",
+    Kind.TRANSPOSES: "permute permute_copy transpose t t_copy mT numpy_T movedim moveaxis swapaxes swapdims",
+    Kind.REORDERS: "flip fliplr flipud roll rot90 pixel_shuffle pixel_unshuffle channel_shuffle",
+    Kind.REPEATS: """
         expand expand_as expand_copy broadcast_to repeat repeat_interleave tile prims.broadcast_in_dim
     """,
-    Does.SELECTS: """
+    Kind.SELECTS: """
         slice select narrow narrow_copy split split_copy split_with_sizes unsafe_split unsafe_split_with_sizes chunk
         unsafe_chunk tensor_split hsplit vsplit dsplit unbind unbind_copy diagonal diagonal_copy linalg_diagonal unfold
         unfold_copy index index_select gather take take_along_dim masked_select topk sort msort select_copy slice_copy
         reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
         _pad_circular
     """,
-    Does.MIXES: """
+    Kind.MIXES: """
         cat concat concatenate stack hstack vstack dstack column_stack pad constant_pad_nd tril triu diag_embed im2col
         resize
     """,
-    Does.WRITES: """
+    Kind.WRITES: """
         slice_scatter select_scatter diagonal_scatter as_strided_scatter scatter scatter_add scatter_reduce index_put
         _unsafe_index_put index_copy index_fill index_add index_reduce masked_scatter copy put pipeline.cache_update
         pipeline.cache_write
     """,
-    Does.REINTERPRETS: """
+    Kind.REINTERPRETS: """
         as_strided view.dtype view_copy.dtype view_as_real view_as_complex real imag conj _conj _neg_view adjoint
         mH matrix_H
     """,
-    Does.FILLS: """
+    Kind.FILLS: """
         arange full scalar_tensor zeros ones empty full_like zeros_like ones_like empty_like new_full new_zeros new_ones
         new_empty new_empty_strided empty_permuted empty_strided eye linspace logspace tril_indices triu_indices fill
     """,
-    Does.PLACES: """
+    Kind.PLACES: """
         argmax argmin argsort nonzero nonzero_numpy nonzero_static where.default searchsorted bucketize one_hot
         count_nonzero repeat_interleave.Tensor
     """,
-    Does.POINTWISE: """
+    Kind.POINTWISE: """
         hardswish leaky_relu log_sigmoid log_sigmoid_forward floor_divide rsub masked_fill prims.div max.other min.other
     """,
-    Does.REDUCES: """
+    Kind.REDUCES: """
         sum nansum mean nanmean prod amax amin max min aminmax any all std var std_mean var_mean logsumexp norm
         linalg_vector_norm median nanmedian mode kthvalue histc bincount embedding_bag _embedding_bag
         _embedding_bag_forward_only glu prims.sum
     """,
-    Does.SCANS: "cumsum cumprod cummax cummin logcumsumexp",
-    Does.MULTIPLIES: "mm bmm matmul baddbmm addbmm mv addmv dot vdot einsum tensordot bilinear _grouped_mm",
-    Does.PROJECTS: "linear addmm",
-    Does.CONVOLVES: """
+    Kind.SCANS: "cumsum cumprod cummax cummin logcumsumexp",
+    Kind.MULTIPLIES: "mm bmm matmul baddbmm addbmm mv addmv dot vdot einsum tensordot bilinear _grouped_mm",
+    Kind.PROJECTS: "linear addmm",
+    Kind.CONVOLVES: """
         convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     """,
-    Does.ATTENDS: """
+    Kind.ATTENDS: """
         scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
     """,
-    Does.RECURS: """
+    Kind.RECURS: """
         lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
         pipeline.packed_lstm pipeline.packed_gru pipeline.packed_rnn_tanh pipeline.packed_rnn_relu
         pipeline.linear_attention pipeline.selective_scan
     """,
-    Does.LOOKS_UP: "embedding",
-    Does.NORMALIZES: "layer_norm native_layer_norm rms_norm _fused_rms_norm log_softmax _log_softmax",
-    Does.SCALES: """
+    Kind.LOOKS_UP: "embedding",
+    Kind.NORMALIZES: "layer_norm native_layer_norm rms_norm _fused_rms_norm log_softmax _log_softmax",
+    Kind.SCALES: """
         batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training group_norm
         native_group_norm instance_norm prelu _prelu_kernel
     """,
-    Does.SOFTENS: "softmax _softmax _safe_softmax",
-    Does.POOLS: """
+    Kind.SOFTENS: "softmax _softmax _safe_softmax",
+    Kind.POOLS: """
         avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
         max_pool3d_with_indices adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d
         _adaptive_avg_pool3d
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
     """,
-    Does.RESAMPLES: """
+    Kind.RESAMPLES: """
         upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
         _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d grid_sampler_3d
     """,
-    Does.DRAWS: "native_dropout dropout feature_dropout alpha_dropout feature_alpha_dropout",
-    Does.READS: """
+    Kind.DRAWS: "native_dropout dropout feature_dropout alpha_dropout feature_alpha_dropout",
+    Kind.READS: """
         sym_size sym_stride sym_numel sym_storage_offset item _local_scalar_dense _assert_tensor_metadata _assert_scalar
         _assert_async
     """,
-    Does.QUANTIZES: "pipeline.quantize pipeline.block_codes pipeline.centered pipeline.pack",
-    Does.DEQUANTIZES: "pipeline.dequantize pipeline.fake_quantize pipeline.fake_quantize_blocks",
-    Does.EXCHANGES: """
+    Kind.QUANTIZES: "pipeline.quantize pipeline.block_codes pipeline.centered pipeline.pack",
+    Kind.DEQUANTIZES: "pipeline.dequantize pipeline.fake_quantize pipeline.fake_quantize_blocks",
+    Kind.EXCHANGES: """
         _c10d_functional.all_reduce _c10d_functional.all_gather_into_tensor _c10d_functional.reduce_scatter_tensor
         _c10d_functional.wait_tensor
     """,
-    Does.ELSEWHERE: """
+    Kind.ELSEWHERE: """
         _values values _indices indices crow_indices col_indices ccol_indices row_indices coalesce to_dense
         _sparse_broadcast_to _nested_get_values _nested_view_from_buffer _nested_view_from_jagged _ncf_view
         _ncf_unsqueeze _fw_primal _make_dual _unpack_dual _grad_sum_to_size slice_inverse
@@ -171,7 +171,7 @@ ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.spl
 
 
 @cache
-def does(target: object) -> Does | None:
+def op_kind(target: object) -> Kind | None:
     """Return the kind of an operator; None if it is not in the table, or is no operator overload."""
     if not isinstance(target, OpOverload):
         return None
@@ -180,19 +180,19 @@ def does(target: object) -> Does | None:
     if found is not None:
         return found
     if torch.Tag.nondeterministic_seeded in target.tags:
-        return Does.DRAWS
-    return Does.POINTWISE if torch.Tag.pointwise in target.tags else None
+        return Kind.DRAWS
+    return Kind.POINTWISE if torch.Tag.pointwise in target.tags else None
 
 
 @cache
-def targets(*kinds: Does) -> frozenset[OpOverload[..., object]]:
+def operators_of_kind(*kinds: Kind) -> frozenset[OpOverload[..., object]]:
     """Return the operators of these kinds: every overload in the table except out variants."""
-    packets = map(_packet, ROWS)
+    packets = map(_operator_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
-    return frozenset(op for op in overloads if "out" not in op._overloadname and does(op) in kinds)
+    return frozenset(op for op in overloads if "out" not in op._overloadname and op_kind(op) in kinds)
 
 
-def _packet(name: str) -> Any:
+def _operator_packet(name: str) -> Any:
     """Return the operator packet of a row; None if this version of torch lacks it."""
     first, _, rest = name.partition(".")
     return getattr(getattr(torch.ops, first), rest, None) if first in SPACES else getattr(torch.ops.aten, first, None)
@@ -204,19 +204,19 @@ def is_view(target: object) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def states_sizes(target: Target) -> bool:
+def has_explicit_sizes(target: Target) -> bool:
     """Return whether an operator reshapes to explicit sizes, its second and last argument."""
-    if does(target) is not Does.RESHAPES or len(target._schema.arguments) != 2:
+    if op_kind(target) is not Kind.RESHAPES or len(target._schema.arguments) != 2:
         return False
     second = target._schema.arguments[1]
     return second.name in ("size", "shape") and str(second.type).startswith("List")
 
 
-CONTRACTIONS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
+CONTRACTIONS: Final = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES, Kind.ATTENDS)
 """Kinds whose result elements are sums of products; halves are accumulated in float32."""
 
-SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS)
+SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS, Kind.REPEATS)
 """Kinds whose result has exactly the elements of the first argument."""
 
-PART: Final = (*SAME, Does.SELECTS)
+PART: Final = (*SAME, Kind.SELECTS)
 """Kinds whose result has only elements of the first argument."""

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.build.serialized_plans import Order
-from pipeline.network.canonical import Canonical, canonical, renames
+from pipeline.network.canonical import Canonical, canonical, match_names
 from pipeline.network.engine import Engine
 
 
@@ -56,8 +56,8 @@ def serving(engine: Engine, form: Canonical, name: str, other: Canonical) -> Eng
     return evolve(
         engine,
         name=name,
-        bindings=renames(other.bindings, (engine.bindings.get(each, each) for each in form.bindings)),
-        weights=renames(other.weights, (engine.weights.get(each, each) for each in form.weights)),
+        bindings=match_names(other.bindings, (engine.bindings.get(each, each) for each in form.bindings)),
+        weights=match_names(other.weights, (engine.weights.get(each, each) for each in form.weights)),
     )
 
 

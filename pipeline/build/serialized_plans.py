@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from pipeline.aten.naming import unlike
+from pipeline.aten.naming import make_unique
 from pipeline.build.memory import return_free_memory
 from pipeline.build.monitor import Monitor, interruptible
 from pipeline.errors import BuildError
@@ -163,7 +163,7 @@ def _rename(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
     if found is None or found[1] not in tensors:
         return False
     given = {plan: name for name, plan in names.items()}.get(found[1], found[1])
-    tensors[found[1]].name = names[given] = unlike(f"{given}_", {*tensors})
+    tensors[found[1]].name = names[given] = make_unique(f"{given}_", {*tensors})
     return True
 
 

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.op_predicates import LIFTS, mutates
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import LIFTS, mutates_argument
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.fake_tensors import quietly, unnamed_sizes
 from pipeline.capture.views import MULTIPLE, View, view
@@ -19,8 +19,8 @@ from pipeline.errors import PipelineError
 from pipeline.shapes.environment import shape_of
 
 FRESH = (
-    *(Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS),
-    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS, Does.RESAMPLES),
+    *(Kind.PROJECTS, Kind.CONVOLVES, Kind.ATTENDS, Kind.RECURS),
+    *(Kind.NORMALIZES, Kind.SCALES, Kind.SOFTENS, Kind.RESAMPLES),
 )
 """What composite operators do that never return their input; other composites may, even if their schema denies it."""
 
@@ -43,13 +43,13 @@ def may_alias(node: Node) -> bool:
         return target is operator.getitem
     if any(r.alias_info is not None for r in target._schema.returns):
         return True
-    return _is_composite(target) and does(target) not in FRESH and target is not aten.matmul.default
+    return _is_composite(target) and op_kind(target) not in FRESH and target is not aten.matmul.default
 
 
 def touched(graph: torch.fx.Graph) -> set[Node]:
     """Return the nodes that may share memory with a node that is written to."""
     above: dict[Node, Node] = {}
-    writes = set(filter(mutates, graph.nodes))
+    writes = set(filter(mutates_argument, graph.nodes))
     for node in graph.nodes:
         above[node] = node
         if node in writes or (node.op == "call_function" and may_alias(node)):

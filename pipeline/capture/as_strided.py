@@ -15,8 +15,8 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.graphs import copied_node, over
-from pipeline.aten.naming import unlike
+from pipeline.aten.graphs import copy_node, graph_module
+from pipeline.aten.naming import make_unique
 from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.aliases import may_alias, storage_of
 from pipeline.errors import CaptureError, line_of
@@ -39,7 +39,7 @@ def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
     copy = _Copy({node.name for node in module.graph.nodes})
     for node in module.graph.nodes:
         copy.env[node] = copy.node(node)
-    return over(module, copy.graph)
+    return graph_module(module, copy.graph)
 
 
 def _check_starts(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
@@ -60,7 +60,7 @@ class _Copy:
 
     def node(self, node: Node) -> Node:
         """Copy a node; an ``as_strided`` node reads the tensor that owns its input's memory."""
-        made = copied_node(node, self.graph, self.env.__getitem__)
+        made = copy_node(node, self.graph, self.env.__getitem__)
         if node.target not in READS or _is_plain(node):
             return made
         source: Node = argument(node, "self")
@@ -77,7 +77,7 @@ class _Copy:
             return made
         if whole is not source:
             raise _unknown(node)
-        made.name, made.meta["val"] = unlike(node.name, self.taken), row.meta["val"]
+        made.name, made.meta["val"] = make_unique(node.name, self.taken), row.meta["val"]
         return self.permuted(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
     def permuted(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
@@ -85,7 +85,7 @@ class _Copy:
         if list(dims) == sorted(dims):
             return value
         made = self.graph.call_function(aten.permute.default, (value, list(dims)))
-        made.name, made.meta["val"] = unlike("permute", self.taken), like.permute(*dims)
+        made.name, made.meta["val"] = make_unique("permute", self.taken), like.permute(*dims)
         return made
 
 

@@ -12,7 +12,7 @@ from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim, ExportedProgram
 
-from pipeline.aten.dtypes import Misfit, misfits, short
+from pipeline.aten.dtypes import DtypeViolation, find_dtype_violations, short_name
 from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, DtypeError, source_line
 from pipeline.export_fixes import ExportNotes, asked, check_values, requested
@@ -146,14 +146,14 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
     inputs = {port.name for port in program.inputs}
     usual = {torch.float32, *(tensor.dtype for tensor in program.parameters.values())}
     for node in program.graph.nodes:
-        found = sorted(misfits(node), key=lambda misfit: misfit.found in usual)
+        found = sorted(find_dtype_violations(node), key=lambda misfit: misfit.found in usual)
         for misfit in found:
             sources = _sources(misfit)
             if sources and sources <= inputs:
                 name = next(port.name for port in program.inputs if port.name in sources)
-                raise DtypeError(name, short(misfit.found), misfit.due, _told(node, misfit))
+                raise DtypeError(name, short_name(misfit.found), misfit.due, _told(node, misfit))
         if found:
-            have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is expected"
+            have = f"{_told(node, found[0])}, not {short_name(found[0].found)} where {found[0].due} is expected"
             raise CaptureError(f"the model cannot run: {have}", "cast the value in the model: eager fails as well")
     return program
 
@@ -178,7 +178,7 @@ def check_written(program: Program, _: ExportNotes) -> Program:
     return program
 
 
-def _sources(misfit: Misfit) -> set[str]:
+def _sources(misfit: DtypeViolation) -> set[str]:
     """Return the placeholders that determine a value's dtype."""
     seen, todo = set[torch.fx.Node](), [misfit.value]
     while todo:
@@ -190,6 +190,6 @@ def _sources(misfit: Misfit) -> set[str]:
     return {node.name for node in seen if node.op == "placeholder"}
 
 
-def _told(node: torch.fx.Node, misfit: Misfit) -> str:
+def _told(node: torch.fx.Node, misfit: DtypeViolation) -> str:
     where = source_line(node)
     return f"{node.target}{where and f' ({where})'} {misfit.why}"

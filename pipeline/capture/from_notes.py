@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.naming import unlike
+from pipeline.aten.naming import make_unique
 from pipeline.aten.types import aten
 from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes import ExportNotes, Wish
@@ -48,7 +48,7 @@ def with_constants(program: Program, notes: ExportNotes) -> Program:
             raise CaptureError(f"the model writes to the input {name}, which is a Constant", "pass it as a tensor")
         target = f"the input {name}"
         with graph.inserting_before(placeholders[name]):
-            node = graph.placeholder(unlike(f"constant_{name}", names))
+            node = graph.placeholder(make_unique(f"constant_{name}", names))
         node.meta = dict(placeholders[name].meta)
         placeholders[name].replace_all_uses_with(node, delete_user_cb=lambda user: user.op != "output")
         inputs[place] = Port(name, kind="constant", value=constant)

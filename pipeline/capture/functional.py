@@ -18,9 +18,9 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 
-from pipeline.aten.graphs import over, results
-from pipeline.aten.naming import unlike
-from pipeline.aten.op_predicates import mutates
+from pipeline.aten.graphs import graph_module, results_of
+from pipeline.aten.naming import make_unique
+from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.types import Argument, Node
 from pipeline.capture.aliases import Unknown
 from pipeline.capture.mutation import with_functional_parts, without_mutation
@@ -51,7 +51,7 @@ def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         return module
     inliner = _Inliner({node.name for node in module.graph.nodes})
     inliner.copy(module, {})
-    return over(module, inliner.graph)
+    return graph_module(module, inliner.graph)
 
 
 def _body(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
@@ -94,7 +94,7 @@ class _Inliner:
                 continue
             if node.op == "output":
                 if not named:
-                    return map_arg(tuple(results(module.graph)), env.__getitem__)
+                    return map_arg(tuple(results_of(module.graph)), env.__getitem__)
                 self.graph.node_copy(node, env.__getitem__)
                 continue
             env[node] = self.value(node, module, env, named)
@@ -111,7 +111,7 @@ class _Inliner:
         if node.target is operator.getitem and isinstance(env[node.args[0]], tuple):  # type: ignore[index]
             return env[node.args[0]][node.args[1]]  # type: ignore[index]
         made = self.graph.node_copy(node, env.__getitem__)
-        made.name = node.name if named else unlike(node.name, self.taken)
+        made.name = node.name if named else make_unique(node.name, self.taken)
         return made
 
 
@@ -123,7 +123,7 @@ def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gra
     nodes = list(module.graph.nodes)
     lost = [node for node in exported.graph.nodes if _has_lost_its_size(node)]
     if not lost and not any(map(wraps, nodes)) and not has_transforms(module):
-        if not any(map(mutates, nodes)):
+        if not any(map(mutates_argument, nodes)):
             return exported, module, signature
         with suppress(Unknown):
             return exported, *without_mutation(module, signature)

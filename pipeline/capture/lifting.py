@@ -14,7 +14,7 @@ from torch.export.graph_signature import ConstantArgument, ExportGraphSignature,
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.graphs import results
+from pipeline.aten.graphs import results_of
 from pipeline.aten.types import Argument
 from pipeline.capture.as_strided import without_as_strided
 from pipeline.capture.functional import functional
@@ -49,7 +49,7 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     graph = graph_module.graph
     names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
     read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]
-    changed = zip(signature.output_specs, results(graph), strict=True)
+    changed = zip(signature.output_specs, results_of(graph), strict=True)
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
     check_views(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
@@ -61,7 +61,7 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     return Program(
         graph_module=graph_module,
         inputs=tuple(_port(argument, values, shapes) for argument in arguments),
-        outputs=_outputs(signature.output_specs, results(graph), buffers),
+        outputs=_outputs(signature.output_specs, results_of(graph), buffers),
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
         parameters=FrozenDict(parameters),

@@ -22,9 +22,9 @@ from torch.export.graph_signature import (
 )
 from torch.fx.node import map_arg
 
-from pipeline.aten.graphs import copied_node, over, results
-from pipeline.aten.naming import origin, unlike
-from pipeline.aten.op_predicates import mutates
+from pipeline.aten.graphs import copy_node, graph_module, results_of
+from pipeline.aten.naming import make_unique, origin_of
+from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.aliases import Unknown, touched, viewed
 from pipeline.capture.fake_tensors import fake_mode, fake_result
@@ -50,7 +50,7 @@ def without_mutation(
     rewriter = _Rewriter(module.graph)
     rewriter.rewrite()
     specs = rewriter.finish(signature)
-    return over(module, rewriter.graph), ExportGraphSignature(list(signature.input_specs), specs)
+    return graph_module(module, rewriter.graph), ExportGraphSignature(list(signature.input_specs), specs)
 
 
 def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -64,14 +64,14 @@ def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             is_mapped = any(str(user.target) == "map_impl" for user in node.users)
             functional = with_functional_parts(part) if is_mapped else _functional_part(part)
             if functional is not part:
-                made = made or over(module, module.graph)
+                made = made or graph_module(module, module.graph)
                 setattr(made, node.target, functional)
     return made or module
 
 
 def _functional_part(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
     part = with_functional_parts(part)
-    if not any(map(mutates, part.graph.nodes)):
+    if not any(map(mutates_argument, part.graph.nodes)):
         return part
     rewriter = _Rewriter(part.graph)
     with suppress(Unknown):
@@ -79,7 +79,7 @@ def _functional_part(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
         output = next(iter(reversed(part.graph.nodes)))
         if not any(rewriter.versions[node] for node in part.graph.nodes if node.op == "placeholder"):
             rewriter.graph.output(map_arg(output.args[0], rewriter.read)).meta = dict(output.meta)
-            return over(part, rewriter.graph)
+            return graph_module(part, rewriter.graph)
     return part
 
 
@@ -102,7 +102,7 @@ class _Rewriter:
         """Copy all nodes except the output; convert each write to a new value of the written node."""
         for node in list(self.old.nodes)[:-1]:
             self.current = node
-            if not mutates(node):
+            if not mutates_argument(node):
                 self.copy(node)
                 continue
             written = _written_node(node)
@@ -113,7 +113,7 @@ class _Rewriter:
     def copy(self, node: Node) -> None:
         """Copy a node that does not write; its arguments are the current values."""
         found = viewed(node, self.mode) if node in self.touched else None
-        self.env[node] = copied_node(node, self.graph, self.read)
+        self.env[node] = copy_node(node, self.graph, self.read)
         if found is not None:
             args = map_arg(found.args, self.read)
             self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))
@@ -178,8 +178,8 @@ class _Rewriter:
     def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
         """Create a node with the metadata of the current node."""
         node = self.graph.call_function(target, args, kwargs)
-        node.name = unlike(f"{self.current.name}_{target._opname}", self.taken)
-        node.meta = {**origin(self.current.meta), "val": val}
+        node.name = make_unique(f"{self.current.name}_{target._opname}", self.taken)
+        node.meta = {**origin_of(self.current.meta), "val": val}
         return node
 
     def finish(self, signature: ExportGraphSignature) -> list[OutputSpec]:
@@ -187,7 +187,7 @@ class _Rewriter:
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
-        given = [map_arg(value, self.read) for value in results(self.old)]
+        given = [map_arg(value, self.read) for value in results_of(self.old)]
         self.graph.output((*values, *given)).meta = dict(next(iter(reversed(self.old.nodes))).meta)
         changes = [_change(specs[node.name], value) for node, value in zip(written, values, strict=True)]
         return [*changes, *signature.output_specs]

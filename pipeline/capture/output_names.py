@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
-from pipeline.aten.naming import unlike
+from pipeline.aten.naming import make_unique
 from pipeline.aten.types import Spec
 from pipeline.program import Program
 
@@ -30,7 +30,7 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
     """
     if given is None:
         taken: set[str] = set()
-        return tuple(unlike(name, taken) for name in _names(spec))
+        return tuple(make_unique(name, taken) for name in _names(spec))
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
     if len(given) != spec.num_leaves:

@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch.fx import Graph, GraphModule, Node
 
-from pipeline.aten.graphs import copied_node, results
+from pipeline.aten.graphs import copy_node, results_of
 from pipeline.aten.types import Argument
 from pipeline.capture.aliases import storage_of
 
@@ -41,7 +41,7 @@ class ReturnedViews:
 
 def returned_views(module: GraphModule) -> ReturnedViews:
     """Split Dynamo's graph into a core and the returned views of inputs and results. The graph is not changed."""
-    returned = results(module.graph)
+    returned = results_of(module.graph)
     bases = _bases(module.graph, returned)
     taken = {node: base for node, base in bases.items() if node is not base and _is_taken(node, base)}
     if not taken:
@@ -104,7 +104,7 @@ def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
-            env[node] = copied_node(node, graph, env.__getitem__)
+            env[node] = copy_node(node, graph, env.__getitem__)
     graph.output(tuple(env[node] for node in kept))
     return GraphModule(module, graph)
 

@@ -16,7 +16,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipeline.aten.collectives import local_tensor
-from pipeline.aten.graphs import copied, copied_node, over
+from pipeline.aten.graphs import copy_graph, copy_node, graph_module
 from pipeline.aten.types import Argument, Node
 from pipeline.capture.aliases import storage_of
 from pipeline.errors import CaptureError
@@ -42,9 +42,9 @@ def shared(
         if node.op == "placeholder" and node.name in twins:
             env[node] = named[twins[node.name]]
             continue
-        env[node] = named[node.name] = copied_node(node, graph, env.__getitem__)
+        env[node] = named[node.name] = copy_node(node, graph, env.__getitem__)
     specs = [spec for spec in signature.input_specs if spec.arg.name not in twins]
-    return over(module, graph), ExportGraphSignature(specs, list(signature.output_specs))
+    return graph_module(module, graph), ExportGraphSignature(specs, list(signature.output_specs))
 
 
 def _twins(exported: ExportedProgram) -> Mapping[str, str]:
@@ -107,7 +107,7 @@ def flattened(program: Program, _: ExportNotes) -> Program:
     """
     if not any(map(is_traceable_wrapper_subclass, program.parameters.values())):
         return program
-    graph, constants, parameters = copied(program.graph), dict(program.constants), dict(program.parameters)
+    graph, constants, parameters = copy_graph(program.graph), dict(program.constants), dict(program.parameters)
     for node in [n for n in graph.nodes if n.op == "placeholder" and n.name in program.constants]:
         name = program.constants[node.name].result.name
         if is_traceable_wrapper_subclass(parameters[name]):

@@ -173,7 +173,7 @@ def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
     folder."""
     with replaced(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):
-            (scratch / file.file).write_bytes(memoryview(engine.checked()))
+            (scratch / file.file).write_bytes(memoryview(engine.checked_plan()))
         (scratch / "report.txt").write_text(f"{report}\n", encoding="utf-8")
         (scratch / "report.json").write_text(report.as_json(), encoding="utf-8")
         write_view(view(compiled, report.model), scratch)

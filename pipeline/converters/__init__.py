@@ -28,16 +28,15 @@ _MECHANISM: Final = """
 """The modules of this package that declare no converters."""
 
 
-def families() -> tuple[ModuleType, ...]:
+def converter_modules() -> tuple[ModuleType, ...]:
     """Return the modules that declare converters, by name; collectives only if torch.distributed is available."""
     absent = () if torch.distributed.is_available() else ("collectives",)
     found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in {*_MECHANISM.split(), *absent})
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)
 
 
-DYNAMO_CONVERTERS: Final = ConverterRegistry.of(*families())
-"""Every converter of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` return new
-registries."""
+DYNAMO_CONVERTERS: Final = ConverterRegistry.of(*converter_modules())
+"""All converters of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` return new ones."""
 
-DECOMPOSITIONS: Final = DecompositionTable.of(*families())
+DECOMPOSITIONS: Final = DecompositionTable.of(*converter_modules())
 """Our own decompositions."""

@@ -13,11 +13,11 @@ from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
-from pipeline.impl.attention import fused, lets_all_attend, plain
-from pipeline.impl.attention_limits import Case, fitted, unmet
+from pipeline.impl.attention import float32_attention, fused_attention, has_key_in_each_row
+from pipeline.impl.attention_limits import Case, first_unmet_condition, pad_case
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
@@ -27,14 +27,14 @@ LONG = 1024
 (docs/notes/2026-11-29-real-sizes.md)."""
 
 
-def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Attention without dropout, of a known head dim."""
     if argument(node, "dropout_p"):
         return Rejection("dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
         return Rejection(f"the head dim, the last of the query, is {query.shape[-1]}; attention needs a static one")
-    if is_slow(node, settings):
+    if is_slow_attention(node, settings):
         return Rejection(
             "PyTorch's kernel is faster on GPUs of this compute capability (H200, 4,096 by 4,096: 186 µs, not 375)",
             "faster_in_torch=False keeps it in TensorRT",
@@ -42,18 +42,18 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return True
 
 
-def is_slow(node: torch.fx.Node, settings: CompilationSettings) -> bool:
+def is_slow_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     """Return whether an attention runs in PyTorch, whose kernel is faster: it is in halves, and has many queries and
     keys in the captured example."""
     asked = settings.faster_in_torch and not settings.require_full_compilation
-    if not (asked and applies("slow-attention") and node.target is aten.scaled_dot_product_attention.default):
+    if not (asked and is_avoided("slow-attention") and node.target is aten.scaled_dot_product_attention.default):
         return False
     query, key = (argument(node, name).meta["val"] for name in ("query", "key"))
     lengths = [x.shape[-2] if isinstance(x.shape[-2], int) else x.shape[-2].node.hint for x in (query, key)]
     return query.dtype in HALVES and all(n is not None and n >= LONG for n in lengths)  # None depends on data
 
 
-def _case(node: torch.fx.Node) -> Case:
+def _case_of_node(node: torch.fx.Node) -> Case:
     """Return the properties of a node's attention that the table of conditions examines."""
     mask = argument(node, "attn_mask")
     query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
@@ -70,29 +70,29 @@ def _case(node: torch.fx.Node) -> Case:
     )
 
 
-def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
+def is_fused(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     """Return whether TensorRT computes a node's attention in one kernel."""
-    return not settings.decompose_attention and unmet(fitted(_case(node))) is None
+    return not settings.decompose_attention and first_unmet_condition(pad_case(_case_of_node(node))) is None
 
 
-def is_open(mask: Any) -> bool:
+def is_declared_open(mask: Any) -> bool:
     """Return whether the program declares that a mask leaves a key to attend to in every row."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK
 
 
-@converts(aten.scaled_dot_product_attention.default, validator=attends_only)
+@converts(aten.scaled_dot_product_attention.default, validator=check_attention)
 def attention(
     net: Net, query: Value, key: Value, value: Value, attn_mask: Value | None, scale: float | None
 ) -> ITensor:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
     query, key, value = (base.tensor(net, x) for x in (query, key, value))
-    case = _case(net.node)
-    some = is_open(argument(net.node, "attn_mask")) or lets_all_attend(net, attn_mask)
+    case = _case_of_node(net.node)
+    has_key = is_declared_open(argument(net.node, "attn_mask")) or has_key_in_each_row(net, attn_mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
-    how: dict[str, Any] = {"some": some, "causal": case.causal, "scale": scale}
-    if fuses(net.node, net.ctx.compilation_settings):
-        return fused(net, query, key, value, attn_mask, **how)
-    return plain(net, query, key, value, attn_mask, gqa=case.gqa, **how)
+    options: dict[str, Any] = {"has_key": has_key, "causal": case.causal, "scale": scale}
+    if is_fused(net.node, net.ctx.compilation_settings):
+        return fused_attention(net, query, key, value, attn_mask, **options)
+    return float32_attention(net, query, key, value, attn_mask, gqa=case.gqa, **options)

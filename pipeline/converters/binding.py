@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from pipeline.aten.arguments import bind, names_of
+from pipeline.aten.arguments import argument_names, bind
 from pipeline.aten.support import Target, Validator
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base
@@ -51,7 +51,7 @@ def converts(
         rows |= {t: (row,) for t, row in given.items()} if isinstance(given, Mapping) else {given: ()}
 
     def declare(function: Converter) -> Converter:
-        convert = _with_public_signature(function, rows)
+        convert = _adapt_signature(function, rows)
         for target in rows:
             dynamo_tensorrt_converter(
                 target,
@@ -64,13 +64,13 @@ def converts(
     return declare
 
 
-def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
+def _adapt_signature(function: Converter, table: Mapping[Any, tuple[Any, ...]]) -> Converter:
     """Return a converter of `(ctx, target, args, kwargs, name)`, with the arguments' positions computed once."""
-    known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
+    known = {target: _argument_positions(function, target, len(row)) for target, row in table.items()}
 
     @wraps(function)
     def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        row = rows.get(target, ())
+        row = table.get(target, ())
         places, takes_all = known[target] if target in known else _argument_positions(function, target, len(row))
         values = bind(target, args, kwargs) if places or takes_all else []
         more = values if takes_all else ()
@@ -79,13 +79,13 @@ def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ..
     return convert
 
 
-def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
+def _argument_positions(function: Converter, target: Any, has_row: int) -> Places:
     """Return the places of a function's parameters, after the network and the row, among the operator's."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
-    wanted = parameters[1 + rows :]
-    names = names_of(target) if wanted else ()
+    wanted = parameters[1 + has_row :]
+    names = argument_names(target) if wanted else ()
     unknown = [p.name for p in wanted if p.name not in names and p.default is p.empty]
     if unknown:
         has = ", ".join(names) or "none"
@@ -96,25 +96,25 @@ def _argument_positions(function: Converter, target: Any, rows: int) -> Places:
     return tuple((p.name, names.index(p.name)) for p in wanted if p.name in names), False
 
 
-def result_of(net: Net) -> torch.Tensor:
+def result_tensor(net: Net) -> torch.Tensor:
     """Return the fake tensor of the node's result, the first if there are several."""
     value = net.node.meta["val"]
     first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
     return first
 
 
-def as_result(net: Net, x: ITensor) -> ITensor:
+def cast_to_result(net: Net, x: ITensor) -> ITensor:
     """Return ``x`` in the dtype of the node's result; bytes wrap."""
-    dtype = result_of(net).dtype
-    return base.byte(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
+    dtype = result_tensor(net).dtype
+    return base.to_uint8(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
 
 
-def by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
+def invert_table(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
     """Turn a table from rows to operators into one from operators to rows."""
     return {target: row for row, targets in table.items() for target in targets}
 
 
-def by_row(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:
+def call_block(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:
     """Convert an operator by its row of a table: a building block and its arguments before the operands."""
     block, *operation = row
-    return as_result(net, block(net, *operation, *operands))
+    return cast_to_result(net, block(net, *operation, *operands))

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import aten
-from pipeline.converters.binding import as_result, converts, result_of
+from pipeline.converters.binding import cast_to_result, converts, result_tensor
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base, elementwise_arithmetic, reduce
 from pipeline.impl.base import ITensor, Value
@@ -25,8 +25,8 @@ def to_copy(net: Net, *operands: Value) -> ITensor:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor;
     prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. Bytes stay unchanged."""
     value, byte = base.tensor(net, operands[0]), torch.uint8
-    is_byte = result_of(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
-    return value if is_byte else as_result(net, value)
+    is_byte = result_tensor(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
+    return value if is_byte else cast_to_result(net, value)
 
 
 @converts(
@@ -48,13 +48,13 @@ def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> A
 @converts(prims.div.default)
 def div(net: Net, input: Value, other: Value) -> ITensor:
     """prims::div(Tensor self, Tensor other) -> Tensor. Integers are divided toward zero."""
-    rounding = None if result_of(net).dtype.is_floating_point else "trunc"
-    return as_result(net, elementwise_arithmetic.divide(net, input, other, rounding))
+    rounding = None if result_tensor(net).dtype.is_floating_point else "trunc"
+    return cast_to_result(net, elementwise_arithmetic.divide(net, input, other, rounding))
 
 
 @converts(prims.sum.default)
 def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> ITensor:
     """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
     if dims == []:  # reduces no dim here, all dims in aten.sum
-        return as_result(net, base.tensor(net, inp))
-    return as_result(net, reduce.total(net, "SUM", inp, dims, False, result_of(net).dtype))
+        return cast_to_result(net, base.tensor(net, inp))
+    return cast_to_result(net, reduce.total(net, "SUM", inp, dims, False, result_tensor(net).dtype))

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.collectives import BETWEEN_ENGINES, follows_the_last, groups_of
+from pipeline.aten.collectives import BETWEEN_ENGINES, follows_previous_collective, process_groups
 from pipeline.aten.support import Rejection
 from pipeline.converters.binding import converts
 from pipeline.impl import base
@@ -29,25 +29,25 @@ DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.i
 """The dtypes that both TensorRT and NCCL have."""
 
 
-def runs_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejection:
+def check_collective(node: Node, settings: CompilationSettings) -> bool | Rejection:
     """Check that the engine's layer computes a collective, and that its group has a communicator for it."""
     if not settings.collectives_in_engine:
         return Rejection(BETWEEN_ENGINES)
     if not CAPABILITIES.collectives:
         return Rejection(f"{LIBRARY} runs no collectives in engines: {BETWEEN_ENGINES}")
-    groups = groups_of(node.graph.nodes)
+    groups = process_groups(node.graph.nodes)
     if len(groups) > 1:
         return Rejection(f"an engine has one communicator, and the program's collectives join {len(groups)} groups")
     if "nccl" not in (backend := backend_of(groups[0])):
-        return Rejection(f"an engine's collectives take NCCL, and the process group has {backend or 'no backend'}")
-    if not follows_the_last(node):
         return Rejection(
-            "ranks call collectives in one order, and an engine has none for those that need no other's result"
+            f"an engine's collectives need NCCL, and the process group's backend is {backend or 'unknown'}"
         )
-    return _has_layer(node)
+    if not follows_previous_collective(node):
+        return Rejection("it does not depend on the previous collective: ranks may run the two in different orders")
+    return _check_layer(node)
 
 
-def _has_layer(node: Node) -> bool | Rejection:
+def _check_layer(node: Node) -> bool | Rejection:
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:
@@ -55,22 +55,22 @@ def _has_layer(node: Node) -> bool | Rejection:
     if reduction not in REDUCTIONS:
         return Rejection(f"TensorRT has no reduction {reduction!r}, only {', '.join(REDUCTIONS)}")
     if value.dim() == 0 and node.target is not ALL_REDUCE:
-        return Rejection("TensorRT gathers and scatters along the first dim, and the tensor has none")
+        return Rejection("TensorRT gathers and scatters along the first dim, and the tensor is 0-d")
     if [user.target for user in node.users] != [WAIT]:
-        return Rejection("an engine waits at once, and the model reads the result before it waits")
+        return Rejection("an engine waits for a collective at once, and the model reads the result before it waits")
     return True
 
 
-def waits_in_engine(node: Node, settings: CompilationSettings) -> bool | Rejection:
+def check_wait(node: Node, settings: CompilationSettings) -> bool | Rejection:
     """Check that the collective which is waited for runs in an engine."""
     source = node.args[0]
     if isinstance(source, Node) and source.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
-        return runs_in_engine(source, settings)
+        return check_collective(source, settings)
     return Rejection(BETWEEN_ENGINES)
 
 
 @converts(
-    {ALL_REDUCE: "ALL_REDUCE", ALL_GATHER: "ALL_GATHER", REDUCE_SCATTER: "REDUCE_SCATTER"}, validator=runs_in_engine
+    {ALL_REDUCE: "ALL_REDUCE", ALL_GATHER: "ALL_GATHER", REDUCE_SCATTER: "REDUCE_SCATTER"}, validator=check_collective
 )
 def collective(
     net: Net, operation: str, input: Value, group_name: str, reduce_op: str = "", group_size: int | None = None
@@ -88,7 +88,7 @@ def collective(
     return layer.get_output(0)
 
 
-@converts(WAIT, validator=waits_in_engine)
+@converts(WAIT, validator=check_wait)
 def wait_tensor(net: Net, tensor: Value) -> Value:
     """wait_tensor(Tensor tensor) -> Tensor"""
     source = net.node.args[0]

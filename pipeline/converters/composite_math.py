@@ -91,7 +91,7 @@ def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int)
     return loss, is_target.to(self.dtype).reshape(self.shape)
 
 
-def _norm(difference: Tensor, p: float) -> Tensor:
+def _norm_of_difference(difference: Tensor, p: float) -> Tensor:
     """Return the p-norm over the last dim, as cdist and pdist define it: 0 for an empty dim."""
     if difference.shape[-1] == 0:
         return difference.sum(-1)
@@ -108,7 +108,7 @@ def _norm(difference: Tensor, p: float) -> Tensor:
 
 @register_torch_trt_decomposition(aten._cdist_forward.default)
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
-    return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+    return _norm_of_difference(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
 @register_torch_trt_decomposition(aten._euclidean_dist.default)
@@ -120,7 +120,7 @@ def euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
 def pdist(self: Tensor, p: float = 2.0) -> Tensor:
     rows = self.shape[0]
     first, second = torch.triu_indices(rows, rows, 1, device=self.device).unbind(0)
-    return _norm(self.index_select(0, first) - self.index_select(0, second), p)
+    return _norm_of_difference(self.index_select(0, first) - self.index_select(0, second), p)
 
 
 @register_torch_trt_decomposition(aten._trilinear.default)

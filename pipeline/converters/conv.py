@@ -19,7 +19,7 @@ from pipeline.settings import CompilationSettings
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def floating_with_static_kernel(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_convolution(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT convolves floating-point tensors, with a kernel of static shape."""
     weight = argument(node, "weight").meta["val"]
     if weight.dtype not in FLOATS:
@@ -36,7 +36,7 @@ def floating_with_static_kernel(node: torch.fx.Node, settings: CompilationSettin
     return True
 
 
-@converts(aten.convolution.default, validator=floating_with_static_kernel)
+@converts(aten.convolution.default, validator=check_convolution)
 def convolution(
     net: Net,
     input: Value,

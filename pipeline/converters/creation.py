@@ -8,7 +8,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import as_result, converts, result_of
+from pipeline.converters.binding import cast_to_result, converts, result_tensor
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base, shape
@@ -21,7 +21,7 @@ from pipeline.settings import CompilationSettings
 @converts(aten.full.default)
 def full(net: Net, fill_value: Value) -> ITensor:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
-    return shape.full(net, result_sizes(net), fill_value, result_of(net).dtype)
+    return shape.full(net, result_sizes(net), fill_value, result_tensor(net).dtype)
 
 
 LIKE = {
@@ -38,19 +38,19 @@ UNUSED = frozenset({"layout", "device", "pin_memory", "memory_format"})
 """Options of these operators that do not affect a result."""
 
 
-def _made(op: Any, make: Any) -> Any:
+def _register_like(operator: Any, function: Any) -> Any:
     """Declare that an operator makes a tensor like its first argument, of which an engine needs only the shape."""
 
-    @register_torch_trt_decomposition(op)
+    @register_torch_trt_decomposition(operator)
     def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
-        size = (self.shape,) if op in LIKE else ()
+        size = (self.shape,) if operator in LIKE else ()
         given = {name: value for name, value in options.items() if name not in UNUSED}
-        return make(*size, *args, **given, dtype=dtype or self.dtype, device=self.device)
+        return function(*size, *args, **given, dtype=dtype or self.dtype, device=self.device)
 
     return decompose
 
 
-DECOMPOSITIONS = [_made(*row) for row in (LIKE | NEW).items()]
+DECOMPOSITIONS = [_register_like(*row) for row in (LIKE | NEW).items()]
 
 
 @register_torch_trt_decomposition(aten.fill.Tensor)
@@ -62,29 +62,29 @@ def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(net: Net) -> ITensor:
     """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any values are right: zeros."""
-    return shape.full(net, result_sizes(net), 0, result_of(net).dtype)
+    return shape.full(net, result_sizes(net), 0, result_tensor(net).dtype)
 
 
 @converts(aten.scalar_tensor.default)
 def scalar_tensor(net: Net, s: float) -> ITensor:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, …) -> Tensor"""
-    return as_result(net, base.tensor(net, s, result_of(net).dtype))
+    return cast_to_result(net, base.tensor(net, s, result_tensor(net).dtype))
 
 
 @converts(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, …) -> Tensor"""
     (length,) = result_sizes(net)
-    return shape.arange(net, start, step, length, result_of(net).dtype)
+    return shape.arange(net, start, step, length, result_tensor(net).dtype)
 
 
-def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """In training, dropout draws random numbers; only PyTorch draws the same ones as eager."""
     train, p = argument(node, "train"), argument(node, "p")
     return train is False or p == 0 or Rejection("in training, dropout draws random numbers", "call model.eval() first")
 
 
-@converts(aten.native_dropout.default, validator=without_chance)
+@converts(aten.native_dropout.default, validator=check_dropout)
 def native_dropout(net: Net, input: Value) -> tuple[ITensor | None, ...]:
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
     return input, shape.full(net, result_sizes(net), True, torch.bool)

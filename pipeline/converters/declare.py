@@ -16,7 +16,7 @@ from pipeline.aten.support import ConverterPriority, ConverterSupport, Declarati
 from pipeline.records.executed_ops import traced_name
 from pipeline.records.wording import kind_of
 
-__all__ = ["Rejection", "attach", "attached", "declarations_of", "dynamo_tensorrt_converter", "gather", "target_of"]
+__all__ = ["Rejection", "attach", "collect", "declarations_of", "dynamo_tensorrt_converter", "records_of", "target_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,30 +70,30 @@ def _check_converter(function: object) -> None:
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
     """Return a function's declarations; they name it even if `functools.wraps` copied them to it."""
-    if not callable(function) or (carried := attached(function, ATTRIBUTE)) is None:
+    if not callable(function) or (carried := records_of(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
-    return tuple(declaration.on(function) for declaration in carried)
+    return tuple(declaration.with_function(function) for declaration in carried)
 
 
 def target_of(key: object) -> Target:
     """Return the target of a key: an operator, itself or its name (`"aten.relu.default"`, `"aten::relu"`), or a Python
     function; a packet must have one overload, or two of which one is `out`."""
     if isinstance(key, str):
-        key = named(key)
+        key = operator_by_name(key)
     if isinstance(key, OpOverload):
         return key
     if isinstance(key, OpOverloadPacket):
-        return _only_overload(key)
+        return _single_overload(key)
     if not callable(key):
         raise TypeError(f"a target is an OpOverload such as torch.ops.aten.add.Tensor, or a function, not {key!r}")
     if isinstance(key, type) and issubclass(key, torch.nn.Module):
-        raise TypeError(f"{key.__name__} is a module, which is traced to operators: {_instead(key.__name__)}")
+        raise TypeError(f"{key.__name__} is a module, which is traced to operators: {_traced_operator(key.__name__)}")
     if name := traced_name(key):
-        raise TypeError(f"{name} is traced to operators: {_instead(name.rpartition('.')[2])}")
+        raise TypeError(f"{name} is traced to operators: {_traced_operator(name.rpartition('.')[2])}")
     return key
 
 
-def named(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
+def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
     """Return the operator that torch prints by this name; `ValueError` if there is none."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     namespace, operator, overload = match.groups() if match else ("", "", None)
@@ -106,7 +106,7 @@ def named(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
     return found
 
 
-def _instead(name: str) -> str:
+def _traced_operator(name: str) -> str:
     """Return the operator to which a torch function or module of this name is traced; empty if there is none."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     spelled = (name, name.lower(), snake, re.sub(r"_?[123]d$", "", snake))
@@ -119,15 +119,15 @@ def _instead(name: str) -> str:
     return f"declare converters of those ({', '.join(overloads[:4])})"
 
 
-def targets_of(key: object) -> tuple[Target, ...]:
+def targets_of_key(key: object) -> tuple[Target, ...]:
     """Return every target that a key may mean in a lookup: for a packet, all its overloads."""
-    key = named(key) if isinstance(key, str) else key
+    key = operator_by_name(key) if isinstance(key, str) else key
     if isinstance(key, OpOverloadPacket):
         return tuple(getattr(key, name) for name in key.overloads())
     return (target_of(key),)
 
 
-def _only_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:
+def _single_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:
     overloads = packet.overloads()
     chosen = [name for name in overloads if name != "out"] if len(overloads) == 2 else overloads
     if len(chosen) != 1:
@@ -140,32 +140,32 @@ def _only_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:
 def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
     """Append records to the tuple that a function carries in an attribute."""
     try:
-        setattr(function, attribute, (attached(function, attribute) or ()) + records)
+        setattr(function, attribute, (records_of(function, attribute) or ()) + records)
     except (AttributeError, TypeError) as error:
         raise TypeError(f"{function!r} takes no attributes, so it cannot be declared; use a function") from error
     return function
 
 
-def attached(function: object, attribute: str) -> tuple[Any, ...] | None:
+def records_of(function: object, attribute: str) -> tuple[Any, ...] | None:
     """Return the records that `attach` added to this object itself (not to its class); None if there are none."""
     found = getattr(function, "__dict__", {}).get(attribute)
     return found if isinstance(found, tuple) else None
 
 
-def gather(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
+def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
     """Collect the functions with attached records that modules define, also in lists, tuples and dicts, but not those
     imported from another module: by module name, then in the order of definition."""
     modules = [*modules]
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
-        raise TypeError(f"of() takes modules, not {wrong[0]!r}; functions are given to register()")
+        raise TypeError(f"of() takes modules, not {wrong[0]!r}; pass functions to register()")
     for module in sorted({*modules}, key=lambda module: module.__name__):
-        for value in _values(module):
+        for value in _module_values(module):
             by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
-            if attached(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
+            if records_of(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
                 yield value
 
 
-def _values(module: ModuleType) -> Iterator[Any]:
+def _module_values(module: ModuleType) -> Iterator[Any]:
     for name, value in list(vars(module).items()):
         if isinstance(value, dict) and not name.startswith("__"):
             value = [*value.values()]

@@ -11,7 +11,7 @@ import torch._decomp
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import function_name
-from pipeline.converters.declare import attach, attached, gather, target_of
+from pipeline.converters.declare import attach, collect, records_of, target_of
 from pipeline.errors import UnreachedWarning, warn
 from pipeline.frozen import FrozenDict
 
@@ -35,7 +35,7 @@ def register_torch_trt_decomposition(
     operators = _operators(op)
     if registry is not None and not isinstance(registry, MutableMapping):
         raise TypeError(
-            f"registry is a dict, which gets the function, not {registry!r}: tables never change; "
+            f"registry must be a dict, to which the function is added, not {registry!r}: tables never change; "
             "pipeline.DECOMPOSITIONS.register(function) returns a new one"
         )
 
@@ -43,7 +43,7 @@ def register_torch_trt_decomposition(
         table: MutableMapping[Op, Decomposition] = {} if registry is None else registry
         for each in operators:
             if table.setdefault(each, function) is not function:
-                raise ValueError(f"{each} has a decomposition in the registry already; take it out first")
+                raise ValueError(f"{each} already has a decomposition in the registry; remove it first")
         return attach(function, ATTRIBUTE, operators)
 
     return declare
@@ -58,7 +58,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
     def of(cls, *modules: ModuleType) -> DecompositionTable:
         """Collect the decompositions that modules declare, in any order. `ValueError` for two of one operator."""
         found: dict[Op, Decomposition] = {}
-        for op, function in _pairs(gather(modules, ATTRIBUTE)):
+        for op, function in _declared_pairs(collect(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
                 names = f"{function_name(found[op])} and {function_name(function)}"
                 raise ValueError(f"{op} has two decompositions: {names}")
@@ -66,7 +66,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
     def register(self, *functions: Decomposition) -> DecompositionTable:
         """Return a table with these declared functions, replacing others for the same operators."""
-        return self | DecompositionTable(_pairs(functions))
+        return self | DecompositionTable(_declared_pairs(functions))
 
     def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
         """Return a table without the decompositions of these operators."""
@@ -91,19 +91,18 @@ def _operators(key: object) -> tuple[Op, ...]:
         return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))
     if isinstance(op := target_of(key), OpOverload):
         return (op,)
-    raise TypeError(f"a decomposition is of an OpOverload such as torch.ops.aten.addcmul.default, not of {key!r}")
+    raise TypeError(f"a decomposition needs an OpOverload such as torch.ops.aten.addcmul.default, not {key!r}")
 
 
-def chosen(
+def select_decompositions(
     decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
 ) -> tuple[DecompositionTable, frozenset[Op]]:
-    """Return the decompositions including those of torch that the user enables, and the operators that the user
-    disables.
+    """Return the decompositions with the enabled decompositions of torch, and the operators that the user disables.
 
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
     """
-    given, left = _keys(enabled, "enabled"), _keys(disabled, "disabled")
+    given, left = _check_keys(enabled, "enabled"), _check_keys(disabled, "disabled")
     on, off = _operators_of_keys(given) - torch_enabled_decompositions, _operators_of_keys(left)
     if both := sorted(map(str, _operators_of_keys(given) & off)):
         raise ValueError(f"{both[0]} is in torch_enabled_decompositions and in torch_disabled_decompositions")
@@ -126,7 +125,7 @@ def _torch_decomposes(op: Op) -> bool:
     return composite or op in torch._decomp.decomposition_table
 
 
-def _keys(ops: Iterable[Any] | None, name: str) -> tuple[Any, ...]:
+def _check_keys(ops: Iterable[Any] | None, name: str) -> tuple[Any, ...]:
     if isinstance(ops, str | bytes | OpOverload | OpOverloadPacket) or not isinstance(ops, Iterable | None):
         raise TypeError(f"torch_{name}_decompositions takes a collection of operators, not {ops!r}")
     return tuple(ops or ())
@@ -136,9 +135,9 @@ def _operators_of_keys(keys: Iterable[Any]) -> frozenset[Op]:
     return frozenset(op for key in keys for op in _operators(key))
 
 
-def _pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:
+def _declared_pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:
     for function in functions:
-        if (declared := attached(function, ATTRIBUTE)) is None:
+        if (declared := records_of(function, ATTRIBUTE)) is None:
             raise TypeError(f"{function!r} declares no decomposition; use @register_torch_trt_decomposition(op)")
         yield from ((op, function) for op in declared)
 
@@ -186,7 +185,7 @@ DISABLED: Final = {
 """Operators whose decomposition by torch is worse than the operator itself, by reason."""
 
 
-def _named(names: str) -> frozenset[Op]:
+def _operators_by_name(names: str) -> frozenset[Op]:
     """Return the operators of these names, except those that this version of torch lacks."""
     table = torch._decomp.decomposition_table
     by_name = {str(op): op for op in table if isinstance(op, OpOverload)}
@@ -205,17 +204,17 @@ _WHOLE: Final = (
     "TensorRT normalises in one layer, which accumulates in fp32",
 )
 
-torch_disabled_decompositions: Final = _named(" ".join(DISABLED.values()))
+torch_disabled_decompositions: Final = _operators_by_name(" ".join(DISABLED.values()))
 """Operators that torch could decompose and that we do not decompose: a converter or PyTorch runs them."""
 
-torch_whole_decompositions: Final = _named(" ".join(DISABLED[why] for why in _WHOLE))
+torch_whole_decompositions: Final = _operators_by_name(" ".join(DISABLED[why] for why in _WHOLE))
 """The operators among them whose decomposition is right, and is used if it leads to a user's converter."""
 
-torch_enabled_decompositions: Final = (_CORE | _named(NOT_CORE)) - torch_disabled_decompositions
+torch_enabled_decompositions: Final = (_CORE | _operators_by_name(NOT_CORE)) - torch_disabled_decompositions
 """Operators that torch decomposes for us if no converter accepts the node."""
 
 
-def get_decompositions(own: DecompositionTable) -> Mapping[Op, Decomposition]:
+def get_decompositions(table: DecompositionTable) -> Mapping[Op, Decomposition]:
     """Return our own decompositions, and torch's enabled ones for the other operators."""
     torchs = {op: torch._decomp.decomposition_table[op] for op in sorted(torch_enabled_decompositions, key=str)}
-    return FrozenDict({**torchs, **own})
+    return FrozenDict({**torchs, **table})

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.types import aten
-from pipeline.converters.binding import as_result, by_operator, by_row, converts, result_of
+from pipeline.converters.binding import call_block, cast_to_result, converts, invert_table, result_tensor
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl.base import ITensor, Value
@@ -26,8 +26,8 @@ TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise_arithmetic.remainder,): (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
     (elementwise_arithmetic.power,): (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
     (unary.atan2,): (aten.atan2.default,),
-    (elementwise.ignoring_nan, "MAX"): (aten.fmax.default,),
-    (elementwise.ignoring_nan, "MIN"): (aten.fmin.default,),
+    (elementwise.extremum_ignoring_nan, "MAX"): (aten.fmax.default,),
+    (elementwise.extremum_ignoring_nan, "MIN"): (aten.fmin.default,),
     (elementwise.extremum, "MAX"): (aten.maximum.default, aten.clamp_min.default, aten.clamp_min.Tensor),
     (elementwise.extremum, "MIN"): (aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor),
     (elementwise.compare, "EQUAL"): (aten.eq.Tensor, aten.eq.Scalar),
@@ -57,7 +57,7 @@ SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
+def wrap_to_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
     """Convert numbers and 0-d integers that are combined with tensors of bytes to bytes, which wrap: -3 is 253.
     Networks represent bytes as int32, so only the node shows which tensors are bytes."""
     node = net.node
@@ -67,34 +67,34 @@ def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
     given = bind(node.target, node.args, node.kwargs)
     metas = [v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in given]
     taken = [m for m in metas if isinstance(m, torch.Tensor | int | float)]
-    if base.result_type(*taken) != torch.uint8 or result_of(net).dtype not in (torch.uint8, torch.bool):
+    if base.result_type(*taken) != torch.uint8 or result_tensor(net).dtype not in (torch.uint8, torch.bool):
         return values
 
-    def wrapped(value: Any, meta: Any) -> Any:
+    def wrap(value: Any, meta: Any) -> Any:
         if isinstance(meta, torch.Tensor):
-            return base.byte(net, base.tensor(net, value)) if meta.dtype in INTEGERS else value
+            return base.to_uint8(net, base.tensor(net, value)) if meta.dtype in INTEGERS else value
         return value % 256 if isinstance(value, int) and not isinstance(value, bool) else value
 
-    return list(map(wrapped, values, metas))
+    return list(map(wrap, values, metas))
 
 
-@converts(by_operator(TABLE), by_operator(SHIFTS))
-def of_two(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+@converts(invert_table(TABLE), invert_table(SHIFTS))
+def binary(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """Call an elementwise function with the operator's arguments."""
-    return by_row(net, row, among_bytes(net, operands))
+    return call_block(net, row, wrap_to_bytes(net, operands))
 
 
 @converts(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(net: Net, input: Value, other: Value, alpha: Value) -> ITensor:
     """rsub(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    input, other, alpha = among_bytes(net, (input, other, alpha))
-    return as_result(net, elementwise.add(net, "SUB", other, input, alpha))
+    input, other, alpha = wrap_to_bytes(net, (input, other, alpha))
+    return cast_to_result(net, elementwise.add(net, "SUB", other, input, alpha))
 
 
 @converts(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(net: Net, input: Value, mask: Value, value: Value) -> ITensor:
     """masked_fill(Tensor self, Tensor mask, Tensor value) -> Tensor"""
-    input, mask, value = among_bytes(net, (input, mask, value))
+    input, mask, value = wrap_to_bytes(net, (input, mask, value))
     return elementwise.where(net, mask, value, input, base.dtype_of(input))
 
 
@@ -104,16 +104,15 @@ BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 }
 
 
-def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integers are split into digits along one more dim, and TensorRT's limit is rank 8; masks of 2**k - 1 need no
-    split."""
+def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Integers are split into digits along a further dim, up to TensorRT's rank 8; masks of 2**k - 1 are not split."""
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True
-    return Rejection(f"the digits of integers of rank {value.dim()} need one dim more than TensorRT's 8")
+    return Rejection(f"digits of integers of rank {value.dim()} need a further dim, and TensorRT supports at most 8")
 
 
-@converts(by_operator(BITWISE), validator=rank_below_8)
+@converts(invert_table(BITWISE), validator=check_bitwise)
 def bitwise(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return by_row(net, row, operands)
+    return call_block(net, row, operands)

@@ -25,7 +25,7 @@ def getitem(net: Net, a: Sequence[Any], b: int) -> Any:
     return a[b]
 
 
-def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Engines compute with symbolic ints; symbolic floats and bools stay in Python."""
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)):
@@ -37,7 +37,7 @@ def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reject
     *(aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offset.default),
     *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow),
     *(operator.truediv, torch.sym_max, torch.sym_min),
-    validator=_is_int,
+    validator=_check_int,
 )
 def size(net: Net) -> Any:
     """Return the node's value: an int, or its expression."""
@@ -45,14 +45,15 @@ def size(net: Net) -> Any:
     return expr if isinstance(expr, int) else SymbolicInt(expr)
 
 
-def _is_known(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A condition on sizes is known, or a guard of the program; engines have no Python bools."""
-    return isinstance(node.meta.get("val"), bool) or Rejection(f"{node.name} depends on sizes, and stays in Python")
+    reason = f"{node.name} depends on dynamic sizes, and engines have no Python bools"
+    return isinstance(node.meta.get("val"), bool) or Rejection(reason)
 
 
 @converts(
     *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, torch.sym_not),
-    validator=_is_known,
+    validator=_check_condition,
 )
 def condition(net: Net) -> bool:
     """Return the node's value: a bool."""

@@ -13,8 +13,8 @@ from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.index_signs import counted
-from pipeline.converters.scatter import compared
+from pipeline.converters.index_signs import non_negative_positions
+from pipeline.converters.scatter import check_comparison_size
 from pipeline.impl import base, index_masks
 from pipeline.impl import embedding as _embedding
 from pipeline.impl import index as _index
@@ -35,7 +35,7 @@ def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
     return _embedding.embedding(net, weight, indices)
 
 
-def _bags_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_bags(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Only the bags are asked for, not what the gradient needs; bags times indices times columns: 2**31 - 1 at most."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
@@ -43,10 +43,10 @@ def _bags_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     weight, indices = argument(node, "weight").meta["val"], argument(node, "indices").meta["val"]
     if indices.dim() != 1:
         return Rejection(f"the indices have rank {indices.dim()}; offsets need indices of rank 1")
-    return compared(node.meta["val"][0].shape[0], indices.shape[0], weight.shape[1])
+    return check_comparison_size(node.meta["val"][0].shape[0], indices.shape[0], weight.shape[1])
 
 
-@converts(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, validator=_bags_only)
+@converts(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, validator=_check_bags)
 def embedding_bag(
     net: Net,
     weight: Value,
@@ -66,13 +66,13 @@ def embedding_bag(
     return bag, None, None, None
 
 
-def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_indices(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Indices are integers, or one mask of which the program knows how many elements it picks."""
-    masks = [(place, each.dtype) for place, each in _tensors(node) if each.dtype not in INTEGERS]
+    masks = [(place, each.dtype) for place, each in _index_tensors(node) if each.dtype not in INTEGERS]
     if not masks:
         return True
     if _is_mask(node) and not free_unbacked_symbols(node.meta["val"]):
-        return has_running_sums(node, settings)
+        return check_cumulative_layer(node, settings)
     place, dtype = masks[0]
     return Rejection(
         f"{argument(node, 'indices')[place]} is a mask ({dtype}): the shape of the result depends on its values",
@@ -80,25 +80,25 @@ def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejec
     )
 
 
-def _tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
+def _index_tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
     """Return the index tensors, each with its position."""
     given = enumerate(argument(node, "indices"))
     return [(i, each.meta["val"] if isinstance(each, torch.fx.Node) else each) for i, each in given if each is not None]
 
 
 def _is_mask(node: torch.fx.Node) -> bool:
-    return [each.dtype for _, each in _tensors(node)] == [torch.bool]
+    return [each.dtype for _, each in _index_tensors(node)] == [torch.bool]
 
 
-@converts(aten.index.Tensor, validator=_counted)
+@converts(aten.index.Tensor, validator=_check_indices)
 def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end; the number of
     elements that a mask selects is the program's."""
     x = base.tensor(net, input)
     if _is_mask(net.node):
-        [(dim, _)] = _tensors(net.node)
-        return index_masks.picked(net, x, indices[dim], dim, result_sizes(net)[dim])
-    return _index.index(net, x, indices, counted(argument(net.node, "indices")))
+        [(dim, _)] = _index_tensors(net.node)
+        return index_masks.select_by_mask(net, x, indices[dim], dim, result_sizes(net)[dim])
+    return _index.index(net, x, indices, non_negative_positions(argument(net.node, "indices")))
 
 
 @converts(aten.index_select.default)
@@ -116,19 +116,18 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
     return _index.gather(net, input, index, dim)
 
 
-def _writable(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integer indices, or one mask; to accumulate, every index is compared with every place, in 2**31 - 1 elements at
-    most."""
-    tensors, x = _tensors(node), argument(node, "self").meta["val"]
+def _check_write(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Integer indices, or one mask; accumulating compares all indices and positions: at most 2**31 - 1 elements."""
+    tensors, x = _index_tensors(node), argument(node, "self").meta["val"]
     if not all(t.dtype in INTEGERS for _, t in tensors):
         if len(tensors) > 1:
-            return Rejection("a mask beside other indices: how many elements it picks is data", "use torch.where")
+            return Rejection("a mask beside other indices selects a data-dependent number", "use torch.where")
         return True
     if not argument(node, "accumulate"):
         return True
     if x.dim() - len(tensors) > 6:
-        return Rejection("accumulates into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
-    return compared(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
+        return Rejection("accumulating into rank 8 needs rank 9, and the maximum is 8", "flatten two of its dims")
+    return check_comparison_size(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
 
 
 @register_torch_trt_decomposition(aten.put.default)
@@ -137,14 +136,14 @@ def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: 
     return row.reshape(x.shape)
 
 
-@converts(aten.index_put.default, validator=_writable)
+@converts(aten.index_put.default, validator=_check_write)
 def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> ITensor:
     """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
     input = base.tensor(net, input)
-    place, given = _tensors(net.node)[0]
+    place, given = _index_tensors(net.node)[0]
     if given.dtype not in INTEGERS:
         return _index_put.mask_put(net, input, indices[place], place, values, accumulate)
-    signs = counted(argument(net.node, "indices"))
+    signs = non_negative_positions(argument(net.node, "indices"))
     return _index_put.index_put(net, input, indices, values, accumulate, signs)
 
 
@@ -154,26 +153,26 @@ def triangle(net: Net, lower: bool, input: Value, diagonal: int) -> ITensor:
     return index_masks.triangle(net, base.tensor(net, input), diagonal, lower)
 
 
-def _has_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The number of classes is given."""
     classes = argument(node, "num_classes")
     if isinstance(classes, int) and classes > 0:
         return True
-    return Rejection("the number of classes is the largest index, which is data", "give one_hot its num_classes")
+    return Rejection("the number of classes is data-dependent (the largest index)", "give one_hot its num_classes")
 
 
-@converts(aten.one_hot.default, validator=_has_classes)
+@converts(aten.one_hot.default, validator=_check_classes)
 def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
     """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
     return index_masks.one_hot(net, input, num_classes)
 
 
-def has_running_sums(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_cumulative_layer(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT has cumulative sums (10.8), by which the n-th element that is picked finds the n-th of the source."""
     return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no cumulative sum")
 
 
-@converts(aten.masked_scatter.default, validator=has_running_sums)
+@converts(aten.masked_scatter.default, validator=check_cumulative_layer)
 def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> ITensor:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     whole = base.expand(net, base.tensor(net, input), result_sizes(net))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import moves
+from pipeline.aten.op_predicates import is_move
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
@@ -17,8 +17,8 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import index, take
 from pipeline.impl.index import nonzero as _nonzero
-from pipeline.impl.index_put import broadcast
-from pipeline.impl.shape import sampled
+from pipeline.impl.index_put import broadcast_sizes
+from pipeline.impl.shape import strided_slice
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.recipes import qualified_name
@@ -29,57 +29,56 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 
 MASKS = (torch.bool, torch.uint8)
 NO_NONZERO = Rejection(
-    f"{LIBRARY} runs no NonZero layer, and how many elements there are is data",
+    f"{LIBRARY} has no NonZero layer, and the number of elements is data-dependent",
     "use the tensorrt package, or torch.where, which keeps the shape",
 )
 
 
-def runs_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The tensorrt package runs NonZero, tensorrt_rtx does not."""
     return CAPABILITIES.nonzero or NO_NONZERO
 
 
-@converts(aten.nonzero.default, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.nonzero.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero(net: Net, input: Value) -> ITensor:
     """nonzero(Tensor self) -> Tensor. A 0-d tensor has no coordinates: its result has 0 or 1 empty row."""
     found = _nonzero(net, base.tensor(net, input, rank=1))
-    found = found if base.rank(input) else sampled(net, found, [0], [0], [0])
+    found = found if base.rank(input) else strided_slice(net, found, [0], [0], [0])
     return base.permute(net, found, [1, 0])
 
 
-@converts(aten.nonzero_numpy.default, aten.where.default, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.nonzero_numpy.default, aten.where.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
     """nonzero_numpy(Tensor self) -> Tensor[]; where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
-    return _coordinates(net, base.tensor(net, operands[0], rank=1))
+    return _mask_coordinates(net, base.tensor(net, operands[0], rank=1))
 
 
-@converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.index.Tensor, validator=check_nonzero, requires_output_allocator=True)
 def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the coordinates at which they are true are the
-    indices."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the coordinates of True are the indices."""
     given: list[Any] = []
     for each, node in zip(indices, argument(net.node, "indices"), strict=True):
         if each is None or node.meta["val"].dtype not in MASKS:
             given.append(each)
         else:
-            given += _coordinates(net, each)
+            given += _mask_coordinates(net, each)
     return index(net, base.tensor(net, input), given)
 
 
-def _coordinates(net: Net, mask: Any) -> list[Any]:
+def _mask_coordinates(net: Net, mask: Any) -> list[Any]:
     """Return, for each dim of a mask, the coordinates at which it is true."""
     found = _nonzero(net, mask)
     rows = (take(net, found, torch.tensor([dim]), 0) for dim in range(base.rank(mask)))
     return [base.squeeze(net, row, [0]) for row in rows]
 
 
-@converts(aten.masked_select.default, validator=runs_nonzero, requires_output_allocator=True)
+@converts(aten.masked_select.default, validator=check_nonzero, requires_output_allocator=True)
 def masked_select(net: Net, input: Value, mask: Value) -> ITensor:
     """masked_select(Tensor self, Tensor mask) -> Tensor"""
     x, mask = (base.tensor(net, value, rank=1) for value in (input, mask))
-    sizes = broadcast(net, [x, mask])
+    sizes = broadcast_sizes(net, [x, mask])
     mask = base.expand(net, mask, sizes)
-    return index(net, base.expand(net, x, sizes), _coordinates(net, mask))
+    return index(net, base.expand(net, x, sizes), _mask_coordinates(net, mask))
 
 
 READERS: Mapping[Any, tuple[int, ...]] = {
@@ -102,7 +101,7 @@ CHECKS = (
 )
 
 
-def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """An int that is an index (``x[i]``), a factor or a term, but in no shape: those are computed on the host."""
     if not isinstance(node.meta["val"], (int, torch.SymInt)):
         return Rejection(f"{node.name} is {kind_of(node.meta['val'])} that Python reads from a tensor")
@@ -110,23 +109,21 @@ def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> boo
         places = {i for i, given in enumerate(user.args) if given is node}
         reads = places and not user.kwargs and places <= {*READERS.get(user.target, ())}
         if user.target not in CHECKS and not reads:
-            why = f"and {user.name} needs its value to be known"
-            return Rejection(
-                f"{node.name} is read by Python from what {_producer(node)} makes, {why}",
-                "keep it a tensor: do not call item()",
-            )
+            reason = f"Python reads {node.name} from the result of {_describe_producer(node)}"
+            hint = "keep the number a tensor: do not call item()"
+            return Rejection(f"{reason}, and {user.name} needs its value", hint)
     return True
 
 
-def _producer(node: torch.fx.Node) -> str:
+def _describe_producer(node: torch.fx.Node) -> str:
     """Return in words the producer of the tensor from which a node reads a number."""
     source = node.all_input_nodes[0]
-    while moves(source) or source.target is operator.getitem:
+    while is_move(source) or source.target is operator.getitem:
         source = source.all_input_nodes[0]
     return f"{source.name} ({qualified_name(source.target)})" if source.op == "call_function" else source.name
 
 
-@converts(aten._local_scalar_dense.default, aten.item.default, validator=_names_an_element)
+@converts(aten._local_scalar_dense.default, aten.item.default, validator=_check_item)
 def item(net: Net, input: Value) -> Any:
     """_local_scalar_dense(Tensor self) -> Scalar"""
     expr = expression(net.node.meta["val"])

@@ -10,19 +10,19 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import PART, Does, does
+from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import aten
 
 DEEP = 12
 """The most operators in a row that are examined."""
 
 
-def counted(indices: Sequence[Any]) -> frozenset[int]:
+def non_negative_positions(indices: Sequence[Any]) -> frozenset[int]:
     """Return the positions of the index tensors that are provably non-negative."""
-    return frozenset(i for i, each in enumerate(indices) if each is not None and not_negative(each))
+    return frozenset(i for i, each in enumerate(indices) if each is not None and is_non_negative(each))
 
 
-def not_negative(value: Any, depth: int = DEEP) -> bool:
+def is_non_negative(value: Any, depth: int = DEEP) -> bool:
     """Return whether a node or a number is provably non-negative."""
     if isinstance(value, (bool, int, torch.SymInt)):
         return statically_known_true(value >= 0)
@@ -34,41 +34,41 @@ def not_negative(value: Any, depth: int = DEEP) -> bool:
     if isinstance(known, torch.Tensor) and known.dtype in (torch.bool, torch.uint8):
         return True
     source = value.args[0] if value.target is operator.getitem else value
-    kind = does(source.target) if isinstance(source, torch.fx.Node) else None
+    kind = op_kind(source.target) if isinstance(source, torch.fx.Node) else None
     if kind in PART:
-        return not_negative(value.args[0], depth - 1)
-    rule = RULES.get(value.target, _is_safe_cast if kind is Does.CASTS else None)
-    return kind is Does.PLACES or (rule is not None and rule(value, depth - 1))
+        return is_non_negative(value.args[0], depth - 1)
+    rule = RULES.get(value.target, _is_safe_cast if kind is Kind.CASTS else None)
+    return kind is Kind.PLACES or (rule is not None and rule(value, depth - 1))
 
 
-def _arange(node: torch.fx.Node, depth: int) -> bool:
-    return not_negative(argument(node, "start", 0), depth) and not_negative(argument(node, "step", 1), depth)
+def _is_non_negative_arange(node: torch.fx.Node, depth: int) -> bool:
+    return is_non_negative(argument(node, "start", 0), depth) and is_non_negative(argument(node, "step", 1), depth)
 
 
-def _both_not_negative(node: torch.fx.Node, depth: int) -> bool:
+def _are_both_non_negative(node: torch.fx.Node, depth: int) -> bool:
     """Return whether both operands are non-negative and neither is subtracted (``alpha``)."""
-    return not node.kwargs and all(not_negative(value, depth) for value in node.args[:2])
+    return not node.kwargs and all(is_non_negative(value, depth) for value in node.args[:2])
 
 
 def _is_safe_cast(node: torch.fx.Node, depth: int) -> bool:
     """Return whether a cast is to an integer type that represents all non-negative values of its input."""
-    return node.meta["val"].dtype in (torch.int32, torch.int64) and not_negative(node.args[0], depth)
+    return node.meta["val"].dtype in (torch.int32, torch.int64) and is_non_negative(node.args[0], depth)
 
 
-def _bounded(node: torch.fx.Node, depth: int) -> bool:
+def _is_clamped(node: torch.fx.Node, depth: int) -> bool:
     low = argument(node, "min")
-    return low is not None and not_negative(low, depth)
+    return low is not None and is_non_negative(low, depth)
 
 
 RULES: Mapping[Any, Callable[[torch.fx.Node, int], bool]] = {
-    aten.arange.default: _arange,
-    aten.arange.start: _arange,
-    aten.arange.start_step: _arange,
-    aten.add.Tensor: _both_not_negative,
-    aten.mul.Tensor: _both_not_negative,
-    aten.maximum.default: lambda node, depth: any(not_negative(a, depth) for a in node.args[:2]),
-    aten.minimum.default: _both_not_negative,
-    aten.clamp.default: _bounded,
-    aten.clamp_min.default: _bounded,
-    aten.full.default: lambda node, depth: not_negative(node.args[1], depth),
+    aten.arange.default: _is_non_negative_arange,
+    aten.arange.start: _is_non_negative_arange,
+    aten.arange.start_step: _is_non_negative_arange,
+    aten.add.Tensor: _are_both_non_negative,
+    aten.mul.Tensor: _are_both_non_negative,
+    aten.maximum.default: lambda node, depth: any(is_non_negative(a, depth) for a in node.args[:2]),
+    aten.minimum.default: _are_both_non_negative,
+    aten.clamp.default: _is_clamped,
+    aten.clamp_min.default: _is_clamped,
+    aten.full.default: lambda node, depth: is_non_negative(node.args[1], depth),
 }

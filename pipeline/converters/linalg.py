@@ -1,8 +1,7 @@
 """Decompose inverses, determinants and solutions of small matrices into elementwise steps.
 
 TensorRT has no such layers. The steps are elementwise operators, so only matrices of at most `LARGEST` rows (as for
-cameras, poses and filters) are decomposed. For a singular matrix, for which eager raises an error, the inverse or
-solution is not finite.
+cameras, poses and filters) are decomposed. The inverse of a singular matrix, an error in eager, is not finite.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
     return ((size > others) | ((size == others) & is_first)).all(-1, keepdim=True)
 
 
-def _eliminated(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _eliminate(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run Gauss-Jordan elimination with partial pivoting, without swapping rows.
 
     Return the pivots [..., n]; a mask of the row of each [..., n, n, 1]; and the solution of ``a @ x == b``.
@@ -56,7 +55,7 @@ def _eliminated(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     return torch.stack(pivots, -1), order, solution
 
 
-def _sign(order: Tensor) -> Tensor:
+def _permutation_sign(order: Tensor) -> Tensor:
     """Return the sign of a permutation of rows: -1 for an odd number of inversions."""
     at = torch.arange(order.shape[-2], device=order.device, dtype=torch.float32)
     place = torch.where(order[..., 0], at, 0.0).sum(-1)
@@ -76,7 +75,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - 
     if _is_large(A):
         return NotImplemented
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    pivots, _, inverse = _eliminated(A, one.expand(A.shape))
+    pivots, _, inverse = _eliminate(A, one.expand(A.shape))
     return inverse, _first_failure(pivots == 0)
 
 
@@ -88,7 +87,7 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
     b = B.unsqueeze(-1) if is_vector else B
     a, b = (A, b) if left else (A.mT, b.mT)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    pivots, _, x = _eliminated(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
+    pivots, _, x = _eliminate(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
     assert x is not None
     x = x if left else x.mT
     return x.squeeze(-1) if is_vector else x, None, None, _first_failure(pivots == 0)
@@ -98,16 +97,16 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
 def det(A: Tensor) -> object:  # noqa: N803
     if _is_large(A):
         return NotImplemented
-    pivots, order, _ = _eliminated(A)
-    return pivots.prod(-1) * _sign(order), None, None
+    pivots, order, _ = _eliminate(A)
+    return pivots.prod(-1) * _permutation_sign(order), None, None
 
 
 @register_torch_trt_decomposition(aten._linalg_slogdet.default)
 def slogdet(A: Tensor) -> object:  # noqa: N803
     if _is_large(A):
         return NotImplemented
-    pivots, order, _ = _eliminated(A)
-    return pivots.sign().prod(-1) * _sign(order), pivots.abs().log().sum(-1), None, None
+    pivots, order, _ = _eliminate(A)
+    return pivots.sign().prod(-1) * _permutation_sign(order), pivots.abs().log().sum(-1), None, None
 
 
 @register_torch_trt_decomposition(aten.linalg_cholesky_ex.default)
@@ -125,7 +124,7 @@ def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False
     return factor.mT if upper else factor, _first_failure(~(torch.stack(squares, -1) > 0))
 
 
-def _substituted(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False) -> Tensor:
+def _substitute(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False) -> Tensor:
     """Return the solution of ``a @ x == b`` for a triangular ``a``, row by row."""
     size, rows = a.shape[-1], list[Tensor]()
     for k in range(size):
@@ -151,7 +150,7 @@ def solve_triangular(
         return NotImplemented
     a, b, upper = (self, B, upper) if left else (self.mT, B.mT, not upper)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    x = _substituted(a, b.expand(*batch, *b.shape[-2:]), upper, unitriangular)
+    x = _substitute(a, b.expand(*batch, *b.shape[-2:]), upper, unitriangular)
     return x if left else x.mT
 
 
@@ -161,7 +160,7 @@ def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> object:
         return NotImplemented
     batch = torch.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
     factors = ((input2.mT, False), (input2, True)) if upper else ((input2, False), (input2.mT, True))
-    return reduce(lambda b, given: _substituted(given[0], b, given[1]), factors, self.expand(*batch, *self.shape[-2:]))
+    return reduce(lambda b, given: _substitute(given[0], b, given[1]), factors, self.expand(*batch, *self.shape[-2:]))
 
 
 @register_torch_trt_decomposition(aten.cholesky_inverse.default)

@@ -13,10 +13,10 @@ import torch
 from torch._ops import OpOverloadPacket
 from torch.fx import Node
 
-from pipeline.aten.naming import path_of
+from pipeline.aten.naming import module_path_in
 from pipeline.aten.support import Choice, ConverterSupport, Declaration, Entry, Rejection, Target, function_name
-from pipeline.converters.declare import targets_of
-from pipeline.converters.unsupported import reason
+from pipeline.converters.declare import targets_of_key
+from pipeline.converters.unsupported import reason_without_converter
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
@@ -66,7 +66,7 @@ class Lookup(Mapping[Any, Entry]):
             return found.entry()
         if not (candidates := self._candidates_of(key)):
             raise KeyError(f"no converter for {qualified_name(key)}")
-        return _choice(candidates[0]).entry()
+        return _make_choice(candidates[0]).entry()
 
     def __contains__(self, key: object) -> bool:
         return bool(self.choose(key)) if isinstance(key, Node) else bool(self._candidates_of(key))
@@ -76,7 +76,7 @@ class Lookup(Mapping[Any, Entry]):
         if not isinstance(key, OpOverloadPacket | str):
             return self.candidates.get(key, ())
         try:
-            return next((self.candidates[op] for op in targets_of(key) if op in self.candidates), ())
+            return next((self.candidates[op] for op in targets_of_key(key) if op in self.candidates), ())
         except ValueError:  # no operator has this name
             return ()
 
@@ -90,25 +90,25 @@ class Lookup(Mapping[Any, Entry]):
         """Return the first candidate that accepts the node, else at least one reason for each candidate."""
         if node.op != "call_function":
             return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
-        if kept_in_torch(node.target, node.meta, self.settings):
+        if is_kept_in_torch(node.target, node.meta, self.settings):
             return Refusal((Rejection(f"torch_executed_ops keeps {qualified_name(node.target)} in PyTorch"),))
         reasons: dict[Rejection, None] = {}
         for candidate in self.candidates.get(node.target, ()):
-            rejection = rejection_of(candidate.support, node, self.settings)
+            rejection = find_rejection(candidate.support, node, self.settings)
             if rejection is None:
-                return _choice(candidate)
+                return _make_choice(candidate)
             reasons[rejection] = None
         if not reasons:
-            name, why = qualified_name(node.target), reason(node.target)
+            name, why = qualified_name(node.target), reason_without_converter(node.target)
             return Refusal((Rejection(f"{name} runs in PyTorch: {why}" if why else f"no converter for {name}"),))
         return Refusal(tuple(reasons))
 
-    def others(self, node: Node) -> tuple[Choice, ...]:
+    def other_choices(self, node: Node) -> tuple[Choice, ...]:
         """Return the candidates after the first one that also accept the node."""
         candidates = self.candidates.get(node.target, ()) if node.op == "call_function" else ()
         if len(candidates) < 2:
             return ()
-        return tuple(_choice(c) for c in candidates if rejection_of(c.support, node, self.settings) is None)[1:]
+        return tuple(_make_choice(c) for c in candidates if find_rejection(c.support, node, self.settings) is None)[1:]
 
     def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
         """Return `choose`'s result, with a refusal's reasons as a tuple."""
@@ -124,12 +124,12 @@ class Lookup(Mapping[Any, Entry]):
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
         """Return a target's candidates in order, validated or not; with registry info, also the number per module."""
         converters = tuple(declaration.support for declaration in self._candidates_of(target))
-        return (converters, _origins(converters)) if return_registry_info else converters
+        return (converters, _count_by_module(converters)) if return_registry_info else converters
 
     def get_converter_support_info(self) -> dict[str, dict[str, int]]:
         """Return, for each target, sorted by name, the number of converters per module."""
         info = {
-            qualified_name(target): _origins(declaration.support for declaration in declarations)
+            qualified_name(target): _count_by_module(declaration.support for declaration in declarations)
             for target, declarations in self.candidates.items()
         }
         return dict(sorted(info.items()))
@@ -160,30 +160,30 @@ class BoundRegistry(Lookup):
         return f"{self.registry!r}.bind({self.settings!r})"
 
 
-def _choice(candidate: Declaration) -> Choice:
+def _make_choice(candidate: Declaration) -> Choice:
     return Choice(candidate.support, candidate.convention, candidate.priority)
 
 
-def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
+def _count_by_module(converters: Iterable[ConverterSupport]) -> dict[str, int]:
     modules = [converter.name.rpartition(".")[0] for converter in converters]
     return {module: modules.count(module) for module in sorted(set(modules))}
 
 
-def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
+def is_kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
     """Return whether the user's settings keep this operator, or the module in ``meta``, out of engines."""
     if not settings.torch_executed_ops:
         return False
     named = qualified_name(target) in settings.torch_executed_ops
-    return named or settings.runs_in_torch(target, path_of(meta))
+    return named or settings.runs_in_torch(target, module_path_in(meta))
 
 
-def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
+def find_rejection(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
     """Return the reason why a converter does not accept a node; None if it does. Symbolic dims are checked first: a
     validator of a converter for static shapes might add guards on them."""
-    static = static_only(support, settings, node.args, node.kwargs, node.meta.get("val"))
+    static = reject_dynamic_sizes(support, settings, node.args, node.kwargs, node.meta.get("val"))
     if static is not None:
         return static
-    verdict = _verdict(support, node, settings) if support.capability_validator else None
+    verdict = _validate(support, node, settings) if support.capability_validator else None
     if verdict is not None or CAPABILITIES.nonzero or not support.requires_output_allocator:
         return verdict
     return Rejection(
@@ -192,22 +192,22 @@ def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSet
     )
 
 
-def static_only(
+def reject_dynamic_sizes(
     support: ConverterSupport, settings: CompilationSettings, args: Any, kwargs: Any, value: Any
 ) -> Rejection | None:
     """Return the reason why a converter for static shapes does not accept a call with this value; None if it does."""
     if support.supports_dynamic_shapes or settings.assume_dynamic_shape_support:
         return None
-    places = ", ".join(symbolic_places(args, kwargs, value))
+    places = ", ".join(describe_symbolic_dims(args, kwargs, value))
     return Rejection(f"the converter {support.name} takes static shapes only, but {places}") if places else None
 
 
-def _verdict(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
+def _validate(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
     validator = support.capability_validator
     assert validator is not None
     name = function_name(validator)
     try:
-        verdict: object = validator(node, settings) if _takes_settings(validator) else validator(node)  # type: ignore[call-arg]
+        verdict: object = validator(node, settings) if _accepts_settings(validator) else validator(node)  # type: ignore[call-arg]
     except Exception as error:  # whatever a validator of the user's raises is a reason, not our crash
         _log_once(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
@@ -220,11 +220,11 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
         )
     if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
         return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")
-    return None if verdict else Rejection(f"the converter's validator {name} refuses it", summary(validator))
+    return None if verdict else Rejection(f"the converter's validator {name} refuses it", validator_summary(validator))
 
 
 @lru_cache
-def _takes_settings(validator: object) -> bool:
+def _accepts_settings(validator: object) -> bool:
     """Return whether a validator has a parameter for the settings: other compilers' validators take only the node."""
     try:
         inspect.signature(validator).bind(None, None)  # type: ignore[arg-type]
@@ -241,37 +241,39 @@ def _log_once(text: str) -> None:
     log.warning("%s", text)
 
 
-def summary(validator: object) -> str:
+def validator_summary(validator: object) -> str:
     """Return the limit that a validator states: its docstring as one line."""
     return " ".join((getattr(validator, "__doc__", None) or "").split()) if hasattr(validator, "__name__") else ""
 
 
-def symbolic_places(args: Any, kwargs: Any, value: Any) -> Iterator[str]:
+def describe_symbolic_dims(args: Any, kwargs: Any, value: Any) -> Iterator[str]:
     """Yield the symbolic dims of a call, in words. Only types are examined, so no guard is added to a ShapeEnv."""
-    for leaf in _leaves((args, kwargs)):
+    for leaf in _flatten((args, kwargs)):
         yield from (
-            _symbolic(leaf.meta.get("val"), leaf.name) if isinstance(leaf, Node) else _symbolic(leaf, "an argument")
+            _describe_symbolic(leaf.meta.get("val"), leaf.name)
+            if isinstance(leaf, Node)
+            else _describe_symbolic(leaf, "an argument")
         )
-    yield from _symbolic(value, "its result")
+    yield from _describe_symbolic(value, "its result")
 
 
-def _symbolic(value: Any, what: str) -> Iterator[str]:
-    for leaf in _leaves(value):
+def _describe_symbolic(value: Any, argument: str) -> Iterator[str]:
+    for leaf in _flatten(value):
         if isinstance(leaf, _SYMBOLIC):
-            yield f"{what} is {leaf}"
+            yield f"{argument} is {leaf}"
         elif isinstance(leaf, torch.Tensor):
             for dim, size in enumerate(leaf.shape):
                 if isinstance(size, torch.SymInt):
-                    yield f"dim {dim} of {what} is {size}"
+                    yield f"dim {dim} of {argument} is {size}"
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _flatten(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         value = [*value.values()]
     elif isinstance(value, slice):
         value = [value.start, value.stop, value.step]
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _leaves(item)
+            yield from _flatten(item)
     else:
         yield value

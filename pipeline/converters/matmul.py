@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -31,37 +31,37 @@ from pipeline.quirks.matmul_neighbours import PASSING
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)
 def matmul(net: Net, *factors: Value) -> ITensor:
     """matmul(Tensor self, Tensor other) -> Tensor"""
-    a, b = _factors(net, factors)
-    lone = _are_weights(net.node)
+    a, b = _separate_transposes(net, factors)
+    lone = _reads_attention_weights(net.node)
     if lone:
         a, lone = not_alone(net, base.tensor(net, a))
     result = impl.matmul(net, a, b)
-    result = impl.transposed(net, result, matmul_neighbours.RESULT)
+    result = impl.separate_transpose(net, result, matmul_neighbours.RESULT)
     return first_row(net, result) if lone else result
 
 
-def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
+def _separate_transposes(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
     """Return a matmul's factors, its arguments from ``first`` on, the transposed ones behind `impl.transposed`."""
     node = net.node
-    if node is None or does(node.target) is not Does.MULTIPLIES:
+    if node is None or op_kind(node.target) is not Kind.MULTIPLIES:
         return [*factors]
     rows = zip(factors, bind(node.target, node.args, node.kwargs)[first:], strict=False)
-    return [impl.transposed(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
+    return [impl.separate_transpose(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
-def _are_weights(product: torch.fx.Node | None) -> bool:
+def _reads_attention_weights(product: torch.fx.Node | None) -> bool:
     """Return whether the first operand comes from a softmax, as in an attention's second matmul."""
     node: object = product.args[0] if product is not None and product.args else None
-    while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
+    while isinstance(node, torch.fx.Node) and op_kind(node.target) in PASSING:
         node = node.args[0]
-    return isinstance(node, torch.fx.Node) and does(node.target) is Does.SOFTENS
+    return isinstance(node, torch.fx.Node) and op_kind(node.target) is Kind.SOFTENS
 
 
 @converts(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
 def addmm(net: Net, *operands: Value) -> ITensor:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     summand, a, b, *coefficients = operands
-    return impl.add_matmul(net, summand, *_factors(net, (a, b), 1), *coefficients)
+    return impl.add_matmul(net, summand, *_separate_transposes(net, (a, b), 1), *coefficients)
 
 
 @converts(aten.linear.default)
@@ -77,10 +77,9 @@ Letters: TypeAlias = tuple[str, ...]
 def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor
 
-    torch decomposes equations of one tensor or of more than two, with a letter twice in one operand, or with a size of
-    1 that broadcasts.
+    torch decomposes equations of one tensor or more than two, with a repeated letter, or with a broadcast size of 1.
     """
-    read = _parse(equation, [tensor.dim() for tensor in tensors])
+    read = _parse_equation(equation, [tensor.dim() for tensor in tensors])
     if read is None:
         return NotImplemented
     (left, right), out = read
@@ -90,20 +89,20 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
         known = sizes.setdefault(letter, size)
         if isinstance(known, int) != isinstance(size, int) or (isinstance(size, int) and known != size):
             return NotImplemented
-    a, left = _summed(a, left, {*right, *out})
-    b, right = _summed(b, right, {*left, *out})
+    a, left = _sum_unused(a, left, {*right, *out})
+    b, right = _sum_unused(b, right, {*left, *out})
     batch = tuple(x for x in out if x in left and x in right)
     inner = tuple(x for x in left if x in right and x not in out)
     rows = tuple(x for x in out if x in left and x not in right)
     columns = tuple(x for x in out if x in right and x not in left)
-    a = _matrices(a, left, batch, rows, inner, sizes)
-    b = _matrices(b, right, batch, inner, columns, sizes)
+    a = _as_matrices(a, left, batch, rows, inner, sizes)
+    b = _as_matrices(b, right, batch, inner, columns, sizes)
     product = torch.matmul(a, b) if inner else a * b
     product = product.reshape([sizes[x] for x in (*batch, *rows, *columns)])
-    return _ordered(product, (*batch, *rows, *columns), out)
+    return _permute_to(product, (*batch, *rows, *columns), out)
 
 
-def _parse(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
+def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
     """Return the letters of both operands and of the result; each dim of ``...`` has a unique name."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
@@ -130,26 +129,26 @@ def _expand_ellipsis(operand: str, rank: int) -> Letters:
     return (*head, *(f".{i}" for i in range(count, 0, -1)), *tail)
 
 
-def _summed(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
+def _sum_unused(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
     """Sum over the dims that neither the other operand nor the result has."""
     gone = [i for i, letter in enumerate(letters) if letter not in needed]
     kept = tuple(letter for letter in letters if letter in needed)
     return (x.sum(gone) if gone else x), kept
 
 
-def _matrices(
+def _as_matrices(
     x: Tensor, letters: Letters, batch: Letters, rows: Letters, columns: Letters, sizes: dict[str, Any]
 ) -> Tensor:
     """Return a tensor as [*batch, rows, columns], the last two flattened, of size 1 if there are none."""
-    x = _ordered(x, letters, (*batch, *rows, *columns))
+    x = _permute_to(x, letters, (*batch, *rows, *columns))
     if len(rows) == len(columns) == 1:
         return x
     flat = (math.prod(sizes[letter] for letter in group) for group in (rows, columns))
     return x.reshape([*(sizes[letter] for letter in batch), *flat])
 
 
-def _ordered(x: Tensor, letters: Letters, wanted: Letters) -> Tensor:
-    return x if letters == wanted else x.permute([letters.index(letter) for letter in wanted])
+def _permute_to(x: Tensor, letters: Letters, order: Letters) -> Tensor:
+    return x if letters == order else x.permute([letters.index(letter) for letter in order])
 
 
 SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._grouped_mm.default}
@@ -168,7 +167,7 @@ def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
     return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
 
 
-def known_as(target: Any) -> Any:
+def equivalent_operator(target: Any) -> Any:
     """Return the ATen operator that another library's operator is equal to; any other target unchanged."""
     return SAME.get(target.name(), target) if isinstance(target, torch._ops.OpOverload) else target
 

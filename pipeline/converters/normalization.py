@@ -23,7 +23,7 @@ from pipeline.settings import CompilationSettings
 Opt: TypeAlias = torch.Tensor | None
 
 
-def _statistics(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool) -> Any:
+def _statistics_if_read(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool) -> Any:
     """Return the mean and rstd that the operator also returns, if anything reads them; else None for both."""
     if all(u.target is operator.getitem and u.args[1] == 0 for u in net.node.users):
         return None, None
@@ -42,17 +42,17 @@ def layer_norm(
     result = impl.layer_norm(net, input, count, weight, bias, eps)
     if isinstance(net.node.meta["val"], torch.Tensor):
         return result
-    return result, *_statistics(net, input, range(base.rank(input) - count, base.rank(input)), eps, True)
+    return result, *_statistics_if_read(net, input, range(base.rank(input) - count, base.rank(input)), eps, True)
 
 
-def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_channels(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Each channel has its own weight, so their number must be known when the engine is built."""
     channels = argument(node, "input").meta["val"].shape[1]
     reason = f"dim 1 of the input, the channels, is {channels}; normalization needs a static number of them"
     return not isinstance(channels, torch.SymInt) or Rejection(reason)
 
 
-@converts(aten.group_norm.default, aten.native_group_norm.default, validator=channels_are_static)
+@converts(aten.group_norm.default, aten.native_group_norm.default, validator=check_channels)
 def group_norm(
     net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float, num_groups: int = 0, group: int = 0
 ) -> ITensor | tuple[ITensor | None, ...]:
@@ -62,11 +62,11 @@ def group_norm(
     result = impl.group_norm(net, input, groups, weight, bias, eps)
     if isinstance(net.node.meta["val"], torch.Tensor):
         return result
-    return result, *_statistics(net, impl.by_group(net, input, groups), [2], eps, False)
+    return result, *_statistics_if_read(net, impl.split_groups(net, input, groups), [2], eps, False)
 
 
-@converts(aten._native_batch_norm_legit.no_stats, validator=channels_are_static)
-def batch_norm_of_the_batch(
+@converts(aten._native_batch_norm_legit.no_stats, validator=check_channels)
+def batch_norm_without_running_statistics(
     net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[ITensor | None, ...]:
     """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
@@ -74,17 +74,17 @@ def batch_norm_of_the_batch(
     input = base.tensor(net, input)
     axes = [0, *range(2, base.rank(input))]
     result = impl.channel_norm(net, input, axes, weight, bias, eps)
-    return result, *_statistics(net, input, axes, eps, False)
+    return result, *_statistics_if_read(net, input, axes, eps, False)
 
 
-def of_its_own_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Only with its own statistics: with running ones it is a batch norm, and is decomposed as such."""
     if argument(node, "use_input_stats"):
-        return channels_are_static(node, settings)
+        return check_channels(node, settings)
     return Rejection("it uses running statistics, as a batch norm does")
 
 
-@converts(aten.instance_norm.default, validator=of_its_own_statistics)
+@converts(aten.instance_norm.default, validator=check_statistics)
 def instance_norm(net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
     """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
     bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"""
@@ -102,18 +102,18 @@ def rms_norm(
     return impl.rms_norm(net, base.tensor(net, input), len(normalized_shape), weight, eps)
 
 
-def _inference(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def _scale_and_shift(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     """Return ``x * scale + shift``: both depend only on parameters, so they are folded, in float32 for halves."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
-    weight, bias, mean, var = (_vector(each) for each in (weight, bias, mean, var))
+    weight, bias, mean, var = (_flatten_parameter(each) for each in (weight, bias, mean, var))
     scale = (var.to(dtype) + eps).rsqrt()
     scale = scale if weight is None else weight * scale
     shift = -mean * scale if bias is None else bias - mean * scale
     return (x.to(dtype) * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
 
-def _vector(of_channels: Argument) -> Argument:
+def _flatten_parameter(of_channels: Argument) -> Argument:
     """Return a parameter as a 1-d tensor; eager accepts any shape with one element per channel."""
     return of_channels if of_channels is None or of_channels.dim() == 1 else of_channels.reshape(-1)
 
@@ -135,7 +135,7 @@ def batch_norm(
 ) -> Tensor:
     if training or running_mean is None or running_var is None:
         return native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[0]
-    return _inference(x, weight, bias, running_mean, running_var, eps)
+    return _scale_and_shift(x, weight, bias, running_mean, running_var, eps)
 
 
 @register_torch_trt_decomposition(aten.native_batch_norm.default)
@@ -144,10 +144,10 @@ def native_batch_norm(
     x: Tensor, weight: Opt, bias: Opt, running_mean: Opt, running_var: Opt, training: bool, momentum: float, eps: float
 ) -> Statistics:
     if training or running_mean is None or running_var is None:
-        affine = _vector(weight), _vector(bias)
+        affine = _flatten_parameter(weight), _flatten_parameter(bias)
         result: Statistics = aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
         return result
-    return _inference(x, weight, bias, running_mean, running_var, eps), *_saved_statistics(
+    return _scale_and_shift(x, weight, bias, running_mean, running_var, eps), *_saved_statistics(
         x, running_mean, running_var, eps
     )
 

@@ -14,8 +14,8 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.pool import gathered_argmax, gathered_max, gathered_mean
-from pipeline.impl.pool_windows import Windows, adaptive_places
+from pipeline.impl.pool import gather_argmax, gather_max, gather_mean
+from pipeline.impl.pool_windows import Windows, adaptive_positions
 from pipeline.impl.reduce import all_dims, extremum, reduce
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
@@ -29,18 +29,18 @@ MAX: dict[Any, int] = {
 AVERAGE: dict[Any, int] = {getattr(aten, f"avg_pool{rank}d").default: rank for rank in (1, 2, 3)}
 
 
-def _windows(node: torch.fx.Node, rank: int) -> Windows:
+def _pool_windows(node: torch.fx.Node, rank: int) -> Windows:
     """Return the windows of a pooling node, clipped to the input and its padding, since TensorRT limits them. Their
     number is rounded up only if that makes a difference."""
 
-    def each(name: str, default: list[int]) -> list[int]:
+    def per_dim(name: str, default: list[int]) -> list[int]:
         value = list(argument(node, name, default)) or default
         return value * (rank if len(value) == 1 else 1)
 
-    kernel = each("kernel_size", [])
-    shape, stride = argument(node, "self").meta["val"].shape[-rank:], each("stride", kernel)
-    sizes = [_known(s) for s in shape]
-    padding, dilation = each("padding", [0]), each("dilation", [1])
+    kernel = per_dim("kernel_size", [])
+    shape, stride = argument(node, "self").meta["val"].shape[-rank:], per_dim("stride", kernel)
+    sizes = [_static_size(s) for s in shape]
+    padding, dilation = per_dim("padding", [0]), per_dim("dilation", [1])
     rows = zip(kernel, sizes, padding, dilation, strict=True)
     ends = (s + 2 * p - d * (k - 1) - 1 for k, s, p, d in zip(kernel, shape, padding, dilation, strict=True))
     even = all(statically_known_true(end % step == 0) for end, step in zip(ends, stride, strict=True))
@@ -50,54 +50,54 @@ def _windows(node: torch.fx.Node, rank: int) -> Windows:
         padding,
         dilation,
         sizes,
-        [_known(s) for s in _result(node).shape[-rank:]],
+        [_static_size(s) for s in _result_tensor(node).shape[-rank:]],
         bool(argument(node, "ceil_mode")) and not even,
     )
 
 
-def _result(node: torch.fx.Node) -> torch.Tensor:
+def _result_tensor(node: torch.fx.Node) -> torch.Tensor:
     made = node.meta["val"]
     result: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
     return result
 
 
-def _known(size: int | torch.SymInt) -> int | None:
+def _static_size(size: int | torch.SymInt) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _dynamic(node: torch.fx.Node, why: str) -> Rejection:
+def _reject_dynamic(node: torch.fx.Node, reason: str) -> Rejection:
     """Return the rejection that names the dim whose size must be static."""
     shape = argument(node, "self").meta["val"].shape
     dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
-    return Rejection(f"dim {dim} of the input is {shape[dim]}; {why} needs static sizes")
+    return Rejection(f"dim {dim} of the input is {shape[dim]}; {reason} needs static sizes")
 
 
-def _max_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT's layer has no dilation, integers or indices: those are gathered, which needs static sizes."""
-    windows = _windows(node, MAX[node.target])
+    windows = _pool_windows(node, MAX[node.target])
     if windows.static:
         return True
     if max(windows.dilation) > 1:
-        return _dynamic(node, "dilated pooling")
+        return _reject_dynamic(node, "dilated pooling")
     if not argument(node, "self").meta["val"].is_floating_point():
-        return _dynamic(node, "pooling of integers")
+        return _reject_dynamic(node, "pooling of integers")
     if indices_are_read(node):
-        return _dynamic(node, "pooling with indices")
+        return _reject_dynamic(node, "pooling with indices")
     rows = zip(windows.kernel, windows.stride, windows.padding, windows.dilation, strict=True)
     if windows.ceil_mode and any(d * (k - 1) + 1 < s + p for k, s, p, d in rows):
-        return _dynamic(node, "this ceil_mode")  # a window may lie beyond the input, which eager would omit
+        return _reject_dynamic(node, "this ceil_mode")  # a window may lie beyond the input, which eager would omit
     return True
 
 
-@converts(MAX, validator=_max_limits)
+@converts(MAX, validator=_check_max_pool)
 def max_pool(net: Net, rank: int, input: Value) -> ITensor:
     """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
     bool ceil_mode=False) -> Tensor"""
-    windows, x = _windows(net.node, rank), base.tensor(net, input)
+    windows, x = _pool_windows(net.node, rank), base.tensor(net, input)
     if indices_are_read(net.node):
-        return gathered_argmax(net, x, windows.places(), [s or 0 for s in windows.sizes])
+        return gather_argmax(net, x, windows.positions(), [s or 0 for s in windows.sizes])
     if max(windows.dilation) > 1 or not base.dtype_of(x).is_floating_point:
-        result = gathered_max(net, x, windows.places())
+        result = gather_max(net, x, windows.positions())
     else:
         result = pool.max_pool(net, x, windows)
     return result if isinstance(net.node.meta["val"], torch.Tensor) else (result, None)
@@ -109,7 +109,7 @@ def indices_are_read(node: torch.fx.Node) -> bool:
     return given and any(u.op == "output" or u.args[1] == 1 for u in node.users)
 
 
-def _takes_all(node: torch.fx.Node, windows: Windows) -> bool:
+def _has_single_window(node: torch.fx.Node, windows: Windows) -> bool:
     """Return whether each dim has a single window that covers it, for any size in its range."""
     sizes = argument(node, "self").meta["val"].shape[-len(windows.kernel) :]
     divided = argument(node, "divisor_override", None) is not None
@@ -118,26 +118,26 @@ def _takes_all(node: torch.fx.Node, windows: Windows) -> bool:
     )
 
 
-def _average_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_average_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT averages floating-point tensors, and rounds the number of windows up for static sizes only, unless
     there is one window for everything."""
     x = argument(node, "self").meta["val"]
     if not x.is_floating_point():
         return Rejection(f"the input is {x.dtype}, TensorRT averages floating-point tensors only")
-    windows = _windows(node, AVERAGE[node.target])
-    if not windows.rounds_up or _takes_all(node, windows):
+    windows = _pool_windows(node, AVERAGE[node.target])
+    if not windows.rounds_up or _has_single_window(node, windows):
         return True
-    return _dynamic(node, "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes,")
+    return _reject_dynamic(node, "averaging with ceil_mode, which RTX 1.4 builds but may refuse to run at some sizes,")
 
 
-@converts(AVERAGE, validator=_average_limits)
+@converts(AVERAGE, validator=_check_average_pool)
 def avg_pool(
     net: Net, rank: int, input: Value, count_include_pad: bool, divisor_override: int | None = None
 ) -> ITensor:
     """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False,
     bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
-    x, windows = base.tensor(net, input), _windows(net.node, rank)
-    if windows.rounds_up and _takes_all(net.node, windows):
+    x, windows = base.tensor(net, input), _pool_windows(net.node, rank)
+    if windows.rounds_up and _has_single_window(net.node, windows):
         wide = base.cast(net, x, torch.float32)
         mean = reduce(net, "AVG", wide, all_dims(range(-rank, 0), base.rank(x)), keepdim=True)
         return base.cast(net, mean, base.dtype_of(x))
@@ -155,15 +155,15 @@ Sizes = tuple[list[Any], list[Any]]
 """The sizes of the pooled dims before and after: ints or expressions."""
 
 
-def _sizes(node: torch.fx.Node, rank: int) -> Sizes:
+def _adaptive_sizes(node: torch.fx.Node, rank: int) -> Sizes:
     before = argument(node, "self").meta["val"].shape[-rank:]
-    return [expression(s) for s in before], [expression(s) for s in _result(node).shape[-rank:]]
+    return [expression(s) for s in before], [expression(s) for s in _result_tensor(node).shape[-rank:]]
 
 
-def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Windows of a dynamic dim are known only if there is one, or one for each element."""
     x, rank = argument(node, "self").meta["val"], RANKS[node.target]
-    for dim, (before, after) in enumerate(zip(*_sizes(node, rank), strict=True), x.dim() - rank):
+    for dim, (before, after) in enumerate(zip(*_adaptive_sizes(node, rank), strict=True), x.dim() - rank):
         if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
             return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to {after} needs a static size")
         if not isinstance(before, int) and indices_are_read(node):
@@ -173,14 +173,14 @@ def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -
 
 def _windows_per_dim(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
     """Return the windows of each dim; None if each element is one window."""
-    return [None if b == a else adaptive_places(b, a) for b, a in zip(before, after, strict=True)]
+    return [None if b == a else adaptive_positions(b, a) for b, a in zip(before, after, strict=True)]
 
 
-def _one_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
+def _is_single_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return all(a in (1, b) for b, a in zip(before, after, strict=True))
 
 
-def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
+def _equal_windows(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
     """Return equal windows, if each input size is a multiple of the output size; else None."""
     if not all(
         isinstance(b, int) and isinstance(a, int) and a and b % a == 0 for b, a in zip(before, after, strict=True)
@@ -204,36 +204,36 @@ def _global_pool(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Si
     return base.cast(net, reduced, base.dtype_of(x))
 
 
-def _without_dynamic(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> tuple[ITensor, Sizes]:
+def _reduce_dynamic_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> tuple[ITensor, Sizes]:
     """Return ``x`` with the dynamic dims, which have a single window, reduced; and the sizes of the others."""
     rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
     before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
     return _global_pool(net, x, operation, (dynamic, one)), (before, after)
 
 
-@converts(ADAPTIVE_AVERAGE, validator=pooled_dims_are_static)
+@converts(ADAPTIVE_AVERAGE, validator=check_pooled_dims)
 def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
-    x, sizes = base.tensor(net, input), _sizes(net.node, rank)
-    if _one_window(*sizes):
+    x, sizes = base.tensor(net, input), _adaptive_sizes(net.node, rank)
+    if _is_single_window(*sizes):
         return _global_pool(net, x, trt.ReduceOperation.AVG, sizes)
-    if (windows := _regular(*sizes)) is not None:
+    if (windows := _equal_windows(*sizes)) is not None:
         return pool.avg_pool(net, x, windows, False, None)
     wide = base.cast(net, x, torch.float32)
-    wide, sizes = _without_dynamic(net, wide, trt.ReduceOperation.AVG, sizes)
-    return base.cast(net, gathered_mean(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
+    wide, sizes = _reduce_dynamic_dims(net, wide, trt.ReduceOperation.AVG, sizes)
+    return base.cast(net, gather_mean(net, wide, _windows_per_dim(*sizes)), base.dtype_of(x))
 
 
-@converts(ADAPTIVE_MAX, validator=pooled_dims_are_static)
+@converts(ADAPTIVE_MAX, validator=check_pooled_dims)
 def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITensor | None]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
-    x, sizes = base.tensor(net, input), _sizes(net.node, rank)
+    x, sizes = base.tensor(net, input), _adaptive_sizes(net.node, rank)
     if indices_are_read(net.node):
-        places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
-        return gathered_argmax(net, x, places, sizes[0])
-    if _one_window(*sizes):
+        places = [adaptive_positions(b, a) for b, a in zip(*sizes, strict=True)]
+        return gather_argmax(net, x, places, sizes[0])
+    if _is_single_window(*sizes):
         return _global_pool(net, x, trt.ReduceOperation.MAX, sizes), None
-    if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
+    if (windows := _equal_windows(*sizes)) is not None and base.dtype_of(x).is_floating_point:
         return pool.max_pool(net, x, windows), None
-    x, sizes = _without_dynamic(net, x, trt.ReduceOperation.MAX, sizes)
-    return gathered_max(net, x, _windows_per_dim(*sizes)), None
+    x, sizes = _reduce_dynamic_dims(net, x, trt.ReduceOperation.MAX, sizes)
+    return gather_max(net, x, _windows_per_dim(*sizes)), None

@@ -9,7 +9,7 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.support import Rejection
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.converters.binding import converts
 from pipeline.impl import quantize as impl
 from pipeline.impl.base import ITensor, Value
@@ -20,10 +20,10 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP4_FROM = (12, 0)
 """The least compute capability that has FP4."""
-PASSING = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
+PASSING = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 
 
-def builds(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT-RTX builds engines of quantized networks from 1.6 on, and those of FP4 for 12.0 and later."""
     if not CAPABILITIES.quantization:
         return Rejection(
@@ -39,9 +39,8 @@ def builds(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejecti
     return True
 
 
-def dequantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Codes must be constant, since TensorRT-RTX passes none between layers, and their blocks must divide their
-    tensor."""
+def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Quantized values must be constant, as TensorRT-RTX passes none between layers, and blocks divide the tensor."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
         return Rejection("the quantized values are computed; TensorRT-RTX dequantizes constants, and pairs as a whole")
@@ -52,60 +51,60 @@ def dequantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
         if len(sizes) and each > 1 and size % each:
             return Rejection(f"blocks of {each} do not divide dim {dim} of the weight, which is {size}")
-    return _has_dtype(node) and builds(node, settings)
+    return _check_dtype(node) and check_library(node, settings)
 
 
-def _has_dtype(node: torch.fx.Node) -> bool | Rejection:
+def _check_dtype(node: torch.fx.Node) -> bool | Rejection:
     dtype = node.meta["val"].dtype
     return dtype in FLOATS or Rejection(f"the tensor is {dtype}; TensorRT quantizes only {FLOATS}")
 
 
-def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The pair's scale must be one constant for the whole tensor."""
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
         return Rejection("the scale is computed; TensorRT takes constants only")
-    return _has_dtype(node) and builds(node, settings)
+    return _check_dtype(node) and check_library(node, settings)
 
 
-def convolves_codes(node: torch.fx.Node | None) -> bool:
+def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
     """Return whether a pair's result reaches a convolution with a quantized weight through operators that do not change
     it."""
     for user in () if node is None else node.users:
-        kind = does(user.target)
-        if kind is Does.CONVOLVES and (weight := argument(user, "weight")) is not node:
+        kind = op_kind(user.target)
+        if kind is Kind.CONVOLVES and (weight := argument(user, "weight")) is not node:
             if isinstance(weight, torch.fx.Node) and weight.target is operators.dequantize.default:
                 return True
-        elif kind in PASSING and convolves_codes(user):
+        elif kind in PASSING and reaches_quantized_convolution(user):
             return True
     return False
 
 
-def quantizes_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
         return Rejection(f"the rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
     if value.shape[-1] % size:
         return Rejection(f"blocks of {size} do not divide the last dim, {value.shape[-1]}")
-    return _has_dtype(node) and builds(node, settings)
+    return _check_dtype(node) and check_library(node, settings)
 
 
-@converts(operators.dequantize.default, validator=dequantizes)
+@converts(operators.dequantize.default, validator=check_dequantize)
 def dequantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[int], dtype: torch.dtype) -> ITensor:
     """pipeline::dequantize(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"""
     return impl.dequantize(net, input, scale, type, block, dtype)
 
 
-@converts(operators.fake_quantize.default, validator=fake_quantizes)
+@converts(operators.fake_quantize.default, validator=check_fake_quantize)
 def fake_quantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
     """pipeline::fake_quantize(Tensor input, Tensor scale, str type, int[] block) -> Tensor"""
-    if not CAPABILITIES.code_convolutions and type == "int8" and convolves_codes(net.ctx.node):
-        return impl.rounded(net, input, scale, type)
+    if not CAPABILITIES.code_convolutions and type == "int8" and reaches_quantized_convolution(net.ctx.node):
+        return impl.fake_quantize_by_rounding(net, input, scale, type)
     return impl.fake_quantize(net, input, scale, type, block)
 
 
-@converts(operators.fake_quantize_blocks.default, validator=quantizes_blocks)
+@converts(operators.fake_quantize_blocks.default, validator=check_blocks)
 def fake_quantize_blocks(net: Net, input: Value, scale: Value | None, type: str, size: int) -> ITensor:
     """pipeline::fake_quantize_blocks(Tensor input, Tensor? scale, str type, int size) -> Tensor"""
     return impl.fake_quantize_blocks(net, input, scale, type, size)

@@ -34,7 +34,7 @@ CELLS: Final[Mapping[Target, impl.Cell]] = {
 }
 
 
-def drops_nothing(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_no_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """There must be no dropout between the layers."""
     drops = argument(node, "train") and argument(node, "dropout") and argument(node, "num_layers") > 1
     return not drops or Rejection(
@@ -42,7 +42,7 @@ def drops_nothing(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     )
 
 
-@converts(CELLS, validator=drops_nothing)
+@converts(CELLS, validator=check_no_dropout)
 def recurrent(
     net: Net,
     cell: impl.Cell,
@@ -76,8 +76,8 @@ def _states_and_weights(
     return states, weights
 
 
-@converts({LAYERS[layer.overloadpacket.data]: cell for layer, cell in CELLS.items()}, validator=drops_nothing)
-def packed(
+@converts({LAYERS[layer.overloadpacket.data]: cell for layer, cell in CELLS.items()}, validator=check_no_dropout)
+def packed_recurrent(
     net: Net,
     cell: impl.Cell,
     input: Value,
@@ -99,7 +99,7 @@ def packed(
 @converts(
     {LINEAR_ATTENTION: attention.linear_attention, SELECTIVE_SCAN: scan.selective_scan, CACHE_UPDATE: cache_update}
 )
-def of_states(net: Net, block: Callable[..., Value], *operands: Value) -> Value:
+def state_operator(net: Net, block: Callable[..., Value], *operands: Value) -> Value:
     """pipeline::selective_scan(Tensor input, Tensor step, Tensor a, Tensor b, Tensor c, Tensor state)
     -> (Tensor, Tensor). The operators of `pipeline.aten` pass their arguments on as they are."""
     return block(net, *operands)

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import as_result, by_row, converts, result_of
+from pipeline.converters.binding import call_block, cast_to_result, converts, result_tensor
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, reduce, reduce_scan
 from pipeline.impl.base import ITensor, Value
@@ -29,8 +29,8 @@ EXTREMA = {
     **dict.fromkeys((aten.amin.default, aten.min.default), "MIN"),
 }
 TESTS = {
-    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), reduce.any_of),
-    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), reduce.all_of),
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), reduce.any_nonzero),
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), reduce.all_nonzero),
 }
 DEVIATIONS = {
     aten.var.correction: ("variance",),
@@ -45,7 +45,7 @@ DEVIATIONS = {
 @converts(TOTALS)
 def total(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    return as_result(net, reduce.total(net, operation, input, dim, keepdim, result_of(net).dtype))
+    return cast_to_result(net, reduce.total(net, operation, input, dim, keepdim, result_tensor(net).dtype))
 
 
 @converts(EXTREMA)
@@ -58,8 +58,8 @@ def extremum(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: 
 def test(net: Net, block: Test, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
     """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
     if dim == []:  # ATen reduces no dim here, all dims in sum and amax
-        return as_result(net, base.tensor(net, input, torch.bool))
-    return as_result(net, block(net, input, dim, keepdim))
+        return cast_to_result(net, base.tensor(net, input, torch.bool))
+    return cast_to_result(net, block(net, input, dim, keepdim))
 
 
 @converts(DEVIATIONS)
@@ -77,14 +77,14 @@ def deviation(
     correction = float(unbiased) if correction is None else correction
     variance, mean = reduce.variance(net, input, dim, correction, keepdim)
     spread = base.unary(net, "SQRT", variance) if "deviation" in results else variance
-    made = [as_result(net, r) for r in (spread, mean)[: len(results)]]
+    made = [cast_to_result(net, r) for r in (spread, mean)[: len(results)]]
     return made[0] if len(made) == 1 else tuple(made)
 
 
 @converts(aten.linalg_vector_norm.default)
 def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | None, keepdim: bool) -> ITensor:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, …) -> Tensor"""
-    return as_result(net, reduce.vector_norm(net, input, ord, dim, keepdim))
+    return cast_to_result(net, reduce.vector_norm(net, input, ord, dim, keepdim))
 
 
 @converts(
@@ -92,13 +92,13 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
 )
 def logsumexp(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor; logcumsumexp(Tensor self, int dim) -> Tensor"""
-    return by_row(net, row, operands)
+    return call_block(net, row, operands)
 
 
 @converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
 def scan(net: Net, block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    return as_result(net, block(net, input, dim, result_of(net).dtype))
+    return cast_to_result(net, block(net, input, dim, result_tensor(net).dtype))
 
 
 @converts({aten.cummax.default: True, aten.cummin.default: False})
@@ -107,7 +107,7 @@ def cumulative_extremum(net: Net, largest: bool, input: Value, dim: int) -> tupl
     return reduce_scan.cumulative_extremum(net, largest, input, dim)
 
 
-def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The range must be given: bins over the range of the data would differ from call to call."""
     low, high = argument(node, "min"), argument(node, "max")
     if not argument(node, "self").meta["val"].is_floating_point():
@@ -115,7 +115,7 @@ def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     return low < high or Rejection("min and max are equal: the bins span the range of the data", "give min and max")
 
 
-@converts(aten.histc.default, validator=known_range)
+@converts(aten.histc.default, validator=check_range)
 def histc(net: Net, input: Value, bins: int, min: float, max: float) -> ITensor:
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
-    return as_result(net, reduce.histogram(net, input, bins, min, max))
+    return cast_to_result(net, reduce.histogram(net, input, bins, min, max))

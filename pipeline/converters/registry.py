@@ -24,12 +24,12 @@ from pipeline.aten.support import (
 )
 from pipeline.converters.declare import (
     ATTRIBUTE,
-    attached,
+    collect,
     declarations_of,
     dynamo_tensorrt_converter,
-    gather,
+    records_of,
     target_of,
-    targets_of,
+    targets_of_key,
 )
 from pipeline.converters.lookup import BoundRegistry, Candidates, Lookup, Refusal
 from pipeline.frozen import FrozenDict
@@ -59,17 +59,17 @@ _HOW: Final = (
 )
 
 
-def _by_priority(declarations: Iterable[Declaration]) -> Candidates:
+def _sort_by_priority(declarations: Iterable[Declaration]) -> Candidates:
     """Return the declarations by target: the newest HIGH first, then STANDARD, the oldest first, without duplicates."""
     by_target: dict[Target, list[Declaration]] = {}
     for declaration in declarations:
         if not isinstance(declaration, Declaration):
             raise TypeError(f"a ConverterRegistry is made of declarations, not {declaration!r}; {_HOW}")
         by_target.setdefault(declaration.key, []).append(declaration)
-    return FrozenDict({target: _candidates(found) for target, found in by_target.items()})
+    return FrozenDict({target: _order_candidates(found) for target, found in by_target.items()})
 
 
-def _candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
+def _order_candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
     high = [declaration for declaration in reversed(oldest_first) if declaration.priority is ConverterPriority.HIGH]
     standard = [declaration for declaration in oldest_first if declaration.priority is ConverterPriority.STANDARD]
     return tuple(unique(high + standard))
@@ -85,18 +85,17 @@ class ConverterRegistry(Lookup):
     A lookup by node, `registry[node]`, uses the default settings; `registry.bind(settings)[node]` uses the given ones.
     """
 
-    candidates: Candidates = attrs.field(alias="declarations", converter=_by_priority, factory=tuple)
+    candidates: Candidates = attrs.field(alias="declarations", converter=_sort_by_priority, factory=tuple)
     settings: CompilationSettings = attrs.field(init=False, default=CompilationSettings())
 
     @classmethod
     def of(cls, *modules: ModuleType) -> ConverterRegistry:
-        """Return a registry of what modules declare: sorted by module name, then in the order of definition, oldest
-        first.
+        """Return a registry of the converters that modules declare, sorted by module name, then in order of definition.
 
         Neither the order of the arguments nor that of the imports matters, and a function that a module merely
         imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.
         """
-        return cls().register(gather(modules, ATTRIBUTE))
+        return cls().register(collect(modules, ATTRIBUTE))
 
     @classmethod
     def from_legacy(cls, converters: Mapping[Any, Implementation]) -> ConverterRegistry:
@@ -120,7 +119,7 @@ class ConverterRegistry(Lookup):
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a registry with these declared functions, or iterables of them, added as the newest."""
-        return self | ConverterRegistry(concat(map(declarations_of, _functions(converters))))
+        return self | ConverterRegistry(concat(map(declarations_of, _flatten_functions(converters))))
 
     def override(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a registry with these declared functions as the only converters of their targets."""
@@ -129,7 +128,7 @@ class ConverterRegistry(Lookup):
 
     def without(self, *targets: Target | OpOverloadPacket[..., Any]) -> ConverterRegistry:
         """Return a registry without the converters of these targets; a packet means all its overloads."""
-        dropped = frozenset(concat(map(targets_of, targets)))
+        dropped = frozenset(concat(map(targets_of_key, targets)))
         return ConverterRegistry(d for d in self.declarations() if d.key not in dropped)
 
     def __or__(self, other: ConverterRegistry) -> ConverterRegistry:
@@ -155,11 +154,11 @@ def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...
     return (*reversed(high), *candidates[len(high) :])
 
 
-def _functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
+def _flatten_functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
     for converter in converters:
         if isinstance(converter, Mapping):
             raise TypeError(f"{kind_of(converter)} declares no converters; {_HOW}")
-        if attached(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
+        if records_of(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
             yield from converter
         else:
             yield converter

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pipeline.aten.arguments import argument, names_of
+from pipeline.aten.arguments import argument, argument_names
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
@@ -36,29 +36,29 @@ TARGETS: dict[Any, str] = {
 }
 
 
-def _parameters(node: torch.fx.Node, mode: str) -> Resize:
+def _resize_options(node: torch.fx.Node, mode: str) -> Resize:
     return Resize(mode, bool(argument(node, "align_corners", False)), "_aa" in str(node.target))
 
 
 def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
     """Return the scale of each resized dim in the call; None if only the sizes count."""
-    names = names_of(node.target)
+    names = argument_names(node.target)
     if "scale_factors" in names:
         return list(argument(node, "scale_factors") or [None] * rank)
     given = [argument(node, n) for n in names if n.startswith("scales")]
     return [s if s is not None and s > 0 else None for s in given]
 
 
-Row = tuple[Any, Any, float | None]
+ResizedDim = tuple[Any, Any, float | None]
 """A dim: its size before and after (an int or an expression), and its scale."""
 
 
-def _rows(node: torch.fx.Node) -> list[Row]:
+def _resized_dims(node: torch.fx.Node) -> list[ResizedDim]:
     before, after = (x.meta["val"].shape[2:] for x in (node.all_input_nodes[0], node))
     return list(zip(map(expression, before), map(expression, after), _scales(node, len(before)), strict=True))
 
 
-def _static(row: Row) -> bool:
+def _is_static(row: ResizedDim) -> bool:
     return isinstance(row[0], int) and isinstance(row[1], int)
 
 
@@ -67,33 +67,32 @@ def _is_exact_scale(scale: float | None) -> bool:
     return scale is not None and (scale * 1024).is_integer()
 
 
-def _needs_taps(how: Resize, row: Row, by_scales: bool) -> bool:
+def _needs_taps(options: Resize, row: ResizedDim, by_scales: bool) -> bool:
     """Return whether TensorRT's layer would sample a static dim at other positions than eager."""
     before, after, scale = row
-    if not _static(row) or (before == after and scale in (None, 1.0)):
+    if not _is_static(row) or (before == after and scale in (None, 1.0)):
         return False
     even = after % before == 0 or before % after == 0  # otherwise rounding may decide which element is the nearest
-    by_sizes = scale is None or how.align_corners or before * scale == after
-    alike = by_sizes and (even or not how.nearest)
-    return how.antialias or not alike or (by_scales and not _is_exact_scale(after / before))
+    by_sizes = scale is None or options.align_corners or before * scale == after
+    alike = by_sizes and (even or not options.is_nearest)
+    return options.antialias or not alike or (by_scales and not _is_exact_scale(after / before))
 
 
-def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
+def _uses_scales(rows: list[ResizedDim], dynamic_batch: bool) -> bool:
     """Return whether to set the layer's scales, which saves computing sizes at run time."""
-    dynamic = [row for row in rows if not _static(row)]
+    dynamic = [row for row in rows if not _is_static(row)]
     if dynamic:
         return all(_is_exact_scale(scale) for _, _, scale in dynamic)
     return dynamic_batch and all(_is_exact_scale(after / before) for before, after, _ in rows)
 
 
-def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT resizes floats only; it resizes dynamic dims to sizes, or by scales whose products are exact in
-    float32."""
-    x, how = node.all_input_nodes[0].meta["val"], _parameters(node, TARGETS[node.target])
-    if not x.is_floating_point() and not how.nearest:
+def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT resizes floats only, and dynamic dims to sizes, or by scales whose products are exact in float32."""
+    x, how = node.all_input_nodes[0].meta["val"], _resize_options(node, TARGETS[node.target])
+    if not x.is_floating_point() and not how.is_nearest:
         return Rejection(f"the input is {x.dtype}, TensorRT interpolates floating-point tensors only")
-    rows = _rows(node)
-    by_scales = _by_scales(rows, False)
+    rows = _resized_dims(node)
+    by_scales = _uses_scales(rows, False)
     for dim, (before, after, scale) in enumerate(rows, 2):
         if isinstance(before, int) and isinstance(after, int):
             continue
@@ -108,42 +107,42 @@ def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings)
     return True
 
 
-@converts(TARGETS, validator=places_elements_as_eager)
+@converts(TARGETS, validator=check_resize)
 def upsample(net: Net, mode: str, input: Value) -> ITensor:
     """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors)
     -> Tensor"""
-    x, how = base.tensor(net, input), _parameters(net.node, mode)
+    x, how = base.tensor(net, input), _resize_options(net.node, mode)
     dtype = base.dtype_of(x)
     wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)
-    return base.cast(net, _resized(net, wide, how, _rows(net.node)), dtype)
+    return base.cast(net, _resize(net, wide, how, _resized_dims(net.node)), dtype)
 
 
-def _resized(net: Net, x: Any, how: Resize, rows: list[Row]) -> Any:
+def _resize(net: Net, x: Any, options: Resize, rows: list[ResizedDim]) -> Any:
     """Resize some dims by weighted gathers (taps), and the others by the layer."""
-    by_scales = _by_scales(rows, -1 in base.dims(x)[:2])
-    taps = [_needs_taps(how, row, by_scales) for row in rows]
+    by_scales = _uses_scales(rows, -1 in base.dims(x)[:2])
+    taps = [_needs_taps(options, row, by_scales) for row in rows]
     if any(taps):
         before = [row[0] if tap else None for row, tap in zip(rows, taps, strict=True)]
-        x = resize_by_taps(net, x, how, before, [after for _, after, _ in rows], [scale for _, _, scale in rows])
+        x = resize_by_taps(net, x, options, before, [after for _, after, _ in rows], [scale for _, _, scale in rows])
     if all(tap or before == after for tap, (before, after, _) in zip(taps, rows, strict=True)):
         return x
     if by_scales:
-        return resize(net, x, how, [], [_factor(row, tap) for row, tap in zip(rows, taps, strict=True)])
-    return resize(net, x, how, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in rows], None)
+        return resize(net, x, options, [], [_layer_scale(row, tap) for row, tap in zip(rows, taps, strict=True)])
+    return resize(net, x, options, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in rows], None)
 
 
-def _factor(row: Row, tapped: bool) -> float:
+def _layer_scale(row: ResizedDim, tapped: bool) -> float:
     before, after, scale = row
-    return 1.0 if tapped else after / before if scale is None or _static(row) else scale
+    return 1.0 if tapped else after / before if scale is None or _is_static(row) else scale
 
 
-def of_four_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_grid(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT samples planes, [N, C, H, W], not volumes."""
     dims = argument(node, "input").meta["val"].dim()
     return dims == 4 or Rejection(f"the input has {dims} dims; TensorRT samples on grids of planes, in 4 dims")
 
 
-@converts(aten.grid_sampler.default, aten.grid_sampler_2d.default, validator=of_four_dims)
+@converts(aten.grid_sampler.default, aten.grid_sampler_2d.default, validator=check_grid)
 def grid_sampler(
     net: Net, input: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> ITensor:
@@ -166,7 +165,7 @@ def grid_sampler_3d(
     sizes = list(input.shape[:1:-1])  # width, height, depth: the order of the grid's coordinates
     points = grid.to(torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else grid
     places = [
-        _padded_positions(_element_positions(x, size, align_corners), size, padding_mode, align_corners)
+        _apply_padding(_element_positions(x, size, align_corners), size, padding_mode, align_corners)
         for x, size in zip(points.unbind(-1), sizes, strict=True)
     ]
     if interpolation_mode == NEAREST:
@@ -183,26 +182,26 @@ def _element_positions(x: Tensor, size: int, align_corners: bool) -> Tensor:
     return (x + 1) * (size - 1) / 2 if align_corners else ((x + 1) * size - 1) / 2
 
 
-def _padded_positions(place: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
+def _apply_padding(position: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
     """Return the position that is read for one beyond the ends; with zero padding it stays."""
     if padding_mode == REFLECTION:
-        place = _reflected(place, 0.0, size - 1) if align_corners else _reflected(place, -0.5, size)
-    return place.clamp(0, size - 1) if padding_mode in (BORDER, REFLECTION) else place
+        position = _reflect(position, 0.0, size - 1) if align_corners else _reflect(position, -0.5, size)
+    return position.clamp(0, size - 1) if padding_mode in (BORDER, REFLECTION) else position
 
 
-def _reflected(place: Tensor, low: float, span: int) -> Tensor:
+def _reflect(position: Tensor, low: float, span: int) -> Tensor:
     """Reflect positions beyond ``low`` or ``low + span`` until they are inside."""
     if span == 0:
-        return torch.zeros_like(place)
-    beyond = (place - low).abs()
+        return torch.zeros_like(position)
+    beyond = (position - low).abs()
     over = beyond - (beyond / (2 * span)).floor() * (2 * span)
     return torch.minimum(over, 2 * span - over) + low
 
 
-def _elements_at(input: Tensor, at: list[Tensor], sizes: list[int]) -> Tensor:
+def _elements_at(input: Tensor, positions: list[Tensor], sizes: list[int]) -> Tensor:
     """Return the elements at integer positions [N, …] of [N, C, D, H, W], as [N, C, …]: zeros outside."""
     within, index = None, None
-    for place, size in reversed(list(zip(at, sizes, strict=True))):
+    for place, size in reversed(list(zip(positions, sizes, strict=True))):
         here = (place >= 0) & (place <= size - 1)
         whole = place.clamp(0, size - 1).to(torch.int64)
         within = here if within is None else within & here

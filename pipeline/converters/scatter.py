@@ -18,8 +18,8 @@ from pipeline.impl import scatter as _scatter
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import iota
 from pipeline.impl.index_put import index_put
-from pipeline.impl.shape import concatenate, negative, total
-from pipeline.impl.slice import diagonal_start, first, flattened, is_data, narrow
+from pipeline.impl.shape import concatenate, negate, size_sum
+from pipeline.impl.slice import diagonal_start, flatten_dims, is_data_dependent, narrow, slice_start
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
@@ -49,28 +49,28 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
     return _scatter.scatter(net, base.tensor(net, input), dim, index, value if src is None else src)
 
 
-def compared(*sizes: Any) -> bool | Rejection:
+def check_comparison_size(*sizes: Any) -> bool | Rejection:
     """Return whether TensorRT accepts a tensor of these sizes, in which every index is compared with every position."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
         return True
     return Rejection(
-        f"TensorRT's scatter does not reduce, and comparing every index with every place takes {count} elements, "
+        f"TensorRT's scatter does not reduce, and comparing every index with every position takes {count} elements, "
         f"of which a tensor has at most {MOST}"
     )
 
 
-def _reducible(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Places times indices are at most 2**31 - 1, and the rank is at most 7: each place is compared with each index."""
+def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Positions times indices are at most 2**31 - 1, as all are compared, and the rank is at most 7."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
-        return Rejection("reduces into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
-    return compared(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
+        return Rejection("reducing into rank 8 needs rank 9, and the maximum is 8", "flatten two of its dims")
+    return check_comparison_size(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 
 @converts(
     *(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce, aten.scatter.value_reduce),
-    validator=_reducible,
+    validator=_check_reduce,
 )
 def scatter_reduce(
     net: Net,
@@ -95,10 +95,10 @@ def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reducti
     given = base.known_sizes(net, index)
     if not isinstance(source, (int, float)) and base.rank(source) == 0:
         source = base.tensor(net, source, rank=1)
-    source = _scatter.like(net, source, given, base.dtype_of(x))
+    source = _scatter.fit_to_sizes(net, source, given, base.dtype_of(x))
     dim = base.axis(dim, len(sizes))
     full = [given[i] if i == dim else s for i, s in enumerate(sizes)]
-    index, source = _scatter.grown(net, index, full, -1), _scatter.grown(net, source, full, 0)
+    index, source = _scatter.extend(net, index, full, -1), _scatter.extend(net, source, full, 0)
     result = _scatter.scatter_reduce(net, base.tensor(net, x, rank=1), dim, index, source, reduction, include_self)
     return base.reshape(net, result, []) if own == 0 else result
 
@@ -110,10 +110,10 @@ def index_copy(net: Net, input: Value, dim: int, index: Value, source: Value) ->
     if base.rank(input) == 0:
         return base.reshape(net, source, [])
     index = base.tensor(net, index, rank=1)
-    return _scatter.along(net, input, base.axis(dim, base.rank(input)), index, source)
+    return _scatter.scatter_along(net, input, base.axis(dim, base.rank(input)), index, source)
 
 
-@converts(aten.index_reduce.default, validator=_reducible)
+@converts(aten.index_reduce.default, validator=_check_reduce)
 def index_reduce(
     net: Net, input: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
 ) -> ITensor:
@@ -155,16 +155,16 @@ def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> 
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     one = base.unsqueeze(net, base.tensor(net, src), [dim])
-    if is_data(net, index):
+    if is_data_dependent(net, index):
         return index_put(net, input, [*[None] * dim, base.size_tensor(net, index)], one, False)
-    start = first(net, index, base.known_sizes(net, input)[dim])
-    return _between(net, input, one, dim, start, total([start, 1]))
+    start = slice_start(net, index, base.known_sizes(net, input)[dim])
+    return _insert_between(net, input, one, dim, start, size_sum([start, 1]))
 
 
-def _between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
+def _insert_between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
     """Return ``source`` between the parts of ``x`` before ``start`` and after ``end``."""
     size = base.known_sizes(net, x)[dim]
-    rest = total([size, negative(end)])
+    rest = size_sum([size, negate(end)])
     before = [] if start == 0 else [narrow(net, x, dim, 0, start)]
     after = [] if rest == 0 else [narrow(net, x, dim, end, rest)]
     return concatenate(net, [*before, source, *after], dim, base.dtype_of(x))
@@ -176,22 +176,22 @@ def slice_scatter(net: Net, input: Value, src: Value, dim: int, start: int | Non
     -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     src = base.tensor(net, src, base.dtype_of(input))
-    start, count = first(net, start, base.known_sizes(net, input)[dim]), base.known_sizes(net, src)[dim]
+    start, count = slice_start(net, start, base.known_sizes(net, input)[dim]), base.known_sizes(net, src)[dim]
     if count == 0:
         return input
     if step == 1:
-        return _between(net, input, src, dim, start, total([start, count]))
-    return _scatter.along(net, input, dim, iota(net, [count], [step], start), src)
+        return _insert_between(net, input, src, dim, start, size_sum([start, count]))
+    return _scatter.scatter_along(net, input, dim, iota(net, [count], [step], start), src)
 
 
 @converts(aten.diagonal_scatter.default)
 def diagonal_scatter(net: Net, input: Value, src: Value, offset: int, dim1: int, dim2: int) -> ITensor:
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
-    flat, order, sizes = flattened(net, base.tensor(net, input), dim1, dim2)
+    flat, order, sizes = flatten_dims(net, base.tensor(net, input), dim1, dim2)
     src = base.tensor(net, src, base.dtype_of(flat))
     count = base.known_sizes(net, src)[-1]
     if count == 0:
         return base.tensor(net, input)
-    places = iota(net, [count], [total([sizes[-1], 1])], diagonal_start(offset, sizes[-1]))
-    written = _scatter.along(net, flat, len(sizes) - 2, places, src)
+    places = iota(net, [count], [size_sum([sizes[-1], 1])], diagonal_start(offset, sizes[-1]))
+    written = _scatter.scatter_along(net, flat, len(sizes) - 2, places, src)
     return base.permute(net, base.reshape(net, written, sizes), [order.index(i) for i in range(len(order))])

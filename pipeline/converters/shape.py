@@ -16,9 +16,9 @@ from pipeline.impl import base
 from pipeline.impl import slice as _slice
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.index import iota, take, take_one
-from pipeline.impl.shape import concatenate, product, result_sizes, sizes_of, total
+from pipeline.impl.shape import concatenate, result_sizes, size_product, size_sum, sizes_of
 from pipeline.impl.shape import repeat as _repeat
-from pipeline.impl.slice import first, narrow
+from pipeline.impl.slice import narrow, slice_start
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
@@ -50,7 +50,7 @@ def split(net: Net, input: Value, dim: int) -> list[ITensor]:
     """split_with_sizes(Tensor self, SymInt[] split_sizes, int dim=0) -> Tensor[]"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     sizes = [sizes_of(part)[dim] for part in net.node.meta["val"]]
-    return [narrow(net, input, dim, total(sizes[:i]), size) for i, size in enumerate(sizes)]
+    return [narrow(net, input, dim, size_sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 @converts(aten.repeat.default)
@@ -64,14 +64,15 @@ def repeat(net: Net, input: Value, repeats: Sequence[int]) -> ITensor:
 def slice_(net: Net, input: Value, dim: int, start: int | None, step: int) -> ITensor:
     """slice.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
-    return narrow(net, input, dim, first(net, start, base.known_sizes(net, input)[dim]), result_sizes(net)[dim], step)
+    first = slice_start(net, start, base.known_sizes(net, input)[dim])
+    return narrow(net, input, dim, first, result_sizes(net)[dim], step)
 
 
 @converts(aten.select.int)
 def select(net: Net, input: Value, dim: int, index: int) -> ITensor:
     """select.int(Tensor self, int dim, SymInt index) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
-    if _slice.is_data(net, index):
+    if _slice.is_data_dependent(net, index):
         return take_one(net, input, base.scalar_of(net, index), dim)
     return _slice.select(net, input, dim, index)
 
@@ -97,7 +98,7 @@ def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> 
     if dims or base.rank(input) == 0:
         return _slice.roll(net, input, shifts, dims) if base.rank(input) else input
     sizes = result_sizes(net)
-    row = base.reshape(net, input, [product(sizes)])
+    row = base.reshape(net, input, [size_product(sizes)])
     return base.reshape(net, _slice.roll(net, row, shifts, [0]), sizes)
 
 
@@ -126,19 +127,19 @@ def as_strided(
 
     Index the flattened elements: in a program, the input is contiguous (`pipeline.capture.as_strided`).
     """
-    row = _row(net, input)
-    if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:
-        part = narrow(net, row, 0, storage_offset or 0, product(size))
+    row = _as_row(net, input)
+    if list(stride) == [size_product(size[i + 1 :]) for i in range(len(size))]:
+        part = narrow(net, row, 0, storage_offset or 0, size_product(size))
         return base.reshape(net, part, size)
     return take(net, row, iota(net, size, stride, storage_offset or 0), 0)
 
 
-def _row(net: Net, x: Any) -> Any:
+def _as_row(net: Net, x: Any) -> Any:
     x = base.tensor(net, x)
-    return base.reshape(net, x, [product(base.known_sizes(net, x))])
+    return base.reshape(net, x, [size_product(base.known_sizes(net, x))])
 
 
-def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The new size must not have more elements: the contents of memory beyond them are undefined."""
     old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
     if statically_known_true(new <= old):
@@ -146,10 +147,10 @@ def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
     return Rejection(f"resizes {old} elements to {new}: the additional ones would be undefined")
 
 
-@converts(aten.resize.default, validator=no_larger)
+@converts(aten.resize.default, validator=check_resize)
 def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
-    part = narrow(net, _row(net, input), 0, 0, product(size))
+    part = narrow(net, _as_row(net, input), 0, 0, size_product(size))
     return base.reshape(net, part, size)
 
 

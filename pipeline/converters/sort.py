@@ -21,14 +21,14 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import largest
 
 
-def k_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_k(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT's TopK takes k up to 3840."""
     k = argument(node, "k")
     size = k.meta["val"] if isinstance(k, torch.fx.Node) else k
     return largest(size) <= _sort.MAX_K or Rejection(f"k is {k}, TensorRT takes at most {_sort.MAX_K}")
 
 
-def length_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_length(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A sort is a TopK of all elements; TensorRT takes up to 3840."""
     self, dim = argument(node, "self").meta["val"], argument(node, "dim")
     length = self.shape[dim] if self.dim() else 1
@@ -37,13 +37,13 @@ def length_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> boo
     return Rejection(f"dim {dim} has up to {length} elements, TensorRT sorts at most {_sort.MAX_K}")
 
 
-@converts(aten.topk.default, validator=k_up_to_3840)
+@converts(aten.topk.default, validator=check_k)
 def topk(net: Net, input: Value, k: int, dim: int, largest: bool) -> tuple[ITensor | None, ...]:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor, Tensor)"""
     return _sort.topk(net, input, k, dim, largest)
 
 
-@converts(aten.sort.default, aten.sort.stable, validator=length_up_to_3840)
+@converts(aten.sort.default, aten.sort.stable, validator=check_length)
 def sort(net: Net, input: Value, dim: int, descending: bool, stable: bool | None = False) -> tuple[ITensor, ITensor]:
     """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor, Tensor)"""
     return _sort.sort(net, input, dim, descending, bool(stable))
@@ -109,11 +109,11 @@ def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
     return place
 
 
-def _elements_at(ascending: Tensor, at: Tensor) -> Tensor:
+def _elements_at(ascending: Tensor, positions: Tensor) -> Tensor:
     """Return the elements at these positions; a 0-d index tensor would become a Python number."""
     if ascending.dim() > 1:
-        return ascending.gather(-1, at)
-    return ascending.index_select(0, at.flatten()).reshape(at.shape)
+        return ascending.gather(-1, positions)
+    return ascending.index_select(0, positions.flatten()).reshape(positions.shape)
 
 
 def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
@@ -162,12 +162,12 @@ def _median(self: Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool) 
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
-    at = _middle(self.shape[dim], self.isnan().sum(dim, keepdim=True), ignore_nan)
+    at = _median_position(self.shape[dim], self.isnan().sum(dim, keepdim=True), ignore_nan)
     chosen = values.gather(dim, at), indices.gather(dim, at)
     return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
 
 
-def _middle(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
+def _median_position(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
     """Return the position of the median among this many sorted elements; 0 if there are none."""
     others: Tensor = length - nans
     middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
@@ -183,7 +183,7 @@ def _median_of_all(self: Tensor, *, ignore_nan: bool) -> Argument:
     if not self.is_floating_point() or (isinstance(length, int) and length > 0):
         return _median(row, 0, ignore_nan=ignore_nan)[0]
     values, _ = aten.sort.stable(torch.cat((row, row.new_full((1,), math.nan))), stable=True, dim=0)
-    return values.gather(0, _middle(length, row.isnan().sum(0, keepdim=True), ignore_nan)).squeeze(0)
+    return values.gather(0, _median_position(length, row.isnan().sum(0, keepdim=True), ignore_nan)).squeeze(0)
 
 
 DECOMPOSITIONS: Final = [

@@ -1,5 +1,4 @@
-"""Decompose error and gamma functions, for which TensorRT has no layers, to polynomials over ranges where they converge
-fast.
+"""Decompose error and gamma functions, which TensorRT lacks, to polynomials over ranges of fast convergence.
 
 The coefficients were fitted to float64 values by weighted least squares; each comment ends with the largest relative
 error. Halves are computed in float32.
@@ -49,7 +48,7 @@ def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     return reduce(lambda total, c: total * x + c, reversed(rest[:-1]), x * last + rest[-1])
 
 
-def _in_float(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _compute_in_float(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Wrap a function to compute integers, bools and halves in float32; the result has eager's dtype."""
 
     @wraps(function)
@@ -65,31 +64,31 @@ def _scaled_erfc(x: Tensor) -> Tensor:
     return _polynomial((x - 4) / (x + 4), ERFCX) / (1 + 2 * x)
 
 
-def _bell(x: Tensor) -> Tensor:
+def _exp_of_negative_square(x: Tensor) -> Tensor:
     """Return exp(-x²), as a product for a part of x whose square is exact and for the remainder."""
     part = (x * 64).floor() / 64
     return (-part * part).exp() * (-(x - part) * (x + part)).exp()
 
 
 @register_torch_trt_decomposition(aten.erfc.default)
-@_in_float
+@_compute_in_float
 def erfc(self: Tensor) -> Tensor:
     x = self.abs().clamp(max=11.0)
-    tail = _bell(x) * _scaled_erfc(x)
+    tail = _exp_of_negative_square(x) * _scaled_erfc(x)
     return torch.where(self < 0, 2 - tail, tail)
 
 
 @register_torch_trt_decomposition(aten.special_erfcx.default)
-@_in_float
+@_compute_in_float
 def erfcx(self: Tensor) -> Tensor:
     size = self.abs()
     far = size > 1e4
     scaled = torch.where(far, 1 / (math.sqrt(math.pi) * size), _scaled_erfc(torch.where(far, 1e4, size)))
-    return torch.where(self < 0, 2 / _bell(size.clamp(max=11.0)) - scaled, scaled)
+    return torch.where(self < 0, 2 / _exp_of_negative_square(size.clamp(max=11.0)) - scaled, scaled)
 
 
 @register_torch_trt_decomposition(aten.erfinv.default)
-@_in_float
+@_compute_in_float
 def erfinv(self: Tensor) -> Tensor:
     w = -((1 - self) * (1 + self)).log()
     centre, tail = _polynomial(w - 2.5, ERFINV_CENTRE), _polynomial(w.sqrt() - 3, ERFINV_TAIL)
@@ -97,7 +96,7 @@ def erfinv(self: Tensor) -> Tensor:
     return torch.where(self.abs() == 1, self * math.inf, inverse)
 
 
-def _sine(x: Tensor) -> Tensor:
+def _sine_of_pi(x: Tensor) -> Tensor:
     """Return sin(pi x), from the distance to the nearest integer, whose parity is the sign."""
     whole = x.round()
     sine = ((x - whole) * math.pi).sin()
@@ -119,11 +118,11 @@ def _log_gamma(x: Tensor) -> Tensor:
 
 
 @register_torch_trt_decomposition(aten.lgamma.default)
-@_in_float
+@_compute_in_float
 def lgamma(self: Tensor) -> Tensor:
     size = self.abs()
     above = _log_gamma(size)
-    below = (math.pi / _sine(self).abs()).log() - size.log() - above
+    below = (math.pi / _sine_of_pi(self).abs()).log() - size.log() - above
     result = torch.where(self > 0, above, torch.where(self == 0, math.inf, below))
     return torch.where(size == math.inf, math.inf, result)
 
@@ -133,7 +132,7 @@ STEPS: Final = 6
 
 
 @register_torch_trt_decomposition(aten.digamma.default)
-@_in_float
+@_compute_in_float
 def digamma(self: Tensor) -> Tensor:
     x = torch.where(self > 0, self, 1 - self)
     steps = reduce(torch.add, (1 / (x + k) for k in range(STEPS)))

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from pipeline.aten.support import Declaration, Target
 from pipeline.converters import DYNAMO_CONVERTERS
-from pipeline.converters.lookup import Lookup, summary
+from pipeline.converters.lookup import Lookup, validator_summary
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.recipes import qualified_name
 from pipeline.records.executed_ops import TorchExecuted
@@ -39,8 +39,7 @@ def get_graph_converter_support(
 class SupportRow:
     """One target's row in the support table, with its converters in the order of lookup.
 
-    limits: the validators' docstrings, which state the nodes that a converter accepts. schema: ATen's; empty for a
-    Python function.
+    limits: the validators' docstrings, which state the accepted nodes. schema: ATen's; empty for a Python function.
     """
 
     target: str
@@ -53,13 +52,13 @@ class SupportRow:
 
 def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
     """Return a row for each target, sorted by name."""
-    rows = (_row(target, declarations) for target, declarations in registry.candidates.items())
+    rows = (_make_row(target, declarations) for target, declarations in registry.candidates.items())
     return tuple(sorted(rows, key=lambda row: row.target))
 
 
-def _row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
+def _make_row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
     supports = [declaration.support for declaration in declarations]
-    limits = dict.fromkeys(summary(s.capability_validator) for s in supports if s.capability_validator)
+    limits = dict.fromkeys(validator_summary(s.capability_validator) for s in supports if s.capability_validator)
     return SupportRow(
         target=qualified_name(target),
         converters=tuple(support.name for support in supports),

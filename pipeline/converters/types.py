@@ -48,7 +48,7 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
             given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
             for key, allowed in types.items():
                 if given.get(key) is not None:
-                    given[key] = _enforced(ctx, target, name, key, given[key], allowed, promote)
+                    given[key] = _check_argument(ctx, target, name, key, given[key], allowed, promote)
             positional = tuple(given[position] for position in range(len(args)))
             return converter(ctx, target, positional, {key: given[key] for key in kwargs}, name)
 
@@ -57,16 +57,16 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
     return decorate
 
 
-def _enforced(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:
+def _check_argument(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:
     if isinstance(value, allowed):
         return value
-    if promote and (goal := _goal(value, allowed)) is not None:
-        return _promoted(ctx, f"{name}/{key}", value, goal)
+    if promote and (goal := _promotion_target(value, allowed)) is not None:
+        return _promote(ctx, f"{name}/{key}", value, goal)
     kinds = " or ".join(kind.__name__ for kind in allowed)
     raise TypeError(f"{qualified_name(target)}: argument {key!r} must be {kinds}, not {type(value).__name__}")
 
 
-def _goal(value: Any, allowed: Types) -> type | None:
+def _promotion_target(value: Any, allowed: Types) -> type | None:
     """Return the first allowed type that the value can be promoted to; None if there is none."""
     if isinstance(value, SymbolicInt):
         return TRTTensor if TRTTensor in allowed else None
@@ -76,21 +76,21 @@ def _goal(value: Any, allowed: Types) -> type | None:
     return np.ndarray if goal is None and isinstance(value, torch.Tensor) and np.ndarray in allowed else goal
 
 
-def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
+def _promote(ctx: Any, name: str, value: Any, target: type) -> Any:
     """Promote a constant; torch's rules for numbers (int64, and float32 for a float) hold for every target type. A
     tensor and its array share memory, so that weights created from the array can be refitted."""
-    if goal is np.ndarray and isinstance(value, torch.Tensor):
+    if target is np.ndarray and isinstance(value, torch.Tensor):
         if value.dtype == torch.bfloat16:
             raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
         return value.detach().numpy()
-    if goal is np.ndarray:
-        return np.asarray(_tensor(value))
-    if goal is torch.Tensor:
-        return _tensor(value)
-    return tensor(ctx, name, _tensor(value) if isinstance(value, np.ndarray) else value)
+    if target is np.ndarray:
+        return np.asarray(_copy_to_tensor(value))
+    if target is torch.Tensor:
+        return _copy_to_tensor(value)
+    return tensor(ctx, name, _copy_to_tensor(value) if isinstance(value, np.ndarray) else value)
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _copy_to_tensor(value: Any) -> torch.Tensor:
     """Return a tensor with a copy of the data, so that the caller's array is not aliased."""
     if isinstance(value, float) and not isinstance(value, np.generic):
         return torch.tensor(value, dtype=torch.float32)

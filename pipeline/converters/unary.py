@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.types import aten
-from pipeline.converters.binding import as_result, by_row, converts
+from pipeline.converters.binding import call_block, cast_to_result, converts
 from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl import softmax as impl
 from pipeline.impl.base import ITensor, Value
@@ -21,16 +21,16 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     **{getattr(aten, name).default: (unary.real, name.upper()) for name in REAL.split()},
     aten.reciprocal.default: (unary.real, "RECIP"),
     aten.erf.default: (activation.erf,),
-    aten.abs.default: (unary.signed, "ABS"),
-    aten.neg.default: (unary.signed, "NEG"),
+    aten.abs.default: (unary.signed_function, "ABS"),
+    aten.neg.default: (unary.signed_function, "NEG"),
     aten.sign.default: (unary.sign,),
-    aten.ceil.default: (unary.rounded, "CEIL"),
-    aten.floor.default: (unary.rounded, "FLOOR"),
-    aten.round.default: (unary.rounded, "ROUND"),
-    aten.round.decimals: (unary.round_to,),
-    aten.trunc.default: (unary.truncated,),
-    aten.isnan.default: (unary.kind_of_number, "ISNAN"),
-    aten.isinf.default: (unary.kind_of_number, "ISINF"),
+    aten.ceil.default: (unary.rounding_function, "CEIL"),
+    aten.floor.default: (unary.rounding_function, "FLOOR"),
+    aten.round.default: (unary.rounding_function, "ROUND"),
+    aten.round.decimals: (unary.round_decimals,),
+    aten.trunc.default: (unary.truncate,),
+    aten.isnan.default: (unary.is_nan_or_infinite, "ISNAN"),
+    aten.isinf.default: (unary.is_nan_or_infinite, "ISINF"),
     aten.rsqrt.default: (unary.rsqrt,),
     aten.log2.default: (unary.logarithm, 2.0),
     aten.log10.default: (unary.logarithm, 10.0),
@@ -43,7 +43,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
 
 
 ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
-    aten.sigmoid.default: (activation.tailed, "SIGMOID"),
+    aten.sigmoid.default: (activation.activation_near_zero, "SIGMOID"),
     aten.tanh.default: (activation.tanh,),
     aten.relu.default: (activation.relu,),
     aten.relu6.default: (lambda net, x: elementwise.clamp(net, x, 0, 6),),
@@ -62,15 +62,15 @@ ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
 
 
 @converts(TABLE, ACTIVATIONS)
-def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+def unary_function(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """Call a function of one tensor with the operator's arguments."""
-    return by_row(net, row, operands)
+    return call_block(net, row, operands)
 
 
 @converts(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(net: Net, input: Value) -> tuple[ITensor | None, ...]:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). The buffer is for the gradient."""
-    return as_result(net, activation.log_sigmoid(net, input)), None
+    return cast_to_result(net, activation.log_sigmoid(net, input)), None
 
 
 Softmax = Callable[[Net, ITensor, int], ITensor]

@@ -14,7 +14,7 @@ from torch.fx import Node
 from pipeline.aten.support import Choice, ConverterPriority, Declaration, Target
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable, Op
-from pipeline.converters.lookup import BoundRegistry, kept_in_torch, rejection_of, static_only
+from pipeline.converters.lookup import BoundRegistry, find_rejection, is_kept_in_torch, reject_dynamic_sizes
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.settings import CompilationSettings
 
@@ -22,7 +22,7 @@ BUILT_IN: Final = frozenset(DYNAMO_CONVERTERS.declarations())
 
 
 @frozen(eq=False, slots=False)
-class Claims:
+class UserRegistrations:
     """The user's converters and decompositions, under given settings.
 
     Users' validators are called in `validate` only, where the graph is complete: until then, a call counts as accepted
@@ -36,7 +36,7 @@ class Claims:
     @classmethod
     def of(
         cls, registry: ConverterRegistry, decompositions: DecompositionTable, settings: CompilationSettings
-    ) -> Claims:
+    ) -> UserRegistrations:
         """Collect the entries of a registry and a table that are not the package's own."""
         added = () if registry is DYNAMO_CONVERTERS else registry.declarations()
         users = tuple(declaration for declaration in added if declaration not in BUILT_IN)
@@ -59,10 +59,11 @@ class Claims:
         """The operators for which composites are decomposed."""
         return frozenset(self.high) | self.decomposed
 
-    def keeps(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
+    def may_convert(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
         """Return whether a user's HIGH converter may accept a call, which therefore is not decomposed."""
         return any(
-            static_only(d.support, self.lookup.settings, args, kwargs, value) is None for d in self.high.get(target, ())
+            reject_dynamic_sizes(d.support, self.lookup.settings, args, kwargs, value) is None
+            for d in self.high.get(target, ())
         )
 
     def is_users(self, choice: Choice | None) -> bool:
@@ -72,9 +73,9 @@ class Claims:
 
     def accepts(self, node: Node, users: Callable[[Declaration], bool] = lambda declaration: True) -> bool:
         """Return whether a converter accepts a node: one of ours, or one of these user's converters."""
-        if kept_in_torch(node.target, node.meta, self.lookup.settings):
+        if is_kept_in_torch(node.target, node.meta, self.lookup.settings):
             return False
-        return any(self._takes(d, node, users) for d in self.lookup.candidates.get(node.target, ()))
+        return any(self._accepts(d, node, users) for d in self.lookup.candidates.get(node.target, ()))
 
     def accepts_surely(self, node: Node) -> bool:
         """Return whether a converter accepts a node regardless of the user's validators."""
@@ -84,9 +85,9 @@ class Claims:
         """Return whether a converter of ours accepts a node."""
         return self.accepts(node, lambda declaration: False)
 
-    def _takes(self, declaration: Declaration, node: Node, users: Callable[[Declaration], bool]) -> bool:
+    def _accepts(self, declaration: Declaration, node: Node, users: Callable[[Declaration], bool]) -> bool:
         support, settings = declaration.support, self.lookup.settings
         if declaration in BUILT_IN:
-            return rejection_of(support, node, settings) is None
-        static = static_only(support, settings, node.args, node.kwargs, node.meta.get("val"))
+            return find_rejection(support, node, settings) is None
+        static = reject_dynamic_sizes(support, settings, node.args, node.kwargs, node.meta.get("val"))
         return users(declaration) and static is None

@@ -16,7 +16,7 @@ from pipeline.converters.decompositions import (
     torch_enabled_decompositions,
     torch_whole_decompositions,
 )
-from pipeline.converters.matmul import known_as
+from pipeline.converters.matmul import equivalent_operator
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Call, Template, Templates, nodes_of
 from pipeline.program import Program
@@ -33,7 +33,7 @@ class Ways:
 
     def own(self, target: object) -> Function | None:
         """Return the registered decomposition of an operator; None if there is none."""
-        return None if target in self.disabled else self.registered.get(known_as(target))
+        return None if target in self.disabled else self.registered.get(equivalent_operator(target))
 
     def torchs(self, target: object) -> Function | None:
         """Return torch's decomposition of an operator, if we enabled it; else None."""

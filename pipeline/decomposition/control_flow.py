@@ -17,9 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from pipeline.aten.graphs import over, pasted
-from pipeline.aten.naming import origin
-from pipeline.aten.op_predicates import branches, why_apart
+from pipeline.aten.graphs import call_graph, graph_module
+from pipeline.aten.naming import origin_of
+from pipeline.aten.op_predicates import branch_graphs, conditional_reason
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.templates import Call, Templates, nodes_of
@@ -40,7 +40,7 @@ def obstacle(node: Node) -> str:
 def _obstacles(node: Node) -> Iterator[str]:
     if _name(node) in _OBSTACLES:
         yield _OBSTACLES[_name(node)](node)
-        yield from (_inline_obstacle(inner, graph) for graph in branches(node) for inner in graph.graph.nodes)
+        yield from (_inline_obstacle(inner, graph) for graph in branch_graphs(node) for inner in graph.graph.nodes)
     for inner in _inner(node):
         expanded = _name(inner) in _WRITTEN
         found = obstacle(inner) if expanded else f"{qualified_name(inner.target)} cannot be expanded"
@@ -54,7 +54,7 @@ def _name(node: Node) -> str:
 
 def _inner(node: Node) -> Iterator[Node]:
     """Yield the control-flow operators inside the graphs of a node."""
-    return (inner for graph in branches(node) for inner in graph.graph.nodes if _name(inner))
+    return (inner for graph in branch_graphs(node) for inner in graph.graph.nodes if _name(inner))
 
 
 def _of_condition(node: Node) -> str:
@@ -71,7 +71,7 @@ def _of_condition(node: Node) -> str:
     )
     if made - known:
         return "the branches return tensors of different sizes"
-    reasons = (_branch_only_reason(inner) for graph in branches(node) for inner in graph.graph.nodes)
+    reasons = (_branch_only_reason(inner) for graph in branch_graphs(node) for inner in graph.graph.nodes)
     return next(filter(None, reasons), "")
 
 
@@ -79,12 +79,12 @@ def _branch_only_reason(node: Node) -> str:
     """Return why an operator may only run if its branch is taken; empty if it may always run."""
     if node.op != "call_function" or _name(node):
         return ""
-    why, name = why_apart(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
+    why, name = conditional_reason(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
     return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
 
 
 def _of_scan(node: Node) -> str:
-    steps, body = _steps(node), branches(node)
+    steps, body = _steps(node), branch_graphs(node)
     if not isinstance(steps, int):
         return "the number of steps is a dynamic size"
     operators: int = steps * sum(each.op == "call_function" for graph in body for each in graph.graph.nodes)
@@ -121,7 +121,7 @@ def _takes_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) ->
 
     with torch.no_grad(), FakeTensorMode():
         try:
-            found = torch.fx.Interpreter(over(torch.nn.Module(), graph)).run(*map(other, given))
+            found = torch.fx.Interpreter(graph_module(torch.nn.Module(), graph)).run(*map(other, given))
         except Exception:  # whatever operators raise for sizes that do not fit
             return False
         return [value.shape for value in found] == [other(value).shape for value in expected]
@@ -175,17 +175,17 @@ class ControlFlow:
                 return None
             return self.results(node, args) if _name(node) else self.emit(Call(node.target, args, kwargs, node.meta))
 
-        return tuple(pasted(module.graph, inputs, emit))  # type: ignore[arg-type]
+        return tuple(call_graph(module.graph, inputs, emit))  # type: ignore[arg-type]
 
     def call(self, node: Node, target: Target, *args: Argument) -> Argument:
         """Emit a call on behalf of a node."""
         fake = fake_result(self.templates.mode, target, args, {})
-        return self.emit(Call(target, args, {}, {**origin(node.meta), "val": fake}))
+        return self.emit(Call(target, args, {}, {**origin_of(node.meta), "val": fake}))
 
     def condition(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit both branches, and for each result a selection between them."""
         predicate, _, _, operands = args
-        chosen, other = (self.run(graph, operands) for graph in branches(node))
+        chosen, other = (self.run(graph, operands) for graph in branch_graphs(node))
         if predicate.meta["val"].dim():
             predicate = self.call(node, aten.reshape.default, predicate, [])
         return tuple(self.call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
@@ -193,7 +193,7 @@ class ControlFlow:
     def map(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit one batched call for all rows of a map."""
         _, rows, others = args
-        [body] = branches(node)
+        [body] = branch_graphs(node)
 
         def mapped(*given: Argument) -> Argument:
             enabled = functorch._is_vmap_fallback_enabled()
@@ -214,14 +214,14 @@ class ControlFlow:
             raise _NotWritten
 
         def emit(call: Node, args: Argument, kwargs: Argument) -> Argument:
-            return self.emit(Call(call.target, args, kwargs, {**origin(node.meta), "val": call.meta.get("val")}))
+            return self.emit(Call(call.target, args, kwargs, {**origin_of(node.meta), "val": call.meta.get("val")}))
 
-        return tuple(pasted(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
+        return tuple(call_graph(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
 
     def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit a scan's steps. Each computes state and results from the state and elements of the sequences."""
         _, state, sequences, others = args
-        [body] = branches(node)
+        [body] = branch_graphs(node)
         made = list[tuple[Argument, ...]]()
         for step in range(_steps(node)):  # type: ignore[call-overload]
             now = (self.call(node, aten.select.int, sequence, 0, step) for sequence in sequences)

@@ -15,9 +15,9 @@ import torch
 from attrs import evolve
 from torch.fx.node import map_arg
 
-from pipeline.aten.naming import layer_name, unlike
+from pipeline.aten.naming import layer_name, make_unique
 from pipeline.aten.quantized import operators
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.decomposition.quantized_forms import FORMS
 from pipeline.decomposition.quantized_scales import schema_name
@@ -93,13 +93,13 @@ class _Recipes:
             else:
                 made = self._step(each, results)
                 steps[made.name], results[each] = made, Ref(made.name)
-        name = unlike(layer_name(node), self._names)
+        name = make_unique(layer_name(node), self._names)
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
     def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
         """Return a node's call as a step of the recipe, with the recipe's names for the arguments."""
         if node not in self._steps:
-            self._steps[node] = unlike(node.name, self._taken)
+            self._steps[node] = make_unique(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
         options = tuple((name, _plain(value)) for name, value in kwargs.items())
         return Step(self._steps[node], qualified_name(node.target), _plain(args), options)
@@ -113,7 +113,7 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
         return False
     if node.target in KEPT:
         return False
-    codes = does(node.target) is Does.QUANTIZES  # smaller than what they are computed from
+    codes = op_kind(node.target) is Kind.QUANTIZES  # smaller than what they are computed from
     return node.target is operator.getitem or (is_pure(node.target) and (codes or _is_small(node)))
 
 
@@ -127,7 +127,8 @@ def is_pure(target: object) -> bool:
 def _is_small(node: torch.fx.Node) -> bool:
     made = _elements(node.meta.get("val"))
     read = sum(_elements(n.meta.get("val")) or 0 for n in node.all_input_nodes)
-    return made is not None and made <= max(FREE_SPREAD if does(node.target) is Does.REPEATS else FREE_ELEMENTS, read)
+    free = FREE_SPREAD if op_kind(node.target) is Kind.REPEATS else FREE_ELEMENTS
+    return made is not None and made <= max(free, read)
 
 
 def _elements(value: object) -> int | None:

@@ -14,12 +14,12 @@ from typing import Final
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.arguments import bind, names_of
-from pipeline.aten.graphs import copied, copied_node, pasted
-from pipeline.aten.naming import origin
-from pipeline.aten.op_predicates import draws_random
+from pipeline.aten.arguments import argument_names, bind
+from pipeline.aten.graphs import call_graph, copy_graph, copy_node
+from pipeline.aten.naming import origin_of
+from pipeline.aten.op_predicates import has_randomness
 from pipeline.aten.quantized import operators
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
@@ -59,7 +59,7 @@ def source_of(program: Program, uniform: Program) -> Program:
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
         program = uniform
     if any(map(_is_unused, program.graph.nodes)):
-        graph = copied(program.graph)
+        graph = copy_graph(program.graph)
         for node in reversed(list(graph.nodes)):
             if _is_unused(node):
                 graph.erase_node(node)
@@ -69,7 +69,7 @@ def source_of(program: Program, uniform: Program) -> Program:
 
 def _is_unused(node: Node) -> bool:
     computes = node.target is operator.getitem or (node.op == "call_function" and is_operator(node))
-    return computes and not node.users and not draws_random(node)
+    return computes and not node.users and not has_randomness(node)
 
 
 def _is_held(node: Node) -> bool:
@@ -103,13 +103,13 @@ class _Normalizer:
 
             def emit(call: Node, args: Argument, kwargs: Argument) -> Node:
                 made = self.graph.create_node("call_function", call.target, tuple(args), dict(kwargs))
-                made.meta = {**origin(node.meta), "val": call.meta.get("val")}
+                made.meta = {**origin_of(node.meta), "val": call.meta.get("val")}
                 return made
 
             if template is not None:
-                return pasted(template.graph, nodes_of(values, {}), emit)
+                return call_graph(template.graph, nodes_of(values, {}), emit)
         if node.op != "call_function":
-            return copied_node(node, self.graph, self.env.__getitem__)
+            return copy_node(node, self.graph, self.env.__getitem__)
         if node.target is operator.getitem:
             source, place = node.args
             parts: Argument = self.env[source]  # type: ignore[index]
@@ -124,10 +124,10 @@ class _Normalizer:
         """Return the function that expresses a node in plain operators, and its arguments; None if it has none."""
         name = schema_name(node.target)
         if name in FORMS and takes_part(node, name, FORMS):
-            given = dict(zip(names_of(node.target), self.bound(node), strict=True))
+            given = dict(zip(argument_names(node.target), self.bound(node), strict=True))
             return self.partner(node, name, given) or self.called(FORMS[name], given)
         source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-        if source is None or does(node.target) is not Does.CASTS or not _is_held(source):
+        if source is None or op_kind(node.target) is not Kind.CASTS or not _is_held(source):
             return None
         value, wanted = source.meta["val"], node.meta["val"].dtype
         is_weight = self.constant[source] and value.numel() >= FEW and wanted.is_floating_point and wanted not in HELD
@@ -136,7 +136,7 @@ class _Normalizer:
     def bound(self, node: Node) -> list[Argument]:
         """Return a call's arguments. Range ends and switches that are constant tensors become numbers."""
         values = bind(node.target, node.args, dict(node.kwargs))
-        rows = zip(names_of(node.target), values, strict=True)
+        rows = zip(argument_names(node.target), values, strict=True)
         return [int(self.value(v)) if name in NUMBERS and self.constant.get(v) else v for name, v in rows]
 
     def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
@@ -144,7 +144,7 @@ class _Normalizer:
         first = next(iter(given.values()))
         if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
             return None
-        other = dict(zip(names_of(first.target), self.bound(first), strict=True))
+        other = dict(zip(argument_names(first.target), self.bound(first), strict=True))
         theirs, ours = list(other.values())[1:], list(given.values())[1:]
         numbers = other[next(iter(other))]
         if numbers.meta["val"].dtype != node.meta["val"].dtype or "float8" in name:

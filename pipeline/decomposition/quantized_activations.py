@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 
 import torch
 
-from pipeline.aten.naming import origin
+from pipeline.aten.naming import origin_of
 from pipeline.aten.quantized import operators
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
@@ -31,7 +31,7 @@ LAST: Final = 464
 """The largest number that E4M3 rounds to its maximum, 448."""
 SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
 """Whether torch's cast to E4M3 saturates, as from torch 2.13 on; older versions return NaN for larger numbers."""
-MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
+MOVES: Final = (Kind.COPIES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 DEQUANTIZE: Final = operators.dequantize.default
 
 
@@ -52,7 +52,7 @@ class Edit:
         """Add a call with its fake value."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
-        node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
+        node.meta = {**origin_of(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
         self.constant[node] = is_constant(node, self.constant, self.program)
         return node
 
@@ -115,7 +115,7 @@ def _pair(edit: Edit, node: Node, wanted: list[torch.dtype]) -> None:
 
 
 def _casts_back(node: Node) -> bool:
-    return does(node.target) is Does.CASTS and node.meta["val"].dtype in FLOATS
+    return op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype in FLOATS
 
 
 def _is_clamped(x: Node, least: int, most: int) -> bool:
@@ -139,11 +139,11 @@ def widen_codes(edit: Edit) -> None:
 
 def is_cast_to(dtype: torch.dtype, node: Node) -> bool:
     """Return whether a node casts to a dtype."""
-    return node.op == "call_function" and does(node.target) is Does.CASTS and node.meta["val"].dtype == dtype
+    return node.op == "call_function" and op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype == dtype
 
 
 def _casts_further(node: Node) -> bool:
-    return does(node.target) is Does.CASTS and node.meta["val"].dtype != torch.int8
+    return op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype != torch.int8
 
 
 def readers(node: Node) -> list[Node]:
@@ -151,5 +151,5 @@ def readers(node: Node) -> list[Node]:
     found, moved = list[Node](), [node]
     while moved:
         for user in moved.pop().users:
-            (moved if does(user.target) in MOVES else found).append(user)
+            (moved if op_kind(user.target) in MOVES else found).append(user)
     return found

@@ -15,7 +15,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
 from pipeline.decomposition.quantized_activations import DEQUANTIZE, Edit, Node, is_cast_to, widen_codes
 from pipeline.decomposition.quantized_merge import merge_products
@@ -25,7 +25,7 @@ from pipeline.trt import CAPABILITIES
 Scales: TypeAlias = tuple[Node, list[int]]
 """Scales, and the number of elements along each dim that share a scale."""
 
-PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
+PRODUCTS: Final = (Kind.MULTIPLIES, Kind.PROJECTS)
 LENGTHS: Final = (128, 64, 32, 16)
 """The block lengths into which rows with one scale are cut, if TensorRT supports a type only in blocks."""
 
@@ -60,14 +60,14 @@ class _Layout(Edit):
         if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
             self.scaled_after(node, user)
             return None
-        kind = does(user.target)
+        kind = op_kind(user.target)
         if user.args[0] is not node:
             return None
-        if kind is Does.TRANSPOSES:
+        if kind is Kind.TRANSPOSES:
             return self.transposed(node, user)
-        if kind is Does.RESHAPES:
+        if kind is Kind.RESHAPES:
             return self.reshaped(node, user)
-        if kind is Does.COPIES or (kind is Does.CASTS and user.meta["val"].dtype.is_floating_point):
+        if kind is Kind.COPIES or (kind is Kind.CASTS and user.meta["val"].dtype.is_floating_point):
             codes, scale, type, block, _ = node.args
             return self.dequantized(user, codes, scale, type, block, user.meta["val"].dtype)
         return self.scaled(node, user) if user.target is aten.mul.Tensor else None
@@ -181,7 +181,7 @@ class _Layout(Edit):
     def by_channel(self, node: Node, scale: Node, block: list[int]) -> Scales:
         """Expand a convolution weight's scale to a scale per output channel. RTX 1.6 ignores the scales of a
         convolution of FP8 by FP8 if both scales are single numbers (a result of 3e5 instead of 9 on an H200)."""
-        if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
+        if not any(op_kind(user.target) is Kind.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
         channels, *rest = node.meta["val"].shape
         one = self.call(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
@@ -209,4 +209,5 @@ def _is_one(scale: Argument) -> bool:
 
 def _in_product(node: Node) -> bool:
     """Return whether all readers of a matrix are matmuls, with the matrix as the second operand."""
-    return node.meta["val"].dim() == 2 and all(does(u.target) in PRODUCTS and u.args[0] is not node for u in node.users)
+    readers = all(op_kind(user.target) in PRODUCTS and user.args[0] is not node for user in node.users)
+    return readers and node.meta["val"].dim() == 2

@@ -20,7 +20,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from pipeline.aten.quantized import operators
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
 from pipeline.decomposition.quantized_activations import Edit, Node
 from pipeline.trt import CAPABILITIES
@@ -53,7 +53,7 @@ def merge_products(edit: Edit) -> None:
 def _keep_dims(edit: Edit, product: Node) -> None:
     """Multiply a tensor in its original shape if it was flattened to rows for the matmul and unflattened afterwards."""
     rows, user = product.args[0], next(iter(product.users), None)
-    if does(rows.target) is not Does.RESHAPES or user is None or does(user.target) is not Does.RESHAPES:
+    if op_kind(rows.target) is not Kind.RESHAPES or user is None or op_kind(user.target) is not Kind.RESHAPES:
         return
     x = rows.args[0]
     wanted = (*x.meta["val"].shape[:-1], product.meta["val"].shape[-1])

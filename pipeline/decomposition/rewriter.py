@@ -9,16 +9,16 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.graphs import copied_node, pasted
-from pipeline.aten.naming import origin
+from pipeline.aten.graphs import call_graph, copy_node
+from pipeline.aten.naming import origin_of
 from pipeline.aten.support import function_name
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Function, Node, aten
 from pipeline.capture.fake_tensors import fake_mode
-from pipeline.converters.attention import is_slow
-from pipeline.converters.lookup import kept_in_torch
-from pipeline.converters.matmul import grouped_mm, is_faster_in_torch, known_as
-from pipeline.converters.user_registrations import Claims
+from pipeline.converters.attention import is_slow_attention
+from pipeline.converters.lookup import is_kept_in_torch
+from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_faster_in_torch
+from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Contents, Ways, check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
@@ -34,7 +34,7 @@ from pipeline.shapes.environment import bounds, shape_of
 class Rewriter:
     """The rewriting of a program's graph. ``applied``: the operators whose registered decomposition was used."""
 
-    def __init__(self, program: Program, claims: Claims, ways: Ways) -> None:
+    def __init__(self, program: Program, claims: UserRegistrations, ways: Ways) -> None:
         self.program, self.claims, self.ways = program, claims, ways
         self.settings = claims.lookup.settings
         self.graph = torch.fx.Graph()
@@ -59,7 +59,7 @@ class Rewriter:
     def is_kept(self, node: Node) -> bool:
         """Return whether a node is not decomposed: settings run it in PyTorch, or a user's converter may accept it."""
         users = self.is_claimed(Call.of(node)) or self.ways.own(node.target) is not None
-        return users or kept_in_torch(node.target, node.meta, self.settings)
+        return users or is_kept_in_torch(node.target, node.meta, self.settings)
 
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
         """Decompose these nodes as if the user had no converter for them, and copy all other nodes."""
@@ -77,7 +77,7 @@ class Rewriter:
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
                 env[node] = transform(node, Call(node.target, args, kwargs, node.meta, node.name))
             else:
-                env[node] = copied_node(node, self.graph, env.__getitem__)
+                env[node] = copy_node(node, self.graph, env.__getitem__)
                 self.note(env[node])
         return self.graph
 
@@ -87,13 +87,13 @@ class Rewriter:
 
     def is_users(self, call: Call) -> bool:
         """Return whether the user has a HIGH converter that may accept a call."""
-        return self.claims.keeps(call.target, call.args, call.kwargs, call.value)
+        return self.claims.may_convert(call.target, call.args, call.kwargs, call.value)
 
     def emit(self, call: Call, refused: bool = False) -> Argument:
         """Add a call to the new graph and return its value: the new node, or the result of the call's decomposition."""
         if call.target is operator.getitem and isinstance(call.args[0], (tuple, list)):
             return call.args[0][call.args[1]]
-        if kept_in_torch(call.target, call.meta, self.settings) or self.is_left(call):
+        if is_kept_in_torch(call.target, call.meta, self.settings) or self.is_left(call):
             return self.add(call)
         if has_complex(call.args, call.kwargs, call.value):
             inlined = self.inline_pairs(call)
@@ -115,7 +115,7 @@ class Rewriter:
     def add(self, call: Call) -> Node:
         """Add a node to the new graph."""
         node = self.graph.create_node("call_function", call.target, tuple(call.args), dict(call.kwargs), call.name)
-        node.meta = {**origin(call.meta), "val": call.value}
+        node.meta = {**origin_of(call.meta), "val": call.value}
         self.note(node)
         return node
 
@@ -127,7 +127,7 @@ class Rewriter:
     def settle(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
         """Keep a call if a converter accepts it or nothing decomposes it; else return torch's decomposition."""
         node = self.add(call)
-        if not is_operator(node) or accepts(node) or is_slow(node, self.program.settings):
+        if not is_operator(node) or accepts(node) or is_slow_attention(node, self.program.settings):
             return node
         convolution = None if call.target in self.ways.disabled else _as_convolution(node)
         if convolution is not None:
@@ -154,7 +154,7 @@ class Rewriter:
             inlined = self.inline(function, call)
             if inlined is not None:
                 check_results(inlined[0], call.value)
-                self.applied.add(known_as(call.target))
+                self.applied.add(equivalent_operator(call.target))
             return inlined
         except ConversionError:
             raise
@@ -168,10 +168,10 @@ class Rewriter:
 
     def inline_pairs(self, call: Call) -> tuple[Argument] | None:
         """Return the outputs of an operator's rule on pairs, complex outputs joined; None if it has no rule."""
-        rule = RULES.get(known_as(call.target))
+        rule = RULES.get(equivalent_operator(call.target))
         if rule is None:
             return None
-        where = origin(call.meta)
+        where = origin_of(call.meta)
         args, kwargs = self.complex.apart((call.args, call.kwargs), where)
         inlined = self.inline(settled(rule, call.value), Call(rule, args, kwargs, where))
         return inlined and (self.complex.together(inlined[0], where),)
@@ -184,18 +184,18 @@ class Rewriter:
             return None
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
-            return self.emit(Call(node.target, args, kwargs, {**origin(call.meta), "val": node.meta.get("val")}))
+            return self.emit(Call(node.target, args, kwargs, {**origin_of(call.meta), "val": node.meta.get("val")}))
 
         self.open.add(template.key)
         try:
-            return (pasted(template.graph, nodes_of(call.args, call.kwargs), emit),)
+            return (call_graph(template.graph, nodes_of(call.args, call.kwargs), emit),)
         finally:
             self.open.remove(template.key)
 
 
 def _as_convolution(node: Node) -> tuple[object, ...] | None:
     """Return the arguments of ``aten.convolution`` for another convolution operator; None if it needs a trace."""
-    if does(node.target) is not Does.CONVOLVES:
+    if op_kind(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)
     if len(rest) > 3:

@@ -13,8 +13,8 @@ from pipeline.aten.naming import module_path
 from pipeline.aten.support import ConverterPriority, Declaration, Rejection, function_name
 from pipeline.aten.types import Argument
 from pipeline.capture.fake_tensors import fake_mode
-from pipeline.converters.lookup import kept_in_torch, rejection_of
-from pipeline.converters.user_registrations import Claims
+from pipeline.converters.lookup import find_rejection, is_kept_in_torch
+from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Contents, Ways
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import Unreached
@@ -32,7 +32,7 @@ _DYNAMIC = "declare it with supports_dynamic_shapes=True, if it takes them"
 def unreached(
     program: Program,
     verdicts: Mapping[str, Verdict],
-    claims: Claims,
+    claims: UserRegistrations,
     ways: Ways,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
@@ -52,7 +52,7 @@ def unreached(
     return (*search.converters(idle), *search.decompositions(left), *search.entries(idle_entries))
 
 
-def _unmatched(program: Program, claims: Claims) -> list[Argument]:
+def _unmatched(program: Program, claims: UserRegistrations) -> list[Argument]:
     """Return the entries of ``torch_executed_ops`` that match no call; overloads of an operator count as one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
@@ -67,7 +67,7 @@ def _unmatched(program: Program, claims: Claims) -> list[Argument]:
 class _Search:
     program: Program
     verdicts: Mapping[str, Verdict]
-    claims: Claims
+    claims: UserRegistrations
     ways: Ways
     refusals: Mapping[Declaration, Rejection]
     templates: Templates
@@ -101,7 +101,7 @@ class _Search:
         """Return why a converter is not used, and a hint."""
         settings = self.claims.lookup.settings
         hint = _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
-        if kept_in_torch(found.target, found.meta, settings):
+        if is_kept_in_torch(found.target, found.meta, settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
         if declaration in self.refusals:
             return str(self.refusals[declaration].reason), self.refusals[declaration].hint
@@ -116,7 +116,7 @@ class _Search:
             if own is not None:
                 return f"the decomposition {function_name(own)} is applied first", hint
             return "its calls were folded into constants or merged into other operators", hint
-        rejection = rejection_of(declaration.support, found, settings)
+        rejection = find_rejection(declaration.support, found, settings)
         if isinstance(rejection, Rejection):
             return f"{found.name}: {rejection.reason}", rejection.hint
         verdict = self.verdicts[found.name]
@@ -141,7 +141,7 @@ class _Search:
 
     def why_whole(self, op: object, found: Node) -> tuple[str, str]:
         """Return why a decomposition is not used, and a hint."""
-        if kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
+        if is_kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
         if op in self.ways.disabled:
             return "torch_disabled_decompositions has the operator", "leave one of the two out"

@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pipeline.aten.collectives import groups_of
+from pipeline.aten.collectives import process_groups
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.interrupts import undoing
@@ -56,7 +56,7 @@ class Local:
 
     def described(self, program: Program) -> Program:
         """Return the program with its `Sharding`; unchanged if it has no collectives and no DTensors."""
-        names = groups_of(program.graph.nodes)
+        names = process_groups(program.graph.nodes)
         if not (names or self.inputs or self.outputs):
             return program
         if not dist.is_available() or not dist.is_initialized():  # an ExportedProgram: modules of it are refused

@@ -17,7 +17,7 @@ from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.op_predicates import why_apart
+from pipeline.aten.op_predicates import conditional_reason
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.patching import Kernel
@@ -136,7 +136,7 @@ def noting(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: 
     before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
     made = {_memory(tensor) for tensor in _tensors(result)} - before
     for branch in now.open:
-        why = why_apart(func, args, result, undone=bool(written) and written <= branch.memory)
+        why = conditional_reason(func, args, result, undone=bool(written) and written <= branch.memory)
         branch.effect = branch.effect or (f"{func} {why}" if why else "")
         branch.memory |= made
     return result

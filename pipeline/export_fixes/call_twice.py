@@ -13,10 +13,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import TreeSpec, tree_leaves
 
-from pipeline.aten.graphs import results
-from pipeline.aten.op_predicates import mutates
+from pipeline.aten.graphs import results_of
+from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.own_ops import AGAIN
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node
 
 COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
@@ -34,7 +34,7 @@ def computes_the_same_again(exported: ExportedProgram, structures: Sequence[Tree
     of_user = [spec.kind == OutputKind.USER_OUTPUT for spec in signature.output_specs]
     values = _Values()
     values.compute(exported.graph_module, {spec.arg.name: spec for spec in signature.input_specs}, exported.constants)
-    both = [out for out, mine in zip(results(exported.graph), of_user, strict=True) if mine]
+    both = [out for out, mine in zip(results_of(exported.graph), of_user, strict=True) if mine]
     count = first.num_leaves
     twice = [*map(values.of, both[count : 2 * count])]
     values.nodes |= values.first
@@ -122,7 +122,7 @@ class _Values:
         arguments = [self.of(node.args), *((name, self.of(each)) for name, each in sorted(node.kwargs.items()))]
         depends = any(self.nodes[each] in self.of_inputs for each in _value_reads(node))
         self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
-        if mutates(node):
+        if mutates_argument(node):
             for written in _written_nodes(node):
                 self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
 
@@ -131,7 +131,7 @@ def _value_reads(node: Node) -> list[Node]:
     """Return the nodes whose values a call reads, except nodes of which it reads only dtype, device or sizes."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
-    if template is None or (template == 0 and does(node.target) is not Does.FILLS):
+    if template is None or (template == 0 and op_kind(node.target) is not Kind.FILLS):
         return node.all_input_nodes
     others = [arg for at, arg in enumerate(node.args) if at != template]
     return [each for each in tree_leaves((others, dict(node.kwargs))) if isinstance(each, Node)]
@@ -153,7 +153,7 @@ def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
     for node in graph.nodes:
         if not found.isdisjoint(_value_reads(node)):
             found.add(node)
-        if node.op == "call_function" and mutates(node):
+        if node.op == "call_function" and mutates_argument(node):
             written = [*_written_nodes(node)]
             found.update(written if node in found or written[-1].op != "call_function" else ())
     return found

@@ -18,7 +18,7 @@ from attrs import evolve
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
-from pipeline.aten.dtypes import short
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, DtypeError, folder_of, worded
 from pipeline.inputs import Input, is_input
@@ -81,7 +81,7 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
                     if not _exports_with_dtype(export, inputs, [w for w in wrong if w != path], due)
                 ]
                 said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
-                return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
+                return DtypeError(", ".join(said), short_name(dtype), short_name(due), worded(error))
     return (
         _device_error(error, model, rows)
         or _data_branch_error(error, model)

@@ -27,8 +27,8 @@ from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx.experimental.symbolic_shapes import cast_symbool_to_symint_guardless, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.graphs import results
-from pipeline.aten.naming import origin, unlike
+from pipeline.aten.graphs import results_of
+from pipeline.aten.naming import make_unique, origin_of
 from pipeline.aten.own_ops import SIZE
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.errors import CaptureError, line_of
@@ -138,7 +138,7 @@ def with_outputs(exported: ExportedProgram, decided: Decisions) -> tuple[str, ..
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.any(each) for each in found.values()]
-    end.args = ((*results(graph), *made),)
+    end.args = ((*results_of(graph), *made),)
     kind = OutputKind.USER_OUTPUT
     exported.graph_signature.output_specs += [OutputSpec(kind, TensorArgument(node.name), None) for node in made]
     signature = exported.module_call_graph[0].signature
@@ -210,8 +210,8 @@ class _Tensors:
     def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
         """Append a call whose result is a tensor."""
         made = self.graph.call_function(target, args, options)
-        made.name = unlike("decided", self.names)
+        made.name = make_unique("decided", self.names)
         device = next((each.meta["val"].device for each in args if isinstance(each, Node)), options.get("device"))
         with self.mode:
-            made.meta = {**origin(like.meta), "val": torch.empty((), dtype=kind, device=device)}
+            made.meta = {**origin_of(like.meta), "val": torch.empty((), dtype=kind, device=device)}
         return made

@@ -21,7 +21,7 @@ from attrs import frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.op_predicates import LIFTS
-from pipeline.aten.traits import SAME, Does, targets
+from pipeline.aten.traits import SAME, Kind, operators_of_kind
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.program import READS_DATA
 
@@ -128,7 +128,7 @@ MADE: Mapping[object, Rule] = {
 }
 """The largest element of tensors made from numbers."""
 
-MOVED = targets(*SAME, Does.CASTS) | {aten.max.default, aten.amax.default}
+MOVED = operators_of_kind(*SAME, Kind.CASTS) | {aten.max.default, aten.amax.default}
 """Operators that keep the largest element; a tensor without elements has none to read."""
 
 ADDED: Mapping[object, Rule] = {

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from pipeline.aten.naming import unlike
+from pipeline.aten.naming import make_unique
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, require
 from pipeline.inputs import Input
@@ -183,7 +183,7 @@ def _checked(path: str) -> Proto:
     file = inliner.inline_local_functions(file) if file.functions else file
     taken: set[str] = set()
     for node in _nodes(file.graph):
-        node.name = unlike(node.name or f"{node.op_type}:{','.join(node.output)}", taken)
+        node.name = make_unique(node.name or f"{node.op_type}:{','.join(node.output)}", taken)
     del file.graph.value_info[:]  # a file may have others than its nodes compute
     file = shape_inference.infer_shapes(file, data_prop=True)
     external_data_helper.load_external_data_for_model(file, str(Path(path).parent))

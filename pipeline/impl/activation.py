@@ -8,8 +8,8 @@ from pipeline.impl import base
 from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
-from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
+from pipeline.impl.elementwise import add, arithmetic_dtype, binary, clamp, is_nan, layer, where
+from pipeline.impl.unary import absolute, expm1, log1p, to_float32, to_floating
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -26,9 +26,9 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 
 @block
-def tailed(net: Net, kind: str, x: Value) -> ITensor:
+def activation_near_zero(net: Net, kind: str, x: Value) -> ITensor:
     """Apply an activation with a tail near 0: bfloat16 in float32, since RTX 1.4's layers return 0 for 6.6e-36."""
-    x = floating(net, x)
+    x = to_floating(net, x)
     dtype = base.dtype_of(x)
     compute = torch.float32 if dtype == torch.bfloat16 else dtype
     return base.cast(net, activation(net, kind, base.cast(net, x, compute)), dtype)
@@ -38,16 +38,16 @@ def tailed(net: Net, kind: str, x: Value) -> ITensor:
 def relu(net: Net, x: Value) -> ITensor:
     """``max(x, 0)``, also of integers."""
     dtype = base.dtype_of(x)
-    given = base.tensor(net, x, arithmetic(dtype))
-    return base.cast(net, activation(net, "RELU", _behind_matmul(net, given)), dtype)
+    given = base.tensor(net, x, arithmetic_dtype(dtype))
+    return base.cast(net, activation(net, "RELU", _separate_if_marked(net, given)), dtype)
 
 
-def _behind_matmul(net: Net, x: ITensor) -> ITensor:
-    return behind_matmul(net, x) if is_marked(net, "biases-of-matmuls") else x
+def _separate_if_marked(net: Net, x: ITensor) -> ITensor:
+    return separate_from_matmul(net, x) if is_marked(net, "biases-of-matmuls") else x
 
 
 @block
-def behind_matmul(net: Net, x: ITensor) -> ITensor:
+def separate_from_matmul(net: Net, x: ITensor) -> ITensor:
     """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses both to a kernel an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
@@ -55,22 +55,22 @@ def behind_matmul(net: Net, x: ITensor) -> ITensor:
 @block
 def erf(net: Net, x: Value) -> ITensor:
     """The error function, which TensorRT may recognize as a part of GELU."""
-    return base.unary(net, "ERF", _behind_matmul(net, floating(net, x)))
+    return base.unary(net, "ERF", _separate_if_marked(net, to_floating(net, x)))
 
 
 @block
 def tanh(net: Net, x: Value) -> ITensor:
     """The hyperbolic tangent, which TensorRT may recognize as a part of GELU."""
-    return activation(net, "TANH", _behind_matmul(net, floating(net, x)))
+    return activation(net, "TANH", _separate_if_marked(net, to_floating(net, x)))
 
 
 @block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
     """GELU, by erf or the tanh approximation, in float32; inside a matmul's kernel float32 is also faster than half
     precision (docs/notes/2026-11-29-real-sizes.md)."""
-    x = floating(net, x)
+    x = to_floating(net, x)
     dtype = base.dtype_of(x)
-    given = _behind_matmul(net, x) if dtype == torch.float32 else x
+    given = _separate_if_marked(net, x) if dtype == torch.float32 else x
     kind = "GELU_TANH" if approximate == "tanh" else "GELU_ERF"
     return base.cast(net, activation(net, kind, base.cast(net, given, torch.float32)), dtype)
 
@@ -101,28 +101,28 @@ def prelu(net: Net, x: Value, weight: Value) -> ITensor:
 @block
 def elu(net: Net, x: Value, alpha: float, scale: float, input_scale: float) -> ITensor:
     """``scale * x``, and ``scale * alpha * (exp(input_scale * x) - 1)`` below zero."""
-    x = widened(net, x)
-    inner = _times(net, x, input_scale)
-    below = _times(net, expm1(net, inner), float(alpha) * float(scale))
+    x = to_float32(net, x)
+    inner = _multiply(net, x, input_scale)
+    below = _multiply(net, expm1(net, inner), float(alpha) * float(scale))
     negative = layer(net, "LESS", x, 0.0, torch.float32)
-    return where(net, negative, below, _times(net, x, scale))
+    return where(net, negative, below, _multiply(net, x, scale))
 
 
-def _times(net: Net, x: ITensor, factor: float) -> ITensor:
+def _multiply(net: Net, x: ITensor, factor: float) -> ITensor:
     return x if factor == 1 else layer(net, "PROD", x, factor, torch.float32)
 
 
 @block
 def hard_sigmoid(net: Net, x: Value) -> ITensor:
     """``clamp(x + 3, 0, 6) / 6``; TensorRT's layer multiplies first, which loses digits near -3."""
-    shifted = layer(net, "SUM", widened(net, x), 3.0, torch.float32)
+    shifted = layer(net, "SUM", to_float32(net, x), 3.0, torch.float32)
     return layer(net, "DIV", clamp(net, shifted, 0.0, 6.0), 6.0, torch.float32)
 
 
 @block
 def hard_swish(net: Net, x: Value) -> ITensor:
     """``x * hard_sigmoid(x)``."""
-    x = widened(net, x)
+    x = to_float32(net, x)
     shifted = layer(net, "SUM", x, 3.0, torch.float32)
     scaled = base.elementwise(net, "PROD", x, clamp(net, shifted, 0.0, 6.0))
     return layer(net, "DIV", scaled, 6.0, torch.float32)
@@ -131,8 +131,8 @@ def hard_swish(net: Net, x: Value) -> ITensor:
 @block
 def softplus(net: Net, x: Value, beta: float = 1.0, threshold: float = 20.0) -> ITensor:
     """``log(1 + exp(beta * x)) / beta``, and ``x`` where ``beta * x`` is above the threshold."""
-    x = widened(net, x)
-    scaled = _times(net, x, beta)
+    x = to_float32(net, x)
+    scaled = _multiply(net, x, beta)
     grown = log1p(net, base.unary(net, "EXP", scaled))
     grown = grown if beta == 1 else layer(net, "DIV", grown, beta, torch.float32)
     return where(net, layer(net, "GREATER", scaled, threshold, torch.float32), x, grown)
@@ -141,7 +141,7 @@ def softplus(net: Net, x: Value, beta: float = 1.0, threshold: float = 20.0) -> 
 @block
 def mish(net: Net, x: Value) -> ITensor:
     """``x * tanh(softplus(x))``."""
-    x = widened(net, x)
+    x = to_float32(net, x)
     bend = activation(net, "TANH", softplus(net, x, threshold=float("inf")))
     return base.elementwise(net, "PROD", x, bend)
 
@@ -149,7 +149,7 @@ def mish(net: Net, x: Value) -> ITensor:
 @block
 def log_sigmoid(net: Net, x: Value) -> ITensor:
     """``log(sigmoid(x))``, as ``min(x, 0) - log(1 + exp(-|x|))``, which cannot overflow."""
-    x = widened(net, x)
+    x = to_float32(net, x)
     decay = base.unary(net, "EXP", base.unary(net, "NEG", absolute(net, x)))
     return base.elementwise(net, "SUB", clamp(net, x, None, 0.0), log1p(net, decay))
 

@@ -10,14 +10,14 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.elementwise import where
-from pipeline.impl.matmul import matmul, transposed
+from pipeline.impl.matmul import matmul, separate_transpose
 from pipeline.impl.reduce import reduce
-from pipeline.impl.shape import as_size, bounds_of, expression, product, sampled
+from pipeline.impl.shape import as_size, bounds_of, expression, size_product, strided_slice
 from pipeline.impl.slice import narrow
 from pipeline.impl.softmax import softmax
 from pipeline.network.context import NetworkError, SymbolicInt
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import trt
 
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
@@ -25,111 +25,112 @@ ABSENT = {4: (), 3: (1,), 2: (0, 1)}
 MANY_KEYS = 128
 """The fewest keys from which single-query attention with grouped heads uses separate kernels. With 4 key heads for 32
 query heads on an H100 (RTX 1.4, float16, 16 attentions in a row) the fused kernel took 11.4 µs and separate ones 9.7
-(128 keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal numbers of heads TensorRT
-fuses anyway."""
+(128 keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal heads TensorRT fuses."""
 MAX_SCORES = 1 << 25
 """The most scores per batch element, which are in memory, for separate kernels if the number of queries is dynamic."""
 
 
 @block
-def fused(
+def fused_attention(
     net: Net,
     query: ITensor,
     key: ITensor,
     value: ITensor,
     mask: Value | None,
     *,
-    some: bool,
+    has_key: bool,
     causal: bool,
     scale: float,
 ) -> ITensor:
     """Attention in a fused kernel, under the conditions of ``attention_limits``. The result for a query whose keys are
-    all masked is 0; ``some`` says that the mask has no such row."""
+    all masked is 0; ``has_key`` says that the mask has no such row."""
     rank, own = base.rank(query), base.dims(value)[-1]
     width = limits.kernel_width(base.dims(query)[-1], own)
     query, key, value = (_to_kernel_shape(net, x, width) for x in (query, key, value))
-    bias = None if mask is None else _raised(net, base.tensor(net, mask, rank=max(rank, 2)))
+    bias = None if mask is None else _to_rank_4(net, base.tensor(net, mask, rank=max(rank, 2)))
     if limits.BY_LAYER:
-        result = _layer(net, _scaled(net, query, scale), key, value, bias, causal=causal)
+        result = _add_layer(net, _scale_query(net, query, scale), key, value, bias, causal=causal)
     else:
-        result = _pattern(net, query, key, value, bias, causal=causal, scale=scale)
-    if bias is not None and not some:
+        result = _add_pattern(net, query, key, value, bias, causal=causal, scale=scale)
+    if bias is not None and not has_key:
         result = _zero_if_masked(net, result, bias)
     if own != base.dims(result)[-1]:
-        result = sampled(net, result, [3], [0], [own])
+        result = strided_slice(net, result, [3], [0], [own])
     return base.squeeze(net, result, ABSENT[rank])
 
 
 def _to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
     """Add leading dims up to rank 4, and pad the head dim with zeros to the kernel's width."""
-    x = _raised(net, x)
-    return x if width in (None, base.dims(x)[-1]) else sampled(net, x, [3], [0], [width], mode="FILL")
+    x = _to_rank_4(net, x)
+    return x if width in (None, base.dims(x)[-1]) else strided_slice(net, x, [3], [0], [width], mode="FILL")
 
 
-def _raised(net: Net, x: ITensor) -> ITensor:
+def _to_rank_4(net: Net, x: ITensor) -> ITensor:
     return base.unsqueeze(net, x, ABSENT[base.rank(x)])
 
 
-def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool) -> ITensor:
+def _add_layer(
+    net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool
+) -> ITensor:
     norm = trt.AttentionNormalizationOp.SOFTMAX
     mark = net.ctx.log.mark()
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
         raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.messages_since(mark)})")
-    layer.name = net.ctx.unique(f"{net.name}:attention")
+    layer.name = net.ctx.make_unique_name(f"{net.name}:attention")
     if mask is not None:
         layer.mask = mask
     return layer.get_output(0)
 
 
-def _pattern(
+def _add_pattern(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool, scale: float
 ) -> ITensor:
     """Half-precision matmuls and a float32 softmax, the pattern that TensorRT fuses. Bool masks are added as 0 and -inf
     of the query's dtype. The causal mask compares positions that layers count, which the kernel recognizes: if scores
     are selected by a mask instead, RTX 1.4 drops the causal mask."""
     if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
-        return first_row(net, _repeated(net, value, base.dims(query)[1]))
+        return first_row(net, _repeat_heads(net, value, base.dims(query)[1]))
     if not causal and _is_faster_by_rows(net, query, key, value):
         fraction, exponent = np.frexp(scale)  # scaling halves by a power of two is exact
         exact = scale if fraction == 0.5 else 2.0**exponent
-        return _attention_by_rows(net, _scaled(net, query, exact), key, value, mask, scale / exact)
-    return _matmuls(net, _scaled(net, query, scale), key, value, mask, gqa=True, causal=causal)
+        return _attention_by_rows(net, _scale_query(net, query, exact), key, value, mask, scale / exact)
+    return _attention_by_matmuls(net, _scale_query(net, query, scale), key, value, mask, gqa=True, causal=causal)
 
 
-def _matmuls(
+def _attention_by_matmuls(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, gqa: bool, causal: bool
 ) -> ITensor:
     """Two matmuls in the operands' dtype, and a softmax in float32 between them."""
     if gqa and not causal and _is_faster_by_rows(net, query, key, value):
         return _attention_by_rows(net, query, key, value, mask)
     if gqa:
-        key, value = (_repeated(net, x, _heads(net, query)) for x in (key, value))
+        key, value = (_repeat_heads(net, x, _number_of_heads(net, query)) for x in (key, value))
     query, lone = not_alone(net, query)
     scores = base.cast(net, matmul(net, query, key, transpose_b=True), torch.float32)
     mask = _lower_triangle(net, scores) if causal else mask
-    weights = _weights(net, scores, mask, base.dtype_of(query))
-    result = _summed(net, weights, value, masked=mask is not None and not causal)
+    weights = _attention_weights(net, scores, mask, base.dtype_of(query))
+    result = _weighted_sum(net, weights, value, masked=mask is not None and not causal)
     return first_row(net, result) if lone else result
 
 
-def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
+def _attention_weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
     """The softmax of masked scores, computed in float32 and rounded to ``dtype``."""
     if mask is not None:
         scores = base.elementwise(net, "SUM", scores, _additive_mask(net, mask, dtype))
     return base.plain_cast(net, softmax(net, scores, -1), dtype)
 
 
-def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
+def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
     """The matmul of attention weights and values, inside the fused attention kernel.
 
     For float16 with a mask it is expressed as a rounded float32 matmul, which TensorRT-RTX runs in float16 with float32
     accumulation. Otherwise the kernel accumulates in float16 and rounds after every 32 keys, masked or not. For a
     single query there is another kernel (`masked-attention-sums`).
     """
-    widened = masked and base.dtype_of(value) == torch.float16 and applies("masked-attention-sums")
+    widened = masked and base.dtype_of(value) == torch.float16 and is_avoided("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
-        return matmul(net, weights, value, empty=False)
+        return matmul(net, weights, value, may_be_empty=False)
     wide = [base.cast(net, x, torch.float32) for x in (weights, value)]
     plain = trt.MatrixOperation.NONE
     summed = net.add("matrix_multiply", wide[0], plain, wide[1], plain).get_output(0)
@@ -139,10 +140,10 @@ def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITen
 @fact
 def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
     """Return whether grouped-query attention over many keys is faster in separate kernels."""
-    if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
+    if {base.rank(x) for x in (query, key, value)} != {4} or not _has_same_heads(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
-    length = _length(net, query)
+    length = _query_length(net, query)
     if length is None or keys < MANY_KEYS or not 0 < base.dims(key)[1] < heads:
         return False
     if base.dtype_of(query) not in limits.HALVES:
@@ -152,7 +153,7 @@ def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -
 
 
 @fact
-def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
+def _has_same_heads(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
     """Return whether keys and values have the same number of heads, and the query's batch size or 1."""
     batch = base.known_sizes(net, query)[0]
     others = [base.known_sizes(net, x)[0] for x in (key, value)]
@@ -161,7 +162,7 @@ def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
 
 
 @fact
-def _length(net: Net, query: ITensor) -> Size | None:
+def _query_length(net: Net, query: ITensor) -> Size | None:
     """Return the number of queries; 1 if the segment's optimization profile fixes this dynamic size to 1."""
     return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
 
@@ -177,26 +178,26 @@ def _attention_by_rows(
     operands of rank 3.
     """
     _, heads, _, width = base.dims(query)
-    batch, length = base.size(net, query, 0), _length(net, query)
+    batch, length = base.size(net, query, 0), _query_length(net, query)
     assert length is not None, "`_is_faster_by_rows` checks it"
     own, keys = base.dims(key)[1:3]
-    grouped: list[Size] = [batch, own, product([heads // own, length])]
+    grouped: list[Size] = [batch, own, size_product([heads // own, length])]
     rows = base.reshape(net, query, [*grouped, width])
     by_head = mask is not None and not (length == 1 and base.dims(mask)[1] == 1)
     even = length == 1 and not by_head
     if even and base.dims(rows)[2] % 2:  # TensorRT-RTX would pad to an even number of rows in two extra kernels
-        rows = sampled(net, rows, [2], [0], [base.dims(rows)[2] + 1], mode="FILL")
+        rows = strided_slice(net, rows, [2], [0], [base.dims(rows)[2] + 1], mode="FILL")
     if length == 1:
-        scores = base.permute(net, transposed(net, matmul(net, key, rows, transpose_b=True)), [0, 1, 3, 2])
+        scores = base.permute(net, separate_transpose(net, matmul(net, key, rows, transpose_b=True)), [0, 1, 3, 2])
     else:
         scores = matmul(net, rows, key, transpose_b=True)
     scores = base.cast(net, scores, torch.float32)
     if scale != 1:
         scores = base.elementwise(net, "PROD", scores, base.constant(net, scale, torch.float32, rank=4))
     scores = base.reshape(net, scores, [batch, heads, length, keys]) if by_head else scores
-    weights = _weights(net, scores, mask, base.dtype_of(query))
+    weights = _attention_weights(net, scores, mask, base.dtype_of(query))
     weights = base.reshape(net, weights, [*grouped, keys]) if by_head else weights
-    result = matmul(net, weights, value, empty=False)
+    result = matmul(net, weights, value, may_be_empty=False)
     result = narrow(net, result, 2, 0, heads // own) if even else result
     return base.reshape(net, result, [batch, heads, length, base.dims(value)[-1]])
 
@@ -210,7 +211,7 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
-    if not applies("lone-queries") or all(size == 1 for size in batches) or sizes[-2] != 1:
+    if not is_avoided("lone-queries") or all(size == 1 for size in batches) or sizes[-2] != 1:
         return query, False
     *others, width = base.sizes(net, query)
     return base.expand(net, query, [*others[:-1], 2, width]), True
@@ -219,21 +220,21 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
 @block
 def first_row(net: Net, x: ITensor) -> ITensor:
     """Return the first row as a matrix."""
-    return sampled(net, x, [base.rank(x) - 2], [0], [1])
+    return strided_slice(net, x, [base.rank(x) - 2], [0], [1])
 
 
 def _additive_mask(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
     """Return a mask as float32 values to add to scores (cached)."""
 
-    def added() -> ITensor:
+    def compute() -> ITensor:
         bools = base.dtype_of(mask) == torch.bool
         return base.cast(net, where(net, mask, 0.0, float("-inf"), dtype) if bools else mask, torch.float32)
 
-    return net.ctx.once("additive mask", mask, added)
+    return net.ctx.cached("additive mask", mask, compute)
 
 
 @block
-def plain(
+def float32_attention(
     net: Net,
     query: ITensor,
     key: ITensor,
@@ -241,25 +242,25 @@ def plain(
     mask: Value | None,
     *,
     gqa: bool,
-    some: bool,
+    has_key: bool,
     causal: bool,
     scale: float,
 ) -> ITensor:
     """Attention in float32, as eager computes half precision; the result for a query whose keys are all masked is 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
-    query = _scaled(net, query, scale) if exact else query  # see `_scaled` for the dtype
+    query = _scale_query(net, query, scale) if exact else query  # see `_scale_query` for the dtype
     query, key, value = (
         base.with_sizes(net, base.cast(net, x, torch.float32), base.known_sizes(net, x)) for x in (query, key, value)
     )
-    query = query if exact else _scaled(net, query, scale)
+    query = query if exact else _scale_query(net, query, scale)
     bias = None if mask is None else base.tensor(net, mask, rank=max(map(base.rank, (query, key))))
-    result = _matmuls(net, query, key, value, bias, gqa=gqa, causal=causal)
-    if bias is not None and not some:
+    result = _attention_by_matmuls(net, query, key, value, bias, gqa=gqa, causal=causal)
+    if bias is not None and not has_key:
         result = _zero_if_masked(net, result, bias)
     return base.cast(net, result, dtype)
 
 
-def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
+def _scale_query(net: Net, query: ITensor, scale: float) -> ITensor:
     """Scale the query; half precision in float32 and rounded again, even for a power of two: RTX 1.4 drops masks that
     are computed in the kernel (causal masks) if it fuses the scale."""
     if scale == 1:
@@ -270,33 +271,33 @@ def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
     return base.with_sizes(net, scaled, base.known_sizes(net, query))
 
 
-def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
+def _repeat_heads(net: Net, x: ITensor, heads: Size) -> ITensor:
     """Repeat each head of keys or values for the query heads of its group, which are adjacent.
 
     A single head of batch 1 is expanded, since RTX 1.4 may fail to build a reshape after a cache update. For larger
     batches this would need more kernels.
     """
-    rank, own = base.rank(x), _heads(net, x)
+    rank, own = base.rank(x), _number_of_heads(net, x)
     if own == heads:
         return x
     sizes = base.sizes(net, x)
     if own == 1 and base.dims(x)[:-3] == (1,):
         return base.expand(net, x, [*sizes[:-3], heads, *sizes[-2:]])
-    grouped = [*sizes[:-2], _quotient(net, heads, own), *sizes[-2:]]
+    grouped = [*sizes[:-2], _divide_size(net, heads, own), *sizes[-2:]]
     spread = base.expand(net, base.unsqueeze(net, x, [rank - 2]), grouped)
     return base.reshape(net, spread, [*sizes[:-3], heads, *sizes[-2:]])
 
 
-def _heads(net: Net, x: ITensor) -> Size:
+def _number_of_heads(net: Net, x: ITensor) -> Size:
     """Return the number of heads, as an expression if it is known."""
     known = base.known_sizes(net, x)[-3]
     return base.size(net, x, -3) if known is None else known
 
 
-def _quotient(net: Net, size: Size, by: Size) -> Size:
-    if all(isinstance(s, (int, SymbolicInt)) for s in (size, by)):
-        return as_size(expression(size) // expression(by))
-    return base.elementwise(net, "FLOOR_DIV", *(base.shape_tensor(net, [s]) for s in (size, by)))
+def _divide_size(net: Net, size: Size, divisor: Size) -> Size:
+    if all(isinstance(s, (int, SymbolicInt)) for s in (size, divisor)):
+        return as_size(expression(size) // expression(divisor))
+    return base.elementwise(net, "FLOOR_DIV", *(base.shape_tensor(net, [s]) for s in (size, divisor)))
 
 
 def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
@@ -310,7 +311,7 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
     """Return 0, 1, 2 … along a dim (cached). It is no constant, in which TensorRT recognizes no causal mask."""
 
-    def counted() -> ITensor:
+    def compute() -> ITensor:
         layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
         if not isinstance(size, int):
             layer.set_input(0, base.size_tensor(net, size))
@@ -318,11 +319,11 @@ def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
         layer.set_input(2, base.constant(net, np.array([1], dtype=np.int64)))
         return base.unsqueeze(net, layer.get_output(0), [i for i in range(rank) if i != dim])
 
-    return net.ctx.once("count", size, counted, rank, dim)
+    return net.ctx.cached("count", size, compute, rank, dim)
 
 
 @fact
-def lets_all_attend(net: Net, mask: Value | None) -> bool:
+def has_key_in_each_row(net: Net, mask: Value | None) -> bool:
     """Return whether a mask is constant, and leaves at least one key unmasked in each row."""
     if not isinstance(mask, torch.Tensor) or not net.ctx.compilation_settings.immutable_weights:
         return False
@@ -331,11 +332,11 @@ def lets_all_attend(net: Net, mask: Value | None) -> bool:
 
 def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
     """Replace the NaN of rows whose keys are all masked by 0."""
-    some = net.ctx.once("some keys", mask, lambda: _has_any(net, mask))
+    some = net.ctx.cached("some keys", mask, lambda: _rows_with_key(net, mask))
     return where(net, some, result, 0.0, base.dtype_of(result))
 
 
-def _has_any(net: Net, mask: ITensor) -> ITensor:
+def _rows_with_key(net: Net, mask: ITensor) -> ITensor:
     """Return for each row of the mask whether any key is unmasked."""
     bools = base.dtype_of(mask) == torch.bool
     wide = base.cast(net, mask, torch.int32 if bools else torch.float32)

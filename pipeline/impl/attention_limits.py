@@ -41,7 +41,7 @@ class Condition:
     holds: Callable[[Case], bool]
 
 
-def _heads(case: Case) -> bool:
+def _has_multiple_of_heads(case: Case) -> bool:
     queries, keys = case.query[1], case.key[1]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return False
@@ -54,7 +54,7 @@ CONDITIONS = (
     Condition("four dims", lambda case: len(case.query) == len(case.key) == len(case.value) == 4),
     Condition("key and value of one shape", lambda case: case.key == case.value),
     Condition("query and key of one batch", lambda case: case.query[0] == case.key[0]),
-    Condition("a known number of heads, equal, one for all, or grouped with enable_gqa", _heads),
+    Condition("a known number of heads, equal, one for all, or grouped with enable_gqa", _has_multiple_of_heads),
     Condition(
         f"a head dim of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
         lambda case: isinstance(case.query[3], int) and case.query[3] in HEAD_DIMS,
@@ -73,14 +73,14 @@ PADDED_HEAD = 16
 """The head dim that smaller heads are padded to with zeros."""
 
 
-def fitted(case: Case) -> Case:
+def pad_case(case: Case) -> Case:
     """Return the case as the kernel receives it: with a dim for heads, and head dims padded to a common size."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
         return case
     width = kernel_width(case.query[-1], case.value[-1])
-    query, key, value = (_fitted(shape, width) for shape in (case.query, case.key, case.value))
+    query, key, value = (_pad_shape(shape, width) for shape in (case.query, case.key, case.value))
     return evolve(case, query=query, key=key, value=value)
 
 
@@ -91,11 +91,11 @@ def kernel_width(query: Any, value: Any) -> int | None:
     return PADDED_HEAD if max(query, value) < HEAD_DIMS[0] else max(query, value)
 
 
-def _fitted(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
+def _pad_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
     *leading, length, head = shape
     return (*leading, *(1,) * (2 - len(leading)), length, head if width is None else width)
 
 
-def unmet(case: Case) -> Condition | None:
+def first_unmet_condition(case: Case) -> Condition | None:
     """Return the first condition that the case violates; None if a fused kernel applies."""
     return next((condition for condition in CONDITIONS if not condition.holds(case)), None)

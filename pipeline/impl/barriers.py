@@ -14,34 +14,34 @@ from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
-from pipeline.quirks import applies
-from pipeline.quirks.reduction_fusion import repeated
+from pipeline.quirks import is_avoided
+from pipeline.quirks.reduction_fusion import expanded_sizes
 from pipeline.shapes.environment import shape_of
 from pipeline.trt import trt
 
 
 @block
-def arguments(net: Net, node: torch.fx.Node, value: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
+def arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
     """Return a node's positional and keyword arguments; expand inputs named by its marks to the result's shape."""
-    names = {name for mark in net.ctx.marks.of(node.name, "expanded") for name in mark.names}
-    wide = {x: _repeated(net, value(x), x, node) for x in node.all_input_nodes if x.name in names}
-    found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else value(x))
+    names = {name for mark in net.ctx.marks.of_node(node.name, "expanded") for name in mark.names}
+    wide = {x: _expand_input(net, convert(x), x, node) for x in node.all_input_nodes if x.name in names}
+    found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else convert(x))
     return found
 
 
 @block
 def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
     """Return the result of a node's converter; a barrier keeps its kernel separate if a mark requires this."""
-    if not isinstance(value, trt.ITensor) or not net.ctx.marks.of(node.name, "apart"):
+    if not isinstance(value, trt.ITensor) or not net.ctx.marks.of_node(node.name, "apart"):
         return value
     row = base.unsqueeze(net, value, [0])  # a running sum along a dim of size 1 is never fused
     return base.squeeze(net, cumulative_sum(net, row, 0, base.dtype_of(value)), [0])
 
 
 @block
-def flat(net: Net, x: ITensor, quirk: str) -> ITensor:
+def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
     """Add `base.barrier` on a flat view, so that nothing is fused into the kernel that computes ``x``."""
-    if not applies(quirk):
+    if not is_avoided(quirk):
         return x
     sizes = base.sizes(net, x)
     return base.reshape(net, base.barrier(net, base.reshape(net, x, [-1]), quirk), sizes)
@@ -50,13 +50,13 @@ def flat(net: Net, x: ITensor, quirk: str) -> ITensor:
 @fact
 def is_marked(net: Net, quirk: str, name: str = "") -> bool:
     """Return whether the current node is marked for a kernel bug (and with ``name``, if given)."""
-    marks = net.ctx.marks.of(net.ctx.node.name, "converter") if net.ctx.node is not None else []
+    marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not name or name in mark.names) for mark in marks)
 
 
-def _repeated(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node) -> Value:
+def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx.Node) -> Value:
     """Expand an input to the shape of a node's result; constants stay as they are."""
     if not isinstance(value, trt.ITensor):
         return value
-    sizes = repeated(shape_of(given.meta["val"]), shape_of(node.meta["val"]))
+    sizes = expanded_sizes(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))
     return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])

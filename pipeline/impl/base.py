@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.expression import operation, solution, source_of
-from pipeline.impl.promotion import promoted
-from pipeline.network.context import NetworkError, SymbolicInt, literal_name
+from pipeline.impl.expression import operation_of, readable_size, solve_for_symbol
+from pipeline.impl.promotion import promoted_dtype
+from pipeline.network.context import NetworkError, SymbolicInt, content_name
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, on_host
 from pipeline.trt import to_torch, to_trt, trt
 
@@ -40,7 +40,7 @@ def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: 
     def layer() -> ITensor:
         return net.add("constant", shape, net.ctx.trt_weights(tensor)).get_output(0)
 
-    output = net.ctx.once("constant", value if given else literal_name(tensor), layer, *shape)
+    output = net.ctx.cached("constant", value if given else content_name(tensor), layer, *shape)
     return output if dtype is None else cast(net, output, dtype)
 
 
@@ -73,7 +73,7 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
         x = plain_cast(net, x, torch.float32)
         net.ctx.rounded_apart[id(x)] = (torch.float16, torch.bfloat16), INTEGERS, x
         return cast(net, x, dtype)
-    rounds = x.dtype == trt.float32 and applies(ROUNDED)
+    rounds = x.dtype == trt.float32 and is_avoided(ROUNDED)
     if rounds and dtype == torch.bfloat16 and (found := net.ctx.squeezed.get(id(x))):
         given, added, _ = found
         return squeeze(net, cast(net, given, dtype), added)
@@ -114,12 +114,12 @@ def dtype_of(value: Value) -> torch.dtype:
 
 def network_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype by which networks represent a torch dtype: float32 for float64 (``truncate_double``), and int32
-    for uint8, which TensorRT accepts only as a network's input and output (``byte`` wraps its values)."""
+    for uint8, which TensorRT accepts only as a network's input and output (``to_uint8`` wraps its values)."""
     return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
 
 
 @block
-def byte(net: Net, x: ITensor) -> ITensor:
+def to_uint8(net: Net, x: ITensor) -> ITensor:
     """Convert numbers to the values of uint8: integers modulo 256."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
@@ -154,19 +154,19 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 def result_type(*values: Value) -> torch.dtype:
     """Return eager's promoted dtype: tensors take precedence over 0-d tensors, and these over Python numbers."""
-    return promoted([_stand_in(v) for v in values])
+    return promoted_dtype([_typed_example(v) for v in values])
 
 
-def _stand_in(value: Value) -> Any:
+def _typed_example(value: Value) -> Any:
     if isinstance(value, (trt.ITensor, torch.Tensor)):
         return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
     return 1 if isinstance(value, SymbolicInt) else value
 
 
 @block
-def raise_rank(net: Net, x: ITensor, to: int) -> ITensor:
+def raise_rank(net: Net, x: ITensor, minimum: int) -> ITensor:
     """Add leading dims of size 1 up to a rank."""
-    missing = to - rank(x)
+    missing = minimum - rank(x)
     return unsqueeze(net, x, range(missing)) if missing > 0 else x
 
 
@@ -203,7 +203,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
     if isinstance(known, SymbolicInt):
         return _expression(net, known.expr)
     dim = axis(dim, rank(x))
-    return net.ctx.once("size", x, lambda: _slice1(net, _shape(net, x), dim), dim)
+    return net.ctx.cached("size", x, lambda: _slice_size(net, _shape(net, x), dim), dim)
 
 
 @fact
@@ -219,7 +219,7 @@ def known_sizes(net: Net, x: Value) -> list[Size]:
 def with_sizes(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
     """Record the sizes of ``x`` if all are ints or ``SymbolicInt``s, and return ``x``."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
-        net.ctx.note_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
+        net.ctx.record_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
     return x
 
 
@@ -229,11 +229,11 @@ def sizes(net: Net, x: ITensor) -> list[Size]:
 
 
 def _shape(net: Net, x: ITensor) -> ITensor:
-    return net.ctx.once("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
+    return net.ctx.cached("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
-def _slice1(net: Net, x: ITensor, index: int) -> ITensor:
-    return net.add("slice", x, (index,), (1,), (1,)).get_output(0)
+def _slice_size(net: Net, x: ITensor, dim: int) -> ITensor:
+    return net.add("slice", x, (dim,), (1,), (1,)).get_output(0)
 
 
 @block
@@ -268,20 +268,20 @@ def scalar_of(net: Net, value: Size) -> ITensor:
 
 def _expression(net: Net, expr: Any) -> ITensor:
     """Compute an expression from the shapes of the network's inputs; cached."""
-    return net.ctx.once("expression", str(expr), lambda: _compute(net, expr))
+    return net.ctx.cached("expression", str(expr), lambda: _add_operation(net, expr))
 
 
-def _compute(net: Net, expr: Any) -> ITensor:
+def _add_operation(net: Net, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
         return constant(net, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol and str(expr) not in net.ctx.symbols:
-        return _compute(net, solution(net.ctx, expr))
+        return _add_operation(net, solve_for_symbol(net.ctx, expr))
     if expr.is_Symbol or on_host(expr):
         source, dim = net.ctx.symbols[str(expr)]
-        return size_tensor(net, source) if dim is None else _slice1(net, _shape(net, source), dim)
-    if (found := source_of(net.ctx, expr)) is not None:
-        return _slice1(net, _shape(net, found[0]), found[1])
-    layer, operands = operation(expr)
+        return size_tensor(net, source) if dim is None else _slice_size(net, _shape(net, source), dim)
+    if (found := readable_size(net.ctx, expr)) is not None:
+        return _slice_size(net, _shape(net, found[0]), found[1])
+    layer, operands = operation_of(expr)
     result, *rest = [_expression(net, operand) for operand in operands]
     for other in rest:
         result = elementwise(net, layer, result, other)
@@ -297,9 +297,8 @@ def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
 @block
 def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
     """Add a barrier if this TensorRT has the kernel bug ``quirk``, else return ``x``. The barrier is the maximum of
-    ``x`` and itself: TensorRT does not remove that layer, as it does an identity, so it does not fuse the layers around
-    it."""
-    return elementwise(net, "MAX", x, x) if applies(quirk) else x
+    ``x`` and itself: TensorRT does not remove that layer, unlike an identity, nor fuses across it."""
+    return elementwise(net, "MAX", x, x) if is_avoided(quirk) else x
 
 
 @block
@@ -321,25 +320,25 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     inferred = len(dynamic) - len(kept) + list(shape).count(-1)
     if not dynamic:
         layer.reshape_dims = tuple(shape)
-    elif 0 not in shape and inferred <= 1 and (not inferred or len(dynamic) == 1 or _never_empty(net, shape)):
+    elif 0 not in shape and inferred <= 1 and (not inferred or len(dynamic) == 1 or _has_no_empty_dim(net, shape)):
         layer.zero_is_placeholder = bool(kept)
         layer.reshape_dims = tuple(0 if i in kept else s if isinstance(s, int) else -1 for i, s in enumerate(shape))
     else:
-        layer.set_input(1, shape_tensor(net, _with_wildcard(net, shape)))
+        layer.set_input(1, shape_tensor(net, _infer_one_size(net, shape)))
     return with_sizes(net, layer.get_output(0), [None if s == -1 else s for s in shape])
 
 
-def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
+def _infer_one_size(net: Net, shape: Sequence[Size]) -> list[Size]:
     """Replace the size whose computation needs most layers by -1, if the other sizes determine it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
     place = costs.index(max(costs))
     computed = any(isinstance(s, trt.ITensor) for s in shape)  # one may be 0, and -1 would be ambiguous
-    if computed or 0 in shape or -1 in shape or not costs[place] or not _never_empty(net, shape):
+    if computed or 0 in shape or -1 in shape or not costs[place] or not _has_no_empty_dim(net, shape):
         return list(shape)
     return [-1 if i == place else s for i, s in enumerate(shape)]
 
 
-def _never_empty(net: Net, shape: Sequence[Size]) -> bool:
+def _has_no_empty_dim(net: Net, shape: Sequence[Size]) -> bool:
     """Return whether all sizes are positive, so that -1 is well-defined."""
     symbolic = [s.expr for s in shape if isinstance(s, SymbolicInt)]
     known = all(str(symbol) in net.ctx.ranges for expr in symbolic for symbol in expr.free_symbols)

@@ -35,12 +35,12 @@ class Fact(Protocol[P, R]):
 def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
     """Let a function of a `Net` also be called with a context and a name: `relu(ctx, name, x)`."""
 
-    def by_context(ctx: ConversionContext, name: str, *args: Any, **kwargs: Any) -> R:
+    def call_with_context(ctx: ConversionContext, name: str, *args: Any, **kwargs: Any) -> R:
         return function(Net(ctx, name), *args, **kwargs)
 
     @wraps(function)
     def called(net: Any, *args: Any, **kwargs: Any) -> R:
-        return (by_context if isinstance(net, ConversionContext) else function)(net, *args, **kwargs)
+        return (call_with_context if isinstance(net, ConversionContext) else function)(net, *args, **kwargs)
 
     return cast(Block[P, R], called)
 

@@ -10,9 +10,9 @@ import torch
 from pipeline.impl import barriers, base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.pool_windows import padded, spread
+from pipeline.impl.pool_windows import insert_zeros, pad_border
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
@@ -30,14 +30,14 @@ def convolution(
     """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number applies to all spatial dims."""
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        conv = _layer(net, "convolution", x, weight, bias, base.dims(weight)[0], flat)
+        conv = _add_layer(net, "convolution", x, weight, bias, base.dims(weight)[0], flat)
         _set_windows(conv, stride, padding, padding, dilation, groups, flat)
         return conv.get_output(0)
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
     long = max(base.dims(weight)[2:]) > LONGEST or max(stride) > FURTHEST
-    missing = (depthwise or long) and applies("bfloat16-convolutions")
-    return (_widened if missing else _batched)(net, x, weight, bias, layer)
+    missing = (depthwise or long) and is_avoided("bfloat16-convolutions")
+    return (_compute_in_float32 if missing else _add_required_dims)(net, x, weight, bias, layer)
 
 
 @block
@@ -55,43 +55,43 @@ def deconvolution(
 ) -> ITensor:
     """Transposed convolution: ``weight`` is [C, maps / groups, …]; ``output_padding`` lengthens the result."""
     rank = base.rank(weight) - 2
-    steps, cut, more, dilations = (_each(v, rank) for v in (stride, padding, output_padding, dilation))
+    steps, cut, more, dilations = (_per_dim(v, rank) for v in (stride, padding, output_padding, dilation))
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
-        varies = groups > 1 and -1 in base.dims(x) and applies("grouped-deconvolutions")
+        varies = groups > 1 and -1 in base.dims(x) and is_avoided("grouped-deconvolutions")
         missing = max(dilations) > 1 and not CAPABILITIES.strided_dilated_deconvolution
         if max(strides) > 1 and (varies or missing):
             spacing = [1] * flat + strides
-            x, post = spread(net, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
+            x, post = insert_zeros(net, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
             strides = [1] * rank
         extra = [max(0, -(p // s)) for p, s in zip(post, strides, strict=True)]
-        x = padded(net, x, [0] * (rank + flat), [0] * flat + extra)
+        x = pad_border(net, x, [0] * (rank + flat), [0] * flat + extra)
         post = [p + e * s for p, e, s in zip(post, extra, strides, strict=True)]
-        conv = _layer(net, "deconvolution", x, weight, bias, base.dims(weight)[1] * groups, flat)
+        conv = _add_layer(net, "deconvolution", x, weight, bias, base.dims(weight)[1] * groups, flat)
         _set_windows(conv, strides, cut, post, dilations, groups, flat)
         return conv.get_output(0)
 
     # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
-    return _widened(net, x, weight, bias, layer)
+    return _compute_in_float32(net, x, weight, bias, layer)
 
 
-def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
+def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
     """Run a layer that TensorRT lacks in bfloat16 in float32, rounded in the same kernel. RTX 1.6.1 computes wrong
     results if that kernel also casts the result to float32 again (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
-        return _batched(net, x, weight, bias, layer)
+        return _add_required_dims(net, x, weight, bias, layer)
 
     def rounded(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         result = base.cast(net, layer(x, weight, bias, flat), torch.bfloat16)
-        return barriers.flat(net, result, "rounded-deconvolutions")
+        return barriers.flat_barrier(net, result, "rounded-deconvolutions")
 
     x, weight = (base.tensor(net, v, torch.float32) for v in (x, weight))
     bias = None if bias is None else base.tensor(net, bias, torch.float32)
-    return _batched(net, x, weight, bias, rounded)
+    return _add_required_dims(net, x, weight, bias, rounded)
 
 
-def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
+def _add_required_dims(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
     """Run a layer with the batch dim and second spatial dim that TensorRT requires, then remove these dims."""
     rank = base.rank(weight)
     flat = rank == 3
@@ -107,7 +107,7 @@ def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
     return result
 
 
-def _layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:
+def _add_layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:
     """Add the layer with kernel and bias as weights if they are constant, else as inputs."""
     size = tuple(base.dims(weight)[2:])
     fixed = isinstance(weight, torch.Tensor)
@@ -122,14 +122,14 @@ def _layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, m
     return layer
 
 
-def _each(value: Dims, rank: int) -> list[int]:
+def _per_dim(value: Dims, rank: int) -> list[int]:
     return list(value) * (rank if len(value) == 1 else 1)
 
 
 def _set_windows(layer: Any, stride: Dims, pre: Dims, post: Dims, dilation: Dims, groups: int, flat: bool) -> None:
     rank = len(layer.kernel_size_nd) - flat
     layer.num_groups = groups
-    layer.stride_nd = (1,) * flat + tuple(_each(stride, rank))
-    layer.pre_padding = (0,) * flat + tuple(_each(pre, rank))
-    layer.post_padding = (0,) * flat + tuple(_each(post, rank))
-    layer.dilation_nd = (1,) * flat + tuple(_each(dilation, rank))
+    layer.stride_nd = (1,) * flat + tuple(_per_dim(stride, rank))
+    layer.pre_padding = (0,) * flat + tuple(_per_dim(pre, rank))
+    layer.post_padding = (0,) * flat + tuple(_per_dim(post, rank))
+    layer.dilation_nd = (1,) * flat + tuple(_per_dim(dilation, rank))

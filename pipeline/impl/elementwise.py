@@ -11,7 +11,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.empty import written_first
+from pipeline.impl.empty import separate_if_empty
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -20,14 +20,14 @@ LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 
 @block
-def promoted(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
+def promote(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
     """Return the values as tensors of the promoted dtype (or ``dtype``) and of the same rank. As in eager, integers are
     rounded if that dtype is half precision; large integers become infinite."""
     common = base.result_type(*values) if dtype is None or any(map(_is_integral, values)) else dtype
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
         values = tuple(base.tensor(net, v, common) if _is_integral(v) else v for v in values)
-    return written_first(net, values, [base.tensor(net, v, dtype, rank=rank) for v in values])
+    return separate_if_empty(net, values, [base.tensor(net, v, dtype, rank=rank) for v in values])
 
 
 def _is_integral(value: Value) -> bool:
@@ -37,7 +37,7 @@ def _is_integral(value: Value) -> bool:
 @block
 def layer(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
     """Add an elementwise layer on two broadcast values in a dtype."""
-    return base.elementwise(net, operation, *promoted(net, a, b, dtype=dtype))
+    return base.elementwise(net, operation, *promote(net, a, b, dtype=dtype))
 
 
 @block
@@ -46,15 +46,15 @@ def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | No
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
         return logical(net, LOGIC[operation], a, b)
-    return base.cast(net, layer(net, operation, a, b, arithmetic(dtype)), dtype)
+    return base.cast(net, layer(net, operation, a, b, arithmetic_dtype(dtype)), dtype)
 
 
-def arithmetic(dtype: torch.dtype) -> torch.dtype:
+def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which TensorRT can compute arithmetic: int32 for bools, else the dtype itself."""
     return torch.int32 if dtype == torch.bool else dtype
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which eager computes internally: float32 for half precision, else the dtype itself."""
     return torch.float32 if dtype in HALVES else dtype
 
@@ -79,7 +79,7 @@ def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor
     if operation == "SUB" and is_number(alpha) and alpha != 1:  # as eager, for the sign of zeros
         operation, alpha = "SUM", -alpha
     exact = alpha == 1 and is_exact(a, dtype) and is_exact(b, dtype)
-    compute = dtype if exact else wide(dtype)
+    compute = dtype if exact else wide_dtype(dtype)
     b = b if alpha == 1 else binary(net, "PROD", b, alpha, compute)
     return base.cast(net, binary(net, operation, a, b, compute), dtype)
 
@@ -88,7 +88,7 @@ def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor
 def compare(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """Compare by ``EQUAL``, ``LESS`` or ``GREATER``."""
     dtype = base.result_type(a, b)
-    return layer(net, operation, a, b, dtype if operation == "EQUAL" else arithmetic(dtype))
+    return layer(net, operation, a, b, dtype if operation == "EQUAL" else arithmetic_dtype(dtype))
 
 
 @block
@@ -97,7 +97,7 @@ def compare_or_equal(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     if not base.result_type(a, b).is_floating_point:
         opposite = {"LESS": "GREATER", "GREATER": "LESS"}[operation]
         return logical_not(net, compare(net, opposite, a, b))
-    x, y = promoted(net, a, b)
+    x, y = promote(net, a, b)
     either = base.elementwise(net, operation, x, y), base.elementwise(net, "EQUAL", x, y)
     return base.elementwise(net, "OR", *either)
 
@@ -126,14 +126,14 @@ def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     if all(isinstance(v, trt.ITensor) for v in (x, y)):
         return layer(net, operation, x, y, torch.bool)
     rank = max(map(base.rank, (x, y)))
-    bits = [_bit(net, v, rank) for v in (x, y)]
+    bits = [_as_zero_or_one(net, v, rank) for v in (x, y)]
     if operation == "XOR":
         return base.unary(net, "NOT", base.elementwise(net, "EQUAL", *bits))
     counted = base.elementwise(net, {"AND": "PROD", "OR": "SUM"}[operation], *bits)
     return layer(net, "GREATER", counted, 0, torch.int32)
 
 
-def _bit(net: Net, value: Value, rank: int) -> ITensor:
+def _as_zero_or_one(net: Net, value: Value, rank: int) -> ITensor:
     """Return 1 for nonzero elements, else 0."""
     if is_number(value):
         return base.constant(net, int(bool(value)), torch.int32, rank=rank)
@@ -144,12 +144,12 @@ def _bit(net: Net, value: Value, rank: int) -> ITensor:
 def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
     """``a`` where the condition is true, else ``b``; broadcast, in the promoted dtype unless ``dtype`` is given."""
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
-    compute = dtype if dtype == torch.bool else arithmetic(dtype)
+    compute = dtype if dtype == torch.bool else arithmetic_dtype(dtype)
     c = base.tensor(net, condition, torch.bool, rank=rank)
     if a is b and isinstance(b, torch.Tensor):  # TensorRT does not build a select between a constant and itself
         b = b.clone()
     x, y = (base.tensor(net, v, compute, rank=rank) for v in (a, b))
-    c, x, y = written_first(net, (condition, a, b), (c, x, y))
+    c, x, y = separate_if_empty(net, (condition, a, b), (c, x, y))
     return base.cast(net, net.add("select", c, x, y).get_output(0), dtype)
 
 
@@ -166,9 +166,9 @@ def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
         return binary(net, operation, a, b)
     if is_number(a):
         a, b = b, a
-    x, y = promoted(net, a, b, dtype=dtype)
+    x, y = promote(net, a, b, dtype=dtype)
     if is_number(b) and not math.isnan(b):
-        return bounded(net, x, y, "LESS" if operation == "MAX" else "GREATER")
+        return limit(net, x, y, "LESS" if operation == "MAX" else "GREATER")
     result = base.elementwise(net, operation, x, y)
     for value in () if a is b else (x, y):  # the layer keeps the first operand's NaN
         result = where(net, is_nan(net, value), value, result, dtype)
@@ -176,12 +176,12 @@ def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 
 @block
-def ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
+def extremum_ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """``MAX`` or ``MIN``; if one operand is NaN, the other."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(net, operation, a, b)
-    x, y = promoted(net, a, b, dtype=dtype)
+    x, y = promote(net, a, b, dtype=dtype)
     result = base.elementwise(net, operation, x, y)
     for value, other in ((x, y), (y, x)):
         result = where(net, is_nan(net, value), other, result, dtype)
@@ -189,9 +189,9 @@ def ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 
 @block
-def bounded(net: Net, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
+def limit(net: Net, x: ITensor, bound: ITensor, comparison: str) -> ITensor:
     """Replace elements that are ``LESS`` or ``GREATER`` than a bound by the bound; NaN propagates."""
-    return where(net, base.elementwise(net, beyond, x, bound), bound, x, base.dtype_of(x))
+    return where(net, base.elementwise(net, comparison, x, bound), bound, x, base.dtype_of(x))
 
 
 @block

@@ -11,8 +11,8 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, binary, is_number, layer, promoted, where, wide
-from pipeline.impl.unary import absolute, is_negative, truncated
+from pipeline.impl.elementwise import arithmetic_dtype, binary, is_number, layer, promote, where, wide_dtype
+from pipeline.impl.unary import absolute, is_negative, truncate
 from pipeline.network.net import Net
 
 LARGEST_PRODUCT = 64
@@ -24,17 +24,17 @@ ONE_LAYER = (1, 2, 0.5, -1)
 def power(net: Net, a: Value, b: Value) -> ITensor:
     """``a ** b`` in the promoted dtype; half precision is computed in float32 and rounded once."""
     dtype = base.result_type(a, b)
-    compute = arithmetic(dtype) if is_number(b) and b in ONE_LAYER else wide(arithmetic(dtype))
+    compute = arithmetic_dtype(dtype) if is_number(b) and b in ONE_LAYER else wide_dtype(arithmetic_dtype(dtype))
     known = is_number(b)
-    result = _known_power(net, base.tensor(net, a, compute), b) if known else _any_power(net, a, b, compute)
+    result = _constant_power(net, base.tensor(net, a, compute), b) if known else _computed_power(net, a, b, compute)
     return base.cast(net, result, dtype)
 
 
-def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
+def _computed_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
     """Return a power. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the largest int."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
-    x, y = promoted(net, a, b, dtype=dtype)
+    x, y = promote(net, a, b, dtype=dtype)
     result = base.elementwise(net, "POW", x, absolute(net, y))
     if is_number(a) and abs(a) == 1:
         return result
@@ -45,24 +45,24 @@ def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
     return where(net, layer(net, "LESS", y, 0, dtype), fraction, result, dtype)
 
 
-def _known_power(net: Net, x: ITensor, exponent: float) -> ITensor:
+def _constant_power(net: Net, x: ITensor, exponent: float) -> ITensor:
     """Return a power with a constant exponent, by eager's special cases; integer powers by repeated multiplication."""
     dtype = base.dtype_of(x)
     if exponent in (0.5, -0.5):
         root = base.unary(net, "SQRT", x)
         return root if exponent > 0 else base.unary(net, "RECIP", root)
     if exponent in (1, 2, 3) or (not dtype.is_floating_point and 0 < exponent <= LARGEST_PRODUCT):
-        return _multiplied(net, x, int(exponent))
+        return _integer_power(net, x, int(exponent))
     if exponent in (-1, -2) and dtype.is_floating_point:
-        return base.unary(net, "RECIP", _multiplied(net, x, -int(exponent)))
+        return base.unary(net, "RECIP", _integer_power(net, x, -int(exponent)))
     return layer(net, "POW", x, exponent, dtype)
 
 
-def _multiplied(net: Net, x: ITensor, exponent: int) -> ITensor:
+def _integer_power(net: Net, x: ITensor, exponent: int) -> ITensor:
     """Return an integer power by repeated squaring."""
     if exponent == 1:
         return x
-    half = _multiplied(net, x, exponent // 2)
+    half = _integer_power(net, x, exponent // 2)
     square = base.elementwise(net, "PROD", half, half)
     return square if exponent % 2 == 0 else base.elementwise(net, "PROD", square, x)
 
@@ -86,10 +86,10 @@ def divide(net: Net, a: Value, b: Value, rounding_mode: str | None = None) -> IT
         return layer(net, "DIV", a, b, dtype if dtype.is_floating_point else torch.float32)
     if not dtype.is_floating_point:
         return binary(net, {"floor": "FLOOR_DIV", "trunc": "DIV"}[rounding_mode], a, b)
-    x, y = promoted(net, a, b, dtype=wide(dtype))
+    x, y = promote(net, a, b, dtype=wide_dtype(dtype))
     if rounding_mode == "floor":
-        return base.cast(net, _floored(net, x, y, _steps(dtype, b)), dtype)
-    return base.cast(net, truncated(net, base.elementwise(net, "DIV", x, y)), dtype)
+        return base.cast(net, _exact_floor(net, x, y, _division_steps(dtype, b)), dtype)
+    return base.cast(net, truncate(net, base.elementwise(net, "DIV", x, y)), dtype)
 
 
 @block
@@ -101,30 +101,30 @@ def floor_divide(net: Net, a: Value, b: Value) -> ITensor:
 def fmod(net: Net, a: Value, b: Value) -> ITensor:
     """Return the remainder with the sign of ``a``."""
     dtype = base.result_type(a, b)
-    x, y = _operands(net, a, b, dtype)
+    x, y = _promote_operands(net, a, b, dtype)
     if not dtype.is_floating_point:
         return _integer_remainder(net, x, y, "DIV")
-    return base.cast(net, _float_fmod(net, x, y, _steps(dtype, b)), dtype)
+    return base.cast(net, _float_fmod(net, x, y, _division_steps(dtype, b)), dtype)
 
 
 @block
 def remainder(net: Net, a: Value, b: Value) -> ITensor:
     """Return the remainder with the sign of ``b``."""
     dtype = base.result_type(a, b)
-    x, y = _operands(net, a, b, dtype)
+    x, y = _promote_operands(net, a, b, dtype)
     if not dtype.is_floating_point:
         return _integer_remainder(net, x, y, "FLOOR_DIV")
-    left = _float_fmod(net, x, y, _steps(dtype, b))
+    left = _float_fmod(net, x, y, _division_steps(dtype, b))
     wrapped = base.elementwise(net, "SUM", left, y)
     return base.cast(net, where(net, _signs_differ(net, left, y), wrapped, left), dtype)
 
 
-def _operands(net: Net, a: Value, b: Value, dtype: torch.dtype) -> list[ITensor]:
+def _promote_operands(net: Net, a: Value, b: Value, dtype: torch.dtype) -> list[ITensor]:
     """Cast both operands to the promoted dtype, then half precision to float32."""
-    return [base.cast(net, v, wide(dtype)) for v in promoted(net, a, b, dtype=dtype)]
+    return [base.cast(net, v, wide_dtype(dtype)) for v in promote(net, a, b, dtype=dtype)]
 
 
-def _steps(dtype: torch.dtype, divisor: Value) -> int:
+def _division_steps(dtype: torch.dtype, divisor: Value) -> int:
     """Return the number of steps of `_float_fmod` for the largest quotient."""
     info = torch.finfo(dtype)
     least = abs(divisor) if is_number(divisor) and info.tiny <= abs(divisor) <= info.max else info.tiny * info.eps
@@ -142,7 +142,7 @@ def _signs_differ(net: Net, left: ITensor, divisor: ITensor) -> ITensor:
     return layer(net, "LESS", base.elementwise(net, "PROD", *signs), 0.0, base.dtype_of(left))
 
 
-def _floored(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
+def _exact_floor(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
     """Return the floor of the exact quotient, not of the rounded quotient; for a divisor of 0, the quotient."""
     quotient = base.elementwise(net, "DIV", x, y)
     left = _float_fmod(net, x, y, steps)
@@ -162,27 +162,27 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
     large = layer(net, "GREATER", magnitude, LARGE, torch.float32)
     less, more = (where(net, large, factor, 1.0, torch.float32) for factor in (0.25, 4.0))
     left, divisor = (base.elementwise(net, "PROD", value, less) for value in (magnitude, divisor))
-    scaled = [[divisor, *_thirds(net, divisor)]]
+    scaled = [[divisor, *_split_in_three(net, divisor)]]
     for _ in range(steps - 1):
         scaled.append([layer(net, "PROD", part, 2.0**STEP, torch.float32) for part in scaled[-1]])
     for multiple, *parts in reversed(scaled):
         below = base.elementwise(net, "LESS", left, multiple)
-        left = where(net, below, left, _rest(net, left, multiple, parts))
+        left = where(net, below, left, _exact_remainder(net, left, multiple, parts))
     left = base.elementwise(net, "PROD", left, more)
     return where(net, is_negative(net, x), base.unary(net, "NEG", left), left)
 
 
-def _rest(net: Net, a: ITensor, b: ITensor, parts: Sequence[ITensor]) -> ITensor:
+def _exact_remainder(net: Net, a: ITensor, b: ITensor, multiple_parts: Sequence[ITensor]) -> ITensor:
     """Return ``a mod b`` of positive operands: ``a - quotient * b`` in exact parts, for a quotient below 2**24."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
-    for part in parts:
-        for factor in _halves(net, times):
+    for part in multiple_parts:
+        for factor in _split_in_two(net, times):
             left = base.elementwise(net, "SUB", left, base.elementwise(net, "PROD", factor, part))
     below = layer(net, "LESS", left, 0.0, torch.float32)
     return where(net, below, base.elementwise(net, "SUM", left, b), left)
 
 
-def _thirds(net: Net, x: ITensor) -> list[ITensor]:
+def _split_in_three(net: Net, x: ITensor) -> list[ITensor]:
     """Split ``x`` into three numbers of 8 bits, the largest first."""
     parts = []
     for _ in range(2):
@@ -192,7 +192,7 @@ def _thirds(net: Net, x: ITensor) -> list[ITensor]:
     return [*parts, x]
 
 
-def _halves(net: Net, x: ITensor) -> list[ITensor]:
+def _split_in_two(net: Net, x: ITensor) -> list[ITensor]:
     """Split an integer into a multiple of 4096 and a rest of 12 bits."""
     scaled = base.unary(net, "ROUND", layer(net, "DIV", x, HALF_OF_FLOAT, torch.float32))
     high = layer(net, "PROD", scaled, HALF_OF_FLOAT, torch.float32)

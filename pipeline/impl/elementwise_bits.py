@@ -7,7 +7,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, layer, logical, promoted, where
+from pipeline.impl.elementwise import arithmetic_dtype, layer, logical, promote, where
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -21,9 +21,9 @@ def bitwise(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     dtype = base.result_type(a, b)
     if dtype == torch.bool:
         return logical(net, operation, a, b)
-    compute = arithmetic(dtype)
-    x, y = promoted(net, a, b, dtype=compute)
-    both = _low_bits(net, x, b) if is_low_mask(b) else _both(net, x, y)
+    compute = arithmetic_dtype(dtype)
+    x, y = promote(net, a, b, dtype=compute)
+    both = _keep_low_bits(net, x, b) if is_low_mask(b) else _bitwise_and(net, x, y)
     if operation != "AND":
         both = layer(net, "PROD", both, 2, compute) if operation == "XOR" else both
         both = base.elementwise(net, "SUB", base.elementwise(net, "SUM", x, y), both)
@@ -40,16 +40,16 @@ def bitwise_not(net: Net, x: Value) -> ITensor:
     dtype = base.dtype_of(x)
     if dtype == torch.bool:
         return base.unary(net, "NOT", base.tensor(net, x))
-    return base.cast(net, layer(net, "SUB", -1, x, arithmetic(dtype)), dtype)
+    return base.cast(net, layer(net, "SUB", -1, x, arithmetic_dtype(dtype)), dtype)
 
 
-def _low_bits(net: Net, x: ITensor, mask: int) -> ITensor:
+def _keep_low_bits(net: Net, x: ITensor, mask: int) -> ITensor:
     dtype, size = base.dtype_of(x), mask + 1
     above = layer(net, "FLOOR_DIV", x, size, dtype)
     return base.elementwise(net, "SUB", x, layer(net, "PROD", above, size, dtype))
 
 
-def _both(net: Net, x: ITensor, y: ITensor) -> ITensor:
+def _bitwise_and(net: Net, x: ITensor, y: ITensor) -> ITensor:
     """``x & y`` of two tensors of one integer dtype and rank."""
     dtype = base.dtype_of(x)
     high = layer(net, "PROD", _digits(net, x), BASE, dtype)
@@ -57,7 +57,7 @@ def _both(net: Net, x: ITensor, y: ITensor) -> ITensor:
     pairs = [i & j for i in range(BASE) for j in range(BASE)]
     table = base.constant(net, torch.tensor(pairs, dtype=dtype))
     found = net.add("gather", table, place, 0).get_output(0)
-    weighted = layer(net, "PROD", found, _weights(dtype), dtype)
+    weighted = layer(net, "PROD", found, _digit_weights(dtype), dtype)
     last = base.rank(x)
     return net.add("reduce", weighted, trt.ReduceOperation.SUM, 1 << last, False).get_output(0)
 
@@ -66,11 +66,11 @@ def _digits(net: Net, x: ITensor) -> ITensor:
     """Split each integer into two's complement digits along a new last dim, the lowest first."""
     dtype = base.dtype_of(x)
     spread = base.unsqueeze(net, x, [base.rank(x)])
-    shifted = layer(net, "FLOOR_DIV", spread, _weights(dtype), dtype)
-    return _low_bits(net, shifted, BASE - 1)
+    shifted = layer(net, "FLOOR_DIV", spread, _digit_weights(dtype), dtype)
+    return _keep_low_bits(net, shifted, BASE - 1)
 
 
-def _weights(dtype: torch.dtype) -> torch.Tensor:
+def _digit_weights(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([BASE**k for k in range(torch.iinfo(dtype).bits // BITS)], dtype=dtype)
 
 
@@ -78,7 +78,7 @@ def _weights(dtype: torch.dtype) -> torch.Tensor:
 def shift(net: Net, left: bool, a: Value, b: Value) -> ITensor:
     """``a << b`` or ``a >> b``; for ``b`` outside the dtype's bits 0, or the sign."""
     dtype = base.result_type(a, b)
-    x, y = promoted(net, a, b, dtype=dtype)
+    x, y = promote(net, a, b, dtype=dtype)
     bits = torch.iinfo(dtype).bits
     low, high = layer(net, "LESS", y, 0, dtype), layer(net, "GREATER", y, bits - 1, dtype)
     beyond = base.elementwise(net, "OR", low, high)

@@ -37,12 +37,12 @@ def embedding_bag(
     """Return the sum, mean or maximum of the rows of each bag, which starts at its offset. An index equal to
     ``padding`` is ignored; an empty bag yields zero."""
     dtype = base.dtype_of(weight)
-    compute = dtype if mode == "max" else _elementwise.wide(dtype)
+    compute = dtype if mode == "max" else _elementwise.wide_dtype(dtype)
     row = base.cast(net, embedding(net, weight, indices), compute)
     if scale is not None:
-        row = _elementwise.binary(net, "PROD", row, _column(net, scale), compute)
-    member = _members(net, indices, offsets, bags, padding)
-    neutral = _reduce.neutral("MAX", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
+        row = _elementwise.binary(net, "PROD", row, _as_column(net, scale), compute)
+    member = _bag_members(net, indices, offsets, bags, padding)
+    neutral = _reduce.neutral_element("MAX", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
     selected = _elementwise.where(net, base.unsqueeze(net, member, [2]), row, neutral)
     if mode == "sum":
         return base.cast(net, _reduce.reduce(net, "SUM", selected, [1], False), dtype)
@@ -55,16 +55,16 @@ def embedding_bag(
     return _elementwise.where(net, _elementwise.compare(net, "GREATER", count, 0), most, 0, dtype)
 
 
-def _column(net: Net, vector: Value) -> ITensor:
+def _as_column(net: Net, vector: Value) -> ITensor:
     return base.unsqueeze(net, base.tensor(net, vector), [1])
 
 
-def _members(net: Net, indices: Value, offsets: Value, bags: Size, padding: int) -> ITensor:
+def _bag_members(net: Net, indices: Value, offsets: Value, bags: Size, padding: int) -> ITensor:
     """Return whether each index (dim 1) is in each bag (dim 0): its bag is the number of bags started before it."""
     index, start = base.tensor(net, indices), base.tensor(net, offsets)
     (count,) = base.known_sizes(net, index)
     place = base.unsqueeze(net, iota(net, [count], [1]), [0])
-    started = _elementwise.compare_or_equal(net, "GREATER", place, _column(net, start))
+    started = _elementwise.compare_or_equal(net, "GREATER", place, _as_column(net, start))
     number = _reduce.reduce(net, "SUM", base.cast(net, started, torch.int64), [0], True)
     bag = iota(net, [bags, 1], [1, 0], 1)
     member = base.elementwise(net, "EQUAL", number, bag)

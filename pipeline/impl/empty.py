@@ -13,32 +13,32 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
 from pipeline.impl.shape import bounds_of, expression
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, trt
 
 
 @fact
-def may_be_none(net: Net, size: Size) -> bool:
+def may_be_zero(net: Net, size: Size) -> bool:
     """Return whether a size may be 0."""
     return bounds_of(net, expression(size))[0] < 1
 
 
 @fact
-def may_leave_none(net: Net, size: Size) -> bool:
+def may_leave_unwritten(net: Net, size: Size) -> bool:
     """Return whether a size that may be 0 is data-dependent, or is the size of an input that broadcasts to outputs
     (`pipeline.quirks.empty_broadcast`). An unknown size (None) counts as such a size."""
-    if not applies("empty-loops"):
+    if not is_avoided("empty-loops"):
         return False
     if size is None:
         data = any(name.startswith("u") and each.min < 1 for name, each in net.ctx.ranges.items())
         return data or bool(net.ctx.marks.empty_sizes)
     expr = expression(size)
     decides = free_unbacked_symbols(expr) or any(s.name in net.ctx.marks.empty_sizes for s in expr.free_symbols)
-    return bool(decides) and may_be_none(net, size)
+    return bool(decides) and may_be_zero(net, size)
 
 
 @block
-def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
+def separate_if_empty(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
     """Return a layer's operands, computed from ``values``. An operand that broadcasts over a possibly empty dim passes
     through a cumulative sum over a dim of size 1: this changes no value and is never fused."""
     if not CAPABILITIES.cumulative:
@@ -50,13 +50,13 @@ def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor])
         others = [own for j, own in enumerate(sizes) if j != i]
         for dim in range(rank) if isinstance(value, trt.ITensor) else ():
             beside = (own[dim] for own in others if own[dim] not in (None, 1))
-            if sizes[i][dim] == 1 and any(may_leave_none(net, size) for size in beside):
-                results[i] = _unfused(net, tensors[i], dim)
+            if sizes[i][dim] == 1 and any(may_leave_unwritten(net, size) for size in beside):
+                results[i] = _separate(net, tensors[i], dim)
                 break
     return tuple(results)
 
 
-def _unfused(net: Net, x: ITensor, dim: int) -> ITensor:
+def _separate(net: Net, x: ITensor, dim: int) -> ITensor:
     dtype = base.dtype_of(x)
     summed = base.cast(net, x, torch.int32 if dtype == torch.bool else dtype)
     axis = base.constant(net, np.array(dim, dtype=np.int64))

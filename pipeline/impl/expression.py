@@ -16,19 +16,19 @@ Operation: TypeAlias = tuple[str, tuple[Any, ...]]
 """A name of ``trt.ElementWiseOperation``, and its operands from left to right."""
 
 
-def operation(expr: Any) -> Operation:
+def operation_of(expr: Any) -> Operation:
     """Return the operation that computes an expression; raise ``NetworkError`` if there is none."""
     function = type(expr).__name__
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return "PROD", (expr.base,) * int(expr.exp)
-    if function == "Mul" and any(map(_divides, expr.args)):
+    if function == "Mul" and any(map(_is_reciprocal, expr.args)):
         return "FLOOR_DIV", _fraction(expr)
     if function not in _OPERATIONS:
         raise NetworkError(f"the size {expr} cannot be computed in an engine: {function} is not supported")
     return _OPERATIONS[function](*expr.args)
 
 
-def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
+def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     """Solve a readable size that is linear in ``symbol`` for it; raise a `NetworkError` if there is no such size."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
@@ -39,7 +39,7 @@ def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     raise NetworkError(f"the size {symbol} cannot be read from any input of the engine")
 
 
-def source_of(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
+def readable_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
     """Return the tensor and dim from which to read an expression with unreadable symbols, such as data-dependent sizes
     of an earlier engine; None if no tensor has this size."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
@@ -50,20 +50,20 @@ def source_of(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, in
 
 def _fraction(expr: Any) -> tuple[Any, Any]:
     """Return the numerator and the denominator of an integer quotient."""
-    over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _divides(a)]
-    above = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _divides(a) or a.is_Rational]
+    over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _is_reciprocal(a)]
+    above = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _is_reciprocal(a) or a.is_Rational]
     return sympy.Mul(*above), sympy.Mul(*over)
 
 
-def _divides(factor: Any) -> bool:
+def _is_reciprocal(factor: Any) -> bool:
     return bool((factor.is_Pow and factor.exp == -1) or (factor.is_Rational and not factor.is_Integer))
 
 
-def _quotient(a: Any, b: Any) -> Operation:
+def _quotient_operation(a: Any, b: Any) -> Operation:
     return "FLOOR_DIV", (a, b)
 
 
-def _remainder(a: Any, b: Any) -> Operation:
+def _remainder_operation(a: Any, b: Any) -> Operation:
     return "SUB", (a, sympy.Mul(FloorDiv(a, b), b, evaluate=False))
 
 
@@ -73,11 +73,11 @@ _OPERATIONS: Mapping[str, Callable[..., Operation]] = {
     "Max": lambda *values: ("MAX", values),
     "Min": lambda *values: ("MIN", values),
     "Abs": lambda a: ("MAX", (a, -a)),
-    "FloorDiv": _quotient,
-    "CleanDiv": _quotient,
-    "IntTrueDiv": _quotient,
-    "CeilDiv": lambda a, b: _quotient(a + b - 1, b),
-    "Mod": _remainder,
-    "PythonMod": _remainder,
-    "ModularIndexing": lambda a, b, c: _remainder(FloorDiv(a, b), c),
+    "FloorDiv": _quotient_operation,
+    "CleanDiv": _quotient_operation,
+    "IntTrueDiv": _quotient_operation,
+    "CeilDiv": lambda a, b: _quotient_operation(a + b - 1, b),
+    "Mod": _remainder_operation,
+    "PythonMod": _remainder_operation,
+    "ModularIndexing": lambda a, b, c: _remainder_operation(FloorDiv(a, b), c),
 }

@@ -10,7 +10,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.shape import product
+from pipeline.impl.shape import size_product
 from pipeline.network.net import Net
 from pipeline.trt import to_trt, trt
 
@@ -43,7 +43,7 @@ def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
     """Select the element of a dim at a 0-d index, which may be negative."""
     size = base.size(net, x, dim)
-    return take(net, x, wrapped(net, index, size), dim)
+    return take(net, x, wrap_negative(net, index, size), dim)
 
 
 @block
@@ -61,7 +61,7 @@ SMALL = 4096
 def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0) -> ITensor:
     """Return ``start`` plus the sum of each coordinate times its step, as int64."""
     if all(isinstance(v, int) for v in (*shape, *steps, start)) and math.prod(shape) <= SMALL:
-        return base.constant(net, _iota(shape, steps, start))
+        return base.constant(net, _constant_iota(shape, steps, start))
     layer = net.add("fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
     layer.set_input(0, base.shape_tensor(net, shape))
     layer.set_input(1, base.scalar_of(net, start))
@@ -69,7 +69,7 @@ def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0
     return base.with_sizes(net, layer.get_output(0), shape)
 
 
-def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tensor:
+def _constant_iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tensor:
     result = torch.full(tuple(shape), start, dtype=torch.int64)
     for axis, (size, step) in enumerate(zip(shape, steps, strict=True)):
         result += (torch.arange(size) * step).reshape([-1 if i == axis else 1 for i in range(len(shape))])
@@ -77,7 +77,7 @@ def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tenso
 
 
 @block
-def wrapped(net: Net, indices: Value, size: Size) -> Value:
+def wrap_negative(net: Net, indices: Value, size: Size) -> Value:
     """Add ``size`` to negative indices; constant indices need no layer."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
@@ -87,12 +87,12 @@ def wrapped(net: Net, indices: Value, size: Size) -> Value:
     index = base.tensor(net, indices)
     zero = base.tensor(net, 0, base.dtype_of(index), rank=base.rank(index))
     negative = base.elementwise(net, "LESS", index, zero)
-    length = _size_like(net, size, index)
+    length = _broadcast_size(net, size, index)
     shifted = base.elementwise(net, "SUM", index, length)
     return net.add("select", negative, shifted, index).get_output(0)
 
 
-def _size_like(net: Net, size: Size, index: ITensor) -> ITensor:
+def _broadcast_size(net: Net, size: Size, index: ITensor) -> ITensor:
     """Return a size as a tensor that broadcasts with an index."""
     rank, dtype = base.rank(index), base.dtype_of(index)
     if isinstance(size, int):
@@ -102,7 +102,7 @@ def _size_like(net: Net, size: Size, index: ITensor) -> ITensor:
 
 
 @block
-def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
+def flatten_indices(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
     """Combine indices into several dims (broadcast) into an index into the flattened dims."""
     if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
         place = indices[0].long()
@@ -113,33 +113,33 @@ def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
     rank = max(map(base.rank, indices))
     result = base.tensor(net, indices[0], dtype, rank=rank)
     for index, size in zip(indices[1:], sizes[1:], strict=True):
-        result = base.elementwise(net, "PROD", result, _size_like(net, size, result))
+        result = base.elementwise(net, "PROD", result, _broadcast_size(net, size, result))
         result = base.elementwise(net, "SUM", result, base.tensor(net, index, dtype, rank=rank))
     return result
 
 
 @block
-def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozenset[int] = frozenset()) -> ITensor:
-    """``x[indices]`` for integer index tensors and None: indexed dims are merged and gathered. ``counted``: the
+def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: frozenset[int] = frozenset()) -> ITensor:
+    """``x[indices]`` for integer index tensors and None: indexed dims are merged and gathered. ``non_negative``: the
     positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
-    given = [indices[a] if a in counted else wrapped(net, indices[a], exact[a]) for a in axes]
+    given = [indices[a] if a in non_negative else wrap_negative(net, indices[a], exact[a]) for a in axes]
     if len(axes) == 1:
         return take(net, x, given[0], axes[0])
-    merged, place = merge(net, x, axes, exact)
-    return take(net, merged, flat(net, given, [exact[a] for a in axes]), place)
+    merged, place = merge_dims(net, x, axes, exact)
+    return take(net, merged, flatten_indices(net, given, [exact[a] for a in axes]), place)
 
 
 @block
-def merge(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
+def merge_dims(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
     """Merge dims; return the result and the merged dim: in place if they are adjacent, else first, as in eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0
     order = [*rest[:place], *axes, *rest[place:]]
     moved = base.permute(net, x, order)
-    one = product([sizes[a] for a in axes]) if all(not isinstance(sizes[a], trt.ITensor) for a in axes) else -1
+    one = size_product([sizes[a] for a in axes]) if all(not isinstance(sizes[a], trt.ITensor) for a in axes) else -1
     shape = [*(sizes[i] for i in rest[:place]), one, *(sizes[i] for i in rest[place:])]
     return base.reshape(net, moved, shape), place

@@ -11,9 +11,9 @@ from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.index import iota, merge, take
+from pipeline.impl.index import iota, merge_dims, take
 from pipeline.impl.scatter import scatter
-from pipeline.impl.shape import bounds_of, concatenate, product, sampled, total
+from pipeline.impl.shape import bounds_of, concatenate, size_product, size_sum, strided_slice
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -41,23 +41,23 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
     if 0 in base.dims(source):
         return x
     mask = base.expand(net, base.tensor(net, mask), base.known_sizes(net, x))
-    return _elementwise.where(net, mask, taken(net, mask, source), x, base.dtype_of(x))
+    return _elementwise.where(net, mask, elements_in_order(net, mask, source), x, base.dtype_of(x))
 
 
 @block
-def taken(net: Net, mask: ITensor, source: Value) -> ITensor:
+def elements_in_order(net: Net, mask: ITensor, source: Value) -> ITensor:
     """Return the elements of ``source`` in order where the mask is true, and any values elsewhere."""
     sizes = base.known_sizes(net, mask)
-    length = product(base.known_sizes(net, source))
+    length = size_product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])
     if not isinstance(length, int) and bounds_of(net, length.expr)[0] < 1:
         more = torch.zeros(1, dtype=base.dtype_of(row))  # the source may be empty
         row = concatenate(net, [row, more], 0, base.dtype_of(row))
-    place = _elementwise.binary(net, "MAX", _rank(net, base.reshape(net, mask, [product(sizes)])), 0)
+    place = _elementwise.binary(net, "MAX", _selected_index(net, base.reshape(net, mask, [size_product(sizes)])), 0)
     return base.reshape(net, take(net, row, place, 0), sizes)
 
 
-def _rank(net: Net, mask: ITensor) -> ITensor:
+def _selected_index(net: Net, mask: ITensor) -> ITensor:
     """Return each element's index among the selected elements of its row: the cumulative count minus one."""
     dim = base.constant(net, np.array(0, dtype=np.int64))
     ones = base.cast(net, mask, torch.int32)
@@ -66,19 +66,19 @@ def _rank(net: Net, mask: ITensor) -> ITensor:
 
 
 @block
-def picked(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
+def select_by_mask(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
     """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, in one dim. The
     position of each selected element is scattered to its rank, those of all others behind the last rank."""
     mask = base.tensor(net, mask)
     sizes = base.known_sizes(net, mask)
-    length = product(sizes)
+    length = size_product(sizes)
     row = base.reshape(net, mask, [length])
-    target = _elementwise.where(net, row, _rank(net, row), base.size_tensor(net, length), torch.int64)
-    zeros = base.expand(net, base.constant(net, np.array([0], dtype=np.int64)), [total([length, 1])])
+    target = _elementwise.where(net, row, _selected_index(net, row), base.size_tensor(net, length), torch.int64)
+    zeros = base.expand(net, base.constant(net, np.array([0], dtype=np.int64)), [size_sum([length, 1])])
     target = base.with_sizes(net, target, [length])
     found = scatter(net, zeros, 0, target, iota(net, [length], [1]))
-    merged, place = merge(net, x, range(dim, dim + base.rank(mask)), base.known_sizes(net, x))
-    return take(net, merged, sampled(net, found, [0], [0], [count]), place)
+    merged, place = merge_dims(net, x, range(dim, dim + base.rank(mask)), base.known_sizes(net, x))
+    return take(net, merged, strided_slice(net, found, [0], [0], [count]), place)
 
 
 @block

@@ -10,10 +10,10 @@ from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.index import flat, take, wrapped
-from pipeline.impl.index_masks import taken
-from pipeline.impl.scatter import rows, scatter_reduce
-from pipeline.impl.shape import product
+from pipeline.impl.index import flatten_indices, take, wrap_negative
+from pipeline.impl.index_masks import elements_in_order
+from pipeline.impl.scatter import scatter_reduce, scatter_rows
+from pipeline.impl.shape import size_product
 from pipeline.network.net import Net
 
 
@@ -24,29 +24,31 @@ def index_put(
     indices: Sequence[Value | None],
     values: Value,
     accumulate: bool,
-    counted: frozenset[int] = frozenset(),
+    non_negative: frozenset[int] = frozenset(),
 ) -> ITensor:
     """Return ``x`` after ``x[indices] = values``, or ``+=``; indexed dims are moved to the front and merged.
-    ``counted``: the positions of indices that are known to be non-negative."""
+    ``non_negative``: the positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     rest = [i for i in range(base.rank(x)) if i not in axes]
     moved = base.permute(net, x, [*axes, *rest])
     sizes = base.known_sizes(net, moved)
     own, others = sizes[: len(axes)], sizes[len(axes) :]
-    table = base.reshape(net, moved, [product(own), *others])
-    given = [indices[a] if a in counted else wrapped(net, indices[a], s) for a, s in zip(axes, own, strict=True)]
-    place = flat(net, given, own)
-    source = _source(net, values, base.dtype_of(x), axes, broadcast(net, [indices[a] for a in axes]), others)
+    table = base.reshape(net, moved, [size_product(own), *others])
+    pairs = [(a, indices[a], size) for a, size in zip(axes, own, strict=True)]
+    given = [index if a in non_negative else wrap_negative(net, index, size) for a, index, size in pairs]
+    place = flatten_indices(net, given, own)
+    count = broadcast_sizes(net, [indices[a] for a in axes])
+    source = _expand_values(net, values, base.dtype_of(x), axes, count, others)
     if accumulate:
-        written = _accumulated(net, table, place, source)
+        written = _accumulate(net, table, place, source)
     else:
-        written = rows(net, table, base.tensor(net, place), source)
+        written = scatter_rows(net, table, base.tensor(net, place), source)
     back = base.reshape(net, written, sizes)
     return base.permute(net, back, [[*axes, *rest].index(i) for i in range(len(sizes))])
 
 
 @fact
-def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
+def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
     """Return the broadcast sizes of tensors."""
     shapes: list[list[Size]] = [list(base.known_sizes(net, t)) for t in tensors]
     rank = max(map(len, shapes))
@@ -54,7 +56,7 @@ def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
     return [next((s for s in column if s != 1), 1) for column in columns]
 
 
-def _source(
+def _expand_values(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
     """Expand values to the indices' dims, then the other dims. In eager, dims of adjacent indices stay in place."""
@@ -65,14 +67,14 @@ def _source(
     return base.permute(net, full, [*range(place, place + n), *range(place), *range(place + n, n + len(others))])
 
 
-def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITensor:
+def _accumulate(net: Net, table: ITensor, position: Value, source: ITensor) -> ITensor:
     """``table[place] += source``; for constant unique indices by a gather, a sum and a scatter."""
     others = base.known_sizes(net, table)[1:]
-    if isinstance(place, torch.Tensor) and place.unique().numel() == place.numel():
-        old = take(net, table, place, 0)
-        return rows(net, table, base.tensor(net, place), _elementwise.binary(net, "SUM", old, source))
-    index = base.tensor(net, place)
-    count = product(base.known_sizes(net, source)[: base.rank(source) - len(others)])
+    if isinstance(position, torch.Tensor) and position.unique().numel() == position.numel():
+        old = take(net, table, position, 0)
+        return scatter_rows(net, table, base.tensor(net, position), _elementwise.binary(net, "SUM", old, source))
+    index = base.tensor(net, position)
+    count = size_product(base.known_sizes(net, source)[: base.rank(source) - len(others)])
     column = base.reshape(net, index, [count, *[1] * len(others)])
     return scatter_reduce(net, table, 0, column, base.reshape(net, source, [count, *others]), "sum")
 
@@ -87,7 +89,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
     value = base.tensor(net, values, base.dtype_of(x))
     place = base.rank(value) - trailing - 1
     if place >= 0 and base.dims(value)[place] != 1:
-        value = _picked(net, x, mask, dim, value)
+        value = _place_values(net, x, mask, dim, value)
     elif place >= 0 and covered == 0:
         value = base.squeeze(net, value, [place])
     elif place >= 0:  # one dim becomes ``covered`` dims of size 1
@@ -98,7 +100,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
     return _elementwise.where(net, mask, value, x, base.dtype_of(x))
 
 
-def _picked(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
+def _place_values(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
     """Place the values, one for each selected element, in a tensor of the shape of ``x``."""
     rank, covered = base.rank(x), base.rank(mask)
     order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
@@ -111,4 +113,4 @@ def _picked(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> I
     count = base.known_sizes(net, values)[base.rank(values) - (rank - dim - covered) - 1]
     full = base.expand(net, values, [*others[:dim], count, *others[dim:]])
     rows = base.permute(net, full, [dim, *range(dim), *range(dim + 1, len(others) + 1)])
-    return base.permute(net, taken(net, mask, rows), [order.index(d) for d in range(rank)])
+    return base.permute(net, elements_in_order(net, mask, rows), [order.index(d) for d in range(rank)])

@@ -22,7 +22,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
-from pipeline.impl.loops import State, chunked, in_float32, repeated
+from pipeline.impl.loops import State, in_float32, run_steps, split_into_chunks
 from pipeline.impl.matmul import matmul
 from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
@@ -39,9 +39,8 @@ UNROLLED: Final = 8
 
 
 @frozen
-class Tokens:
-    """The inputs: ``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B,
-    H, L, 1] or None."""
+class TokenInputs:
+    """``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B, H, L, 1]"""
 
     query: ITensor
     key: ITensor
@@ -59,102 +58,102 @@ def linear_attention(
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
     by_head = base.rank(decay) == 3
-    tokens = Tokens(query, key, value, base.unsqueeze(net, decay, [3]) if by_head else decay, beta)
+    tokens = TokenInputs(query, key, value, base.unsqueeze(net, decay, [3]) if by_head else decay, beta)
     length = expression(base.known_sizes(net, query)[2])
     longest = bounds_of(net, length)[1]
     if longest == 1:
-        results = _one(net, tokens, state)
+        results = _one_token(net, tokens, state)
     else:
         most = int(min(longest, CHUNK if by_head else CHANNEL_CHUNK))
         chunk = 1 << (most - 1).bit_length()
         most_tokens = longest if longest <= UNROLLED * chunk else length
-        results = _several(net, tokens, state, as_size(FloorDiv(most_tokens + chunk - 1, chunk)), chunk)
+        results = _chunks(net, tokens, state, as_size(FloorDiv(most_tokens + chunk - 1, chunk)), chunk)
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
 
-def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
+def _one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[ITensor, ITensor]:
     """Process one token by elementwise products and float32 sums along the last dim; matmuls would round to TF32."""
-    state = binary(net, "PROD", state, base.unary(net, "EXP", now.decay))
-    value = _transposed(net, now.value)
-    if now.beta is not None:
-        known = reduce(net, "SUM", binary(net, "PROD", state, now.key), [3], True)
-        value = binary(net, "PROD", binary(net, "SUB", value, known), now.beta)
-    state = binary(net, "SUM", state, binary(net, "PROD", value, now.key))
-    return _transposed(net, reduce(net, "SUM", binary(net, "PROD", state, now.query), [3], True)), state
+    state = binary(net, "PROD", state, base.unary(net, "EXP", token.decay))
+    value = _transpose(net, token.value)
+    if token.beta is not None:
+        known = reduce(net, "SUM", binary(net, "PROD", state, token.key), [3], True)
+        value = binary(net, "PROD", binary(net, "SUB", value, known), token.beta)
+    state = binary(net, "SUM", state, binary(net, "PROD", value, token.key))
+    return _transpose(net, reduce(net, "SUM", binary(net, "PROD", state, token.query), [3], True)), state
 
 
-def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
+def _chunks(net: Net, tokens: TokenInputs, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
     """Process tokens in ``count`` chunks; padding tokens do not change the state."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
-    beta = None if tokens.beta is None else chunked(net, tokens.beta, 2, count, chunk)
+    beta = None if tokens.beta is None else split_into_chunks(net, tokens.beta, 2, count, chunk)
     query, key, value, decay = (
-        chunked(net, x, 2, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
+        split_into_chunks(net, x, 2, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
     )
-    each = Tokens(query, key, value, decay, beta)
+    each = TokenInputs(query, key, value, decay, beta)
     since = cumulative_sum(net, each.decay, 3, torch.float32)
     last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
     left = base.unary(net, "EXP", binary(net, "SUB", last, since))
-    scores = _scores(net, query, key, since, chunk, lowest=0)
+    scores = _decayed_scores(net, query, key, since, chunk, lowest=0)
     read, decayed = binary(net, "PROD", query, faded), binary(net, "PROD", key, left)
     taken = [base.unary(net, "EXP", last)]
     if beta is not None:
-        value, known = _solved(net, each, beta, since, faded, chunk)
+        value, known = _solve_delta_rule(net, each, beta, since, faded, chunk)
         read = binary(net, "SUB", read, _matmul(net, scores, known))
-        taken.append(_matmul(net, _transposed(net, known), decayed))
-    taken.append(_matmul(net, _transposed(net, value), decayed))
+        taken.append(_matmul(net, _transpose(net, known), decayed))
+    taken.append(_matmul(net, _transpose(net, value), decayed))
 
     def step(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
         fades, *known, added = now
         state = binary(net, "SUM", binary(net, "PROD", before[0], fades), added)
         return before[0], (binary(net, "SUB", state, _matmul(net, before[0], known[0])) if known else state,)
 
-    states, (state,) = repeated(net, step, taken, (state,), most=UNROLLED)
-    output = binary(net, "SUM", _matmul(net, scores, value), _matmul(net, read, _transposed(net, states)))
+    states, (state,) = run_steps(net, step, taken, (state,), unroll=UNROLLED)
+    output = binary(net, "SUM", _matmul(net, scores, value), _matmul(net, read, _transpose(net, states)))
     padded = [batch, heads, as_size(expression(count) * chunk), base.known_sizes(net, tokens.value)[3]]
     output = base.reshape(net, base.permute(net, output, [1, 2, 0, 3, 4]), padded)
     return narrow(net, output, 2, 0, length), state
 
 
 def _matmul(net: Net, a: ITensor, b: ITensor) -> ITensor:
-    return matmul(net, a, b, empty=False)
+    return matmul(net, a, b, may_be_empty=False)
 
 
-def _transposed(net: Net, x: ITensor) -> ITensor:
+def _transpose(net: Net, x: ITensor) -> ITensor:
     return base.permute(net, x, [*range(base.rank(x) - 2), base.rank(x) - 1, base.rank(x) - 2])
 
 
-def _scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
+def _decayed_scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
     """Return each token's decayed scores for the tokens at least ``lowest`` positions earlier; 0 for other tokens."""
     reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
     if base.dims(since)[-1] == 1:
-        left = _decay(net, since, _transposed(net, since), reads)
-        return binary(net, "PROD", _matmul(net, query, _transposed(net, key)), left)
+        left = _decay_factor(net, since, _transpose(net, since), reads)
+        return binary(net, "PROD", _matmul(net, query, _transpose(net, key)), left)
     at = base.rank(query) - 1
     query, later = (base.unsqueeze(net, x, [at]) for x in (query, since))
     key, earlier = (base.unsqueeze(net, x, [at - 1]) for x in (key, since))
     reads = base.unsqueeze(net, reads, [at + 1])
-    decayed = binary(net, "PROD", binary(net, "PROD", query, key), _decay(net, later, earlier, reads))
+    decayed = binary(net, "PROD", binary(net, "PROD", query, key), _decay_factor(net, later, earlier, reads))
     return reduce(net, "SUM", decayed, [at + 1], False)
 
 
-def _decay(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITensor:
+def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_read: ITensor) -> ITensor:
     """Return the decay factor between two tokens; 0 where nothing is read."""
-    gone = where(net, reads, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
+    gone = where(net, is_read, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
     return base.unary(net, "EXP", gone)
 
 
-def _solved(
-    net: Net, each: Tokens, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
+def _solve_delta_rule(
+    net: Net, tokens: TokenInputs, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
     """Solve the delta rule: return the values for a zero initial state, and the keys that multiply the state."""
-    key = binary(net, "PROD", each.key, beta)
-    system = _inverse(net, _scores(net, key, each.key, since, chunk, lowest=1), chunk)
-    value, known = binary(net, "PROD", each.value, beta), binary(net, "PROD", key, faded)
+    key = binary(net, "PROD", tokens.key, beta)
+    system = _invert_unit_triangle(net, _decayed_scores(net, key, tokens.key, since, chunk, lowest=1), chunk)
+    value, known = binary(net, "PROD", tokens.value, beta), binary(net, "PROD", key, faded)
     return _matmul(net, system, value), _matmul(net, system, known)
 
 
-def _inverse(net: Net, lower: ITensor, size: int) -> ITensor:
+def _invert_unit_triangle(net: Net, lower: ITensor, size: int) -> ITensor:
     """Invert 1 + ``lower``, which is strictly lower triangular [..., size, size], for a power of two as size,
     blockwise: the inverses of two diagonal blocks yield that of the block around them."""
     one = base.constant(net, np.eye(size, dtype=np.float32), rank=base.rank(lower))

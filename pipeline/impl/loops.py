@@ -10,7 +10,7 @@ import torch
 from pipeline.impl import base, slice
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.shape import as_size, concatenate, expression, sampled
+from pipeline.impl.shape import as_size, concatenate, expression, strided_slice
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -23,17 +23,17 @@ Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
 
 
 @block
-def repeated(
-    net: Net, step: Step, taken: Sequence[ITensor], state: State, *, reverse: bool = False, most: int = UNROLLED
+def run_steps(
+    net: Net, step: Step, inputs: Sequence[ITensor], state: State, *, reverse: bool = False, unroll: int = UNROLLED
 ) -> tuple[ITensor, State]:
-    """Run ``step`` for each element of the first dim of ``taken`` (in reverse order if ``reverse``), and unroll the
-    loop if the number of steps is static and at most ``most``. Return the outputs stacked [steps, ...] in the order of
-    ``taken``, and the last state."""
-    steps = base.known_sizes(net, taken[0])[0]
-    if isinstance(steps, int) and steps <= most:
-        return _unrolled(net, step, taken, state, range(steps)[:: -1 if reverse else 1])
-    count = base.cast(net, base.scalar_of(net, base.size(net, taken[0], 0)), torch.int32)
-    return _looped(net, step, taken, state, count, reverse)
+    """Run ``step`` for each element of the first dim of ``inputs`` (in reverse order if ``reverse``); unroll the loop
+    if the number of steps is static and at most ``unroll``. Return the outputs, stacked [steps, ...] in the order of
+    ``inputs``, and the last state."""
+    steps = base.known_sizes(net, inputs[0])[0]
+    if isinstance(steps, int) and steps <= unroll:
+        return _run_unrolled(net, step, inputs, state, range(steps)[:: -1 if reverse else 1])
+    count = base.cast(net, base.scalar_of(net, base.size(net, inputs[0], 0)), torch.int32)
+    return _run_loop(net, step, inputs, state, count, reverse)
 
 
 @block
@@ -43,45 +43,45 @@ def in_float32(net: Net, value: Value) -> ITensor:
 
 
 @block
-def chunked(net: Net, x: ITensor, dim: int, count: Size, chunk: int) -> ITensor:
+def split_into_chunks(net: Net, x: ITensor, dim: int, count: Size, chunk: int) -> ITensor:
     """Split a dim, padded with zeros, into ``count`` chunks along a new first dim."""
     sizes = base.known_sizes(net, x)
-    x = sampled(net, x, [dim], [0], [as_size(expression(count) * chunk)], mode="FILL")
+    x = strided_slice(net, x, [dim], [0], [as_size(expression(count) * chunk)], mode="FILL")
     x = base.reshape(net, x, [*sizes[:dim], count, chunk, *sizes[dim + 1 :]])
     return base.permute(net, x, [dim, *(i for i in range(len(sizes) + 1) if i != dim)])
 
 
 @block
-def stacked(net: Net, parts: Sequence[ITensor]) -> ITensor:
+def stack(net: Net, parts: Sequence[ITensor]) -> ITensor:
     raised = [base.unsqueeze(net, part, [0]) for part in parts]
     return raised[0] if len(raised) == 1 else concatenate(net, raised, 0, base.dtype_of(parts[0]))
 
 
-def _unrolled(net: Net, step: Step, taken: Sequence[ITensor], state: State, order: range) -> tuple[ITensor, State]:
+def _run_unrolled(net: Net, step: Step, inputs: Sequence[ITensor], state: State, order: range) -> tuple[ITensor, State]:
     outputs: dict[int, ITensor] = {}
     for at in order:
-        outputs[at], state = step([slice.select(net, each, 0, at) for each in taken], state)
-    return stacked(net, [outputs[at] for at in sorted(outputs)]), state
+        outputs[at], state = step([slice.select(net, each, 0, at) for each in inputs], state)
+    return stack(net, [outputs[at] for at in sorted(outputs)]), state
 
 
-def _looped(
-    net: Net, step: Step, taken: Sequence[ITensor], state: State, count: ITensor, reverse: bool
+def _run_loop(
+    net: Net, step: Step, inputs: Sequence[ITensor], state: State, count: ITensor, reverse: bool
 ) -> tuple[ITensor, State]:
     loop = net.ctx.net.add_loop()
-    _boundary(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
-    now = [_boundary(net, "iterator", loop.add_iterator(each, 0, reverse)).get_output(0) for each in taken]
-    carried = [_boundary(net, "recurrence", loop.add_recurrence(s)) for s in state]
+    _name_boundary(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
+    now = [_name_boundary(net, "iterator", loop.add_iterator(each, 0, reverse)).get_output(0) for each in inputs]
+    carried = [_name_boundary(net, "recurrence", loop.add_recurrence(s)) for s in state]
     current = tuple(layer.get_output(0) for layer in carried)
     output, following = step(now, current)
     for layer, value in zip(carried, following, strict=True):
         layer.set_input(1, value)
     order = trt.LoopOutput.REVERSE if reverse else trt.LoopOutput.CONCATENATE
-    outputs = _boundary(net, "loop_output", loop.add_loop_output(output, order, 0))
+    outputs = _name_boundary(net, "loop_output", loop.add_loop_output(output, order, 0))
     outputs.set_input(1, count)
     last = [loop.add_loop_output(value, trt.LoopOutput.LAST_VALUE, 0) for value in current]
-    return outputs.get_output(0), tuple(_boundary(net, "loop_output", v).get_output(0) for v in last)
+    return outputs.get_output(0), tuple(_name_boundary(net, "loop_output", v).get_output(0) for v in last)
 
 
-def _boundary(net: Net, kind: str, layer: Any) -> Any:
-    layer.name = net.ctx.unique(f"{net.name}:{kind}")
+def _name_boundary(net: Net, kind: str, layer: Any) -> Any:
+    layer.name = net.ctx.make_unique_name(f"{net.name}:{kind}")
     return layer

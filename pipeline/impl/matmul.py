@@ -11,27 +11,27 @@ from pipeline.impl import barriers, base
 from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.elementwise import HALVES, arithmetic, binary
+from pipeline.impl.elementwise import HALVES, arithmetic_dtype, binary
 from pipeline.impl.reduce import reduce
-from pipeline.impl.shape import bounds_of, sampled, total
+from pipeline.impl.shape import bounds_of, size_sum, strided_slice
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
-from pipeline.quirks import applies, matmul_neighbours
+from pipeline.quirks import is_avoided, matmul_neighbours
 from pipeline.trt import trt
 
 CONFUSED: Final = "factors-of-matmuls"
 
 
 @block
-def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
+def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True) -> ITensor:
     """``a @ b`` over the last two dims; other dims broadcast, and a 1-d operand is a vector. Floats accumulate in
-    float32; integer results are exact. ``empty``: the contracted dim may be empty, for which the result is 0."""
-    result = _accumulated(net, a, b, transpose_b=transpose_b, empty=empty)
+    float32; integer results are exact. ``may_be_empty``: the contracted dim may be empty, for which the result is 0."""
+    result = _unrounded_matmul(net, a, b, transpose_b=transpose_b, may_be_empty=may_be_empty)
     return base.cast(net, result, base.result_type(a, b))
 
 
-def _accumulated(
-    net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, outer: bool = True
+def _unrounded_matmul(
+    net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True, outer: bool = True
 ) -> ITensor:
     """Return the matmul before its final rounding: in float32 if half precision is expressed so (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
@@ -42,23 +42,23 @@ def _accumulated(
     if _is_widened(net, dtype):
         x, y = (base.cast(net, v, torch.float32) for v in (x, y))
     if not dtype.is_floating_point:
-        x, y = (base.cast(net, v, arithmetic(dtype)) for v in (x, y))
-        x, y = _matrix(net, x, op_a, -2), _matrix(net, y, op_b, -1)
-        return base.cast(net, _integers(net, x, y, op_a, op_b), dtype)
+        x, y = (base.cast(net, v, arithmetic_dtype(dtype)) for v in (x, y))
+        x, y = _as_matrix(net, x, op_a, -2), _as_matrix(net, y, op_b, -1)
+        return base.cast(net, _integer_matmul(net, x, y, op_a, op_b), dtype)
     if base.dims(x) == base.dims(y) == (0,):  # RTX 1.4 does not build a matmul of two empty vectors
         row, column = base.unsqueeze(net, x, [0]), base.unsqueeze(net, y, [1])
-        return base.squeeze(net, _layer(net, row, column), [0, 1])
+        return base.squeeze(net, _add_layer(net, row, column), [0, 1])
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
     if outer and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
-        return base.cast(net, _outer(net, (a, x), (b, y), op_a, op_b), dtype)
-    longer = _longer(net, (x, y), dims, empty)
+        return base.cast(net, _outer_product(net, (a, x), (b, y), op_a, op_b), dtype)
+    longer = _padded_length(net, (x, y), dims, may_be_empty)
     if longer is not None:
-        x, y = (sampled(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
-    product = _layer(net, x, y, op_a, op_b)
+        x, y = (strided_slice(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
+    product = _add_layer(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
         is_dynamic = -1 in (*base.dims(product)[-2:], base.dims(x)[dims[0]])  # so its kernel may be that of another
         confused = is_dynamic and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
-        product = barriers.flat(net, product, CONFUSED) if confused else product
+        product = barriers.flat_barrier(net, product, CONFUSED) if confused else product
     return base.cast(net, product, dtype)
 
 
@@ -68,22 +68,22 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
     accumulation. A bias must be added after rounding, or else TensorRT keeps the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
-        return dtype == torch.float16 and applies("matmul-sums")
+        return dtype == torch.float16 and is_avoided("matmul-sums")
     return asked and dtype in HALVES
 
 
-def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: bool) -> Size | None:
+def _padded_length(net: Net, operands: Sequence[ITensor], dims: Sequence[int], may_be_empty: bool) -> Size | None:
     """Return the contracted dim's size plus one if the operands must be padded with a zero, else None.
 
-    Padding is required if the size may be 0 (and ``empty``), since RTX 1.4 then returns 0 for the whole kernel,
+    Padding is required if the size may be 0 (and ``may_be_empty``), since RTX 1.4 then returns 0 for the whole kernel,
     including terms added to the matmul; and if the size may be odd, for which TensorRT's own padding is buggy
     (`pipeline.quirks.zero_padded_k`).
     """
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
-    if empty:
+    if may_be_empty:
         for size in sizes:
             if isinstance(size, SymbolicInt) and bounds_of(net, size.expr)[0] < 1:
-                return total([size, 1])
+                return size_sum([size, 1])
     static = base.dims(operands[0])[dims[0]]
     if static % 2 == 0 or not is_marked(net, "padded-zeros"):
         return None
@@ -91,11 +91,11 @@ def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: b
         return static + 1
     known = next((size for size in sizes if isinstance(size, SymbolicInt)), None)
     if known is not None:
-        return total([known, 1])
+        return size_sum([known, 1])
     return base.elementwise(net, "SUM", base.size(net, operands[0], dims[0]), base.size_tensor(net, 1))
 
 
-def _layer(
+def _add_layer(
     net: Net,
     x: ITensor,
     y: ITensor,
@@ -106,7 +106,7 @@ def _layer(
     barrier (`halves-behind-matmuls`): RTX 1.4 refuses such kernels in float16, and returns garbage in bfloat16, with
     two or more batch dims, and, in float16, if an operand was computed in float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
-    if product.dtype == trt.float32 and applies(base.ROUNDED):
+    if product.dtype == trt.float32 and is_avoided(base.ROUNDED):
         if base.rank(product) > 3:
             net.ctx.rounded_apart[id(product)] = HALVES, base.ROUNDED, product
         elif is_marked(net, base.ROUNDED):
@@ -115,18 +115,18 @@ def _layer(
 
 
 @block
-def transposed(net: Net, x: Value, name: str = "") -> Value:
+def separate_transpose(net: Net, x: Value, name: str = "") -> Value:
     """Add a barrier to a transposed operand or result of a matmul: TensorRT-RTX computes such a matmul transposed, and
     may use an operand's first batch for all batches (`transposed-matmuls`). ``name`` is the operand's or result's name
     in the node's marks; empty to add the barrier without a mark."""
-    row = _transposed_row(x)
+    row = _transpose_bug(x)
     if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
         return x
     batches = base.dims(x)[:-2]
     return base.barrier(net, x, row) if batches and batches[0] != 1 else x
 
 
-def _transposed_row(x: Value) -> str:
+def _transpose_bug(x: Value) -> str:
     """Return the name of the kernel bug of transposed matmuls in this tensor's dtype, or an empty string."""
     dtype = base.dtype_of(x)
     return "transposed-matmuls" if dtype in HALVES else "transposed-float32-matmuls" if dtype == torch.float32 else ""
@@ -138,7 +138,7 @@ def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
     return trt.MatrixOperation.TRANSPOSE if transpose else trt.MatrixOperation.NONE
 
 
-def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> ITensor:
+def _as_matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> ITensor:
     """Return an operand as a matrix: a vector becomes a row (-2) or a column (-1)."""
     rank = base.rank(x)
     if operation == trt.MatrixOperation.VECTOR:
@@ -148,13 +148,13 @@ def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> I
     return x
 
 
-def _outer(
+def _outer_product(
     net: Net, a: tuple[Value, ITensor], b: tuple[Value, ITensor], op_a: trt.MatrixOperation, op_b: trt.MatrixOperation
 ) -> ITensor:
     """Compute a matmul whose contracted size is 1 as an elementwise product of expanded operands. TensorRT's implicit
     broadcast returns wrong results if a reduction's kernel computes an operand (`broadcast-in-reductions`); constants
     need no expansion."""
-    x, y = _matrix(net, a[1], op_a, -2), _matrix(net, b[1], op_b, -1)
+    x, y = _as_matrix(net, a[1], op_a, -2), _as_matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
     spread = (base.expand(net, v, sizes) if isinstance(given[0], trt.ITensor) else v for v, given in ((x, a), (y, b)))
@@ -162,7 +162,7 @@ def _outer(
     return base.squeeze(net, product, [rank - 2] * (op_a == vector) + [rank - 1] * (op_b == vector))
 
 
-def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b: trt.MatrixOperation) -> ITensor:
+def _integer_matmul(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b: trt.MatrixOperation) -> ITensor:
     """Multiply integer matrices, which TensorRT's matmul does not accept, by elementwise products and a sum."""
     rank = base.rank(a)
     left, right = base.unsqueeze(net, a, [rank]), base.unsqueeze(net, b, [rank - 2])
@@ -175,10 +175,10 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
     """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: compute it elementwise if K is 1."""
-    result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
+    result = _unrounded_matmul(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
-    row = _transposed_row(result)
+    row = _transpose_bug(result)
     if is_marked(net, row, matmul_neighbours.RESULT):
         return base.barrier(net, result, row)
     confused = -1 not in base.dims(result) and is_marked(net, CONFUSED, matmul_neighbours.BESIDE_SIZES)
@@ -188,15 +188,15 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool
 @block
 def add_matmul(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
     """``beta * x + alpha * (a @ b)``; if beta is 0, ``x`` is ignored, even if it is NaN."""
-    result, product = base.result_type(a, b), _accumulated(net, a, b)
+    result, product = base.result_type(a, b), _unrounded_matmul(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:
-        product = binary(net, "PROD", product, _coefficient(alpha, dtype), dtype)
+        product = binary(net, "PROD", product, _round_coefficient(alpha, dtype), dtype)
     if beta == 0:
         return base.cast(net, product, result)
-    scaled = x if beta == 1 else binary(net, "PROD", x, _coefficient(beta, dtype), dtype)
+    scaled = x if beta == 1 else binary(net, "PROD", x, _round_coefficient(beta, dtype), dtype)
     return base.cast(net, binary(net, "SUM", product, scaled, dtype), result)
 
 
-def _coefficient(value: float, dtype: torch.dtype) -> float:
+def _round_coefficient(value: float, dtype: torch.dtype) -> float:
     return value if dtype.is_floating_point else int(value)

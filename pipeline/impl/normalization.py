@@ -10,7 +10,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.reduce import reduce
-from pipeline.impl.shape import product
+from pipeline.impl.shape import size_product
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES
 
@@ -23,8 +23,8 @@ def normalize(
 ) -> ITensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over axes; weight and bias have the given shape, or are None."""
     wide = base.cast(net, x, torch.float32)
-    scale = _coefficient(net, weight, shape, 1.0)
-    shift = _coefficient(net, bias, shape, 0.0)
+    scale = _reshape_coefficient(net, weight, shape, 1.0)
+    shift = _reshape_coefficient(net, bias, shape, 0.0)
     if all(base.dims(wide)[axis] == 1 for axis in axes):
         wide = base.elementwise(net, "SUB", wide, wide)  # x is its own mean; the layer requires two elements
         for operation, value in (("PROD", scale), ("SUM", shift)):
@@ -36,7 +36,7 @@ def normalize(
     return base.cast(net, layer.get_output(0), base.dtype_of(x))
 
 
-def _coefficient(net: Net, value: Value | None, shape: Shape, default: float) -> ITensor:
+def _reshape_coefficient(net: Net, value: Value | None, shape: Shape, default: float) -> ITensor:
     """Return a weight in float32, in a shape that broadcasts."""
     if value is None:
         return base.constant(net, torch.full(tuple(shape), default))
@@ -78,12 +78,12 @@ def group_norm(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Va
     if groups == channels:
         return channel_norm(net, x, range(2, rank), weight, bias, eps)
     sizes = base.sizes(net, x)
-    flat = by_group(net, base.cast(net, x, torch.float32), groups)
+    flat = split_groups(net, base.cast(net, x, torch.float32), groups)
     result = base.reshape(net, normalize(net, flat, [2], None, None, [1, 1, 1], eps), sizes)
     shape = (1, channels, *(1,) * (rank - 2))
     for operation, value in (("PROD", weight), ("SUM", bias)):
         if value is not None:
-            result = base.elementwise(net, operation, result, _coefficient(net, value, shape, 0.0))
+            result = base.elementwise(net, operation, result, _reshape_coefficient(net, value, shape, 0.0))
     return base.cast(net, result, base.dtype_of(x))
 
 
@@ -95,15 +95,15 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
     centred = base.elementwise(net, "SUB", wide, mean)
     variance = _mean(net, base.elementwise(net, "PROD", centred, centred), axes)
     gone = () if keepdim else tuple(axes)
-    rstd = base.unary(net, "RECIP", _root(net, variance, eps))
+    rstd = base.unary(net, "RECIP", _reciprocal_root(net, variance, eps))
     return base.squeeze(net, mean, gone), base.squeeze(net, rstd, gone)
 
 
 @block
-def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
+def split_groups(net: Net, x: ITensor, groups: int) -> ITensor:
     """Reshape to [N, groups, remaining elements], without -1 if N may be 0."""
     rows, channels, *others = base.known_sizes(net, x)
-    rest = -1 if None in others else product([channels // groups, *others])
+    rest = -1 if None in others else size_product([channels // groups, *others])
     return base.reshape(net, x, [base.size(net, x, 0) if rows is None else rows, groups, rest])
 
 
@@ -113,7 +113,7 @@ def rms_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, eps: f
     rank = base.rank(x)
     wide = base.cast(net, x, torch.float32)
     square = base.elementwise(net, "PROD", wide, wide)
-    root = _root(net, _mean(net, square, range(rank - normalized, rank)), eps)
+    root = _reciprocal_root(net, _mean(net, square, range(rank - normalized, rank)), eps)
     result = base.elementwise(net, "DIV", wide, root)
     if weight is not None:
         factor = base.tensor(net, weight, base.dtype_of(result), rank=rank)
@@ -125,6 +125,6 @@ def _mean(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
     return reduce(net, "AVG", x, axes, True)
 
 
-def _root(net: Net, variance: ITensor, eps: float) -> ITensor:
+def _reciprocal_root(net: Net, variance: ITensor, eps: float) -> ITensor:
     small = base.constant(net, eps, torch.float32, rank=base.rank(variance))
     return base.unary(net, "SQRT", base.elementwise(net, "SUM", variance, small))

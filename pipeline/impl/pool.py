@@ -14,9 +14,9 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, is_nan, layer, where
+from pipeline.impl.elementwise import arithmetic_dtype, is_nan, layer, where
 from pipeline.impl.index import take
-from pipeline.impl.pool_windows import Windows, padded
+from pipeline.impl.pool_windows import Windows, pad_border
 from pipeline.impl.reduce import extremum, reduce
 from pipeline.network.net import Net
 from pipeline.trt import trt
@@ -25,11 +25,11 @@ from pipeline.trt import trt
 @block
 def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
     """Return the maximum of each window, with a border of -inf; NaN, which TensorRT's layer ignores, propagates."""
-    if windows.is_one:
-        return extremum(net, "MAX", x, _last(x, windows), True)
+    if windows.is_single:
+        return extremum(net, "MAX", x, _window_dims(x, windows), True)
     marks = base.cast(net, is_nan(net, x), base.dtype_of(x))
     highest, marked = (
-        _result(net, _layer(net, each, windows, trt.PoolingType.MAX, windows.padding), windows, base.rank(x))
+        _strip_dims(net, _add_layer(net, each, windows, trt.PoolingType.MAX, windows.padding), windows, base.rank(x))
         for each in (x, marks)
     )
     dtype = base.dtype_of(x)
@@ -41,33 +41,33 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
     """Return the mean of each window, with or without the border, or with a given divisor. RTX 1.4 and 1.6.1 merge two
     averages of a tensor that differ only in this (`merged-averages`)."""
     wide, padding = base.cast(net, x, torch.float32), windows.padding
-    if windows.is_one and divisor is None:
-        return base.cast(net, reduce(net, "AVG", wide, _last(x, windows), True), base.dtype_of(x))
+    if windows.is_single and divisor is None:
+        return base.cast(net, reduce(net, "AVG", wide, _window_dims(x, windows), True), base.dtype_of(x))
     if divisor is not None:
         # pad with zeros, so that every window is full and its sum is its mean times its volume
-        wide = padded(net, wide, padding, [p + e for p, e in zip(padding, windows.excess, strict=True)])
-        windows = windows.inside()
+        wide = pad_border(net, wide, padding, [p + e for p, e in zip(padding, windows.excess, strict=True)])
+        windows = windows.without_border()
     elif count_include_pad and any(padding) and (windows.rounds_up or any(windows.excess)):
         # the declared border counts; elements beyond it do not
-        wide, padding = padded(net, wide, padding, padding), [0] * len(padding)
+        wide, padding = pad_border(net, wide, padding, padding), [0] * len(padding)
     padding = [0] * len(padding) if divisor else padding
     if not count_include_pad and any(padding):  # its input must differ from that of an average that counts the border
         wide = base.barrier(net, wide, "merged-averages")
-    pool = _layer(net, wide, windows, trt.PoolingType.AVERAGE, padding)
+    pool = _add_layer(net, wide, windows, trt.PoolingType.AVERAGE, padding)
     pool.average_count_excludes_padding = not (count_include_pad and any(padding))
-    result = _result(net, pool, windows, base.rank(x))
+    result = _strip_dims(net, pool, windows, base.rank(x))
     if divisor is not None:
         factor = base.constant(net, math.prod(windows.kernel) / divisor, torch.float32, rank=base.rank(x))
         result = base.elementwise(net, "PROD", result, factor)
     return base.cast(net, result, base.dtype_of(x))
 
 
-def _last(x: ITensor, windows: Windows) -> list[int]:
+def _window_dims(x: ITensor, windows: Windows) -> list[int]:
     rank = base.rank(x)
     return list(range(rank - len(windows.kernel), rank))
 
 
-def _layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, padding: Sequence[int]) -> Any:
+def _add_layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, padding: Sequence[int]) -> Any:
     """Add the layer; TensorRT requires batch, channels and two or three more dims."""
     flat = len(windows.kernel) == 1
     x = base.unsqueeze(net, x, [base.rank(x) - 1] * flat)
@@ -81,61 +81,61 @@ def _layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, paddin
     return pool
 
 
-def _result(net: Net, pool: Any, windows: Windows, rank: int) -> ITensor:
+def _strip_dims(net: Net, pool: Any, windows: Windows, rank: int) -> ITensor:
     result = pool.get_output(0)
     added = base.rank(result) - rank
     flat = len(windows.kernel) == 1
     return base.squeeze(net, result, [*range(added - flat), *([base.rank(result) - 2] * flat)])
 
 
-Places = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 
 @block
-def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITensor:
+def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
     """Return the maximum of each window of the last dims; None leaves a dim as it is."""
-    result = base.cast(net, x, arithmetic(base.dtype_of(x)))
-    for dim, rows in _by_dim(x, places):
+    result = base.cast(net, x, arithmetic_dtype(base.dtype_of(x)))
+    for dim, rows in _dims_with_windows(x, positions):
         result = extremum(net, "MAX", take(net, result, rows, dim), [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 
 @block
-def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITensor:
+def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
     """Return the mean of each window of the last dims, computed in float32."""
     result = base.cast(net, x, torch.float32)
-    for dim, rows in _by_dim(x, places):
+    for dim, rows in _dims_with_windows(x, positions):
         times = (rows[:, :, None] == rows[:, None, :]).sum(-1)  # repeated elements share one weight
         weights = np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
-        shares = _along(net, weights, base.rank(x) + 1, (dim, dim + 1))
+        shares = _constant_along(net, weights, base.rank(x) + 1, (dim, dim + 1))
         weighted = base.elementwise(net, "PROD", take(net, result, rows, dim), shares)
         result = reduce(net, "SUM", weighted, [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 
 @block
-def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
+def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
     """Return each window's maximum and its flattened index: the first of equal maxima, or the last NaN."""
-    value, index = base.cast(net, x, arithmetic(base.dtype_of(x))), None
+    value, index = base.cast(net, x, arithmetic_dtype(base.dtype_of(x))), None
     step = 1
-    for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):
-        candidates = [_candidate(net, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
+    for (dim, rows), size in zip(_dims_with_windows(x, positions), reversed(sizes), strict=True):
+        candidates = [_window_element(net, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
         value, index = candidates[0]
         for other in candidates[1:]:
-            value, index = _better(net, value, index, *other)
+            value, index = _higher(net, value, index, *other)
         step *= size
     assert index is not None
     index = base.expand(net, index, base.sizes(net, value))
     return base.cast(net, value, base.dtype_of(x)), index
 
 
-def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Places]]:
+def _dims_with_windows(x: ITensor, positions: Sequence[Array | None]) -> list[tuple[int, Array]]:
     """Return the dims that have windows, from the last to the first."""
-    first = base.rank(x) - len(places)
-    return [(first + i, rows) for i, rows in reversed(list(enumerate(places))) if rows is not None]
+    first = base.rank(x) - len(positions)
+    return [(first + i, rows) for i, rows in reversed(list(enumerate(positions))) if rows is not None]
 
 
-def _along(net: Net, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
+def _constant_along(net: Net, values: Array, rank: int, dims: Sequence[int]) -> ITensor:
     """Return a constant that extends along dims of a tensor of that rank."""
     shape = [1] * rank
     for dim, size in zip(dims, values.shape, strict=True):
@@ -143,23 +143,23 @@ def _along(net: Net, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
     return base.constant(net, values.reshape(shape))
 
 
-def _candidate(
-    net: Net, x: ITensor, index: ITensor | None, dim: int, places: Places, step: int
+def _window_element(
+    net: Net, x: ITensor, index: ITensor | None, dim: int, positions: Array, step: int
 ) -> tuple[ITensor, ITensor]:
     """Return one element of each window and its index."""
-    picked = base.constant(net, places)
+    picked = base.constant(net, positions)
     value = take(net, x, picked, dim)
-    here = _along(net, places * step, base.rank(x), (dim,))
+    here = _constant_along(net, positions * step, base.rank(x), (dim,))
     if index is None:
         return value, here
     before = take(net, index, picked, dim) if base.dims(index)[dim] != 1 else index
     return value, base.elementwise(net, "SUM", before, here)
 
 
-def _better(net: Net, value: ITensor, index: ITensor, other: ITensor, place: ITensor) -> tuple[ITensor, ITensor]:
+def _higher(net: Net, value: ITensor, index: ITensor, other: ITensor, other_index: ITensor) -> tuple[ITensor, ITensor]:
     """Choose the other element and its index where it is higher or NaN."""
     higher = base.elementwise(net, "GREATER", other, value)
     if base.dtype_of(other).is_floating_point:
         higher = base.elementwise(net, "OR", higher, is_nan(net, other))
-    value, index = (net.add("select", higher, new, old).get_output(0) for new, old in ((other, value), (place, index)))
+    value, index = (net.add("select", higher, *pair).get_output(0) for pair in ((other, value), (other_index, index)))
     return value, index

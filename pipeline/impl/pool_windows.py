@@ -17,7 +17,7 @@ from pipeline.trt import trt
 
 
 @block
-def combined(net: Net, operation: str, size: Size, number: int) -> Size:
+def combine_size(net: Net, operation: str, size: Size, number: int) -> Size:
     """Return a size plus (``SUM``) or times (``PROD``) a number."""
     if isinstance(size, int):
         return size + number if operation == "SUM" else size * number
@@ -28,7 +28,7 @@ def combined(net: Net, operation: str, size: Size, number: int) -> Size:
 
 
 @block
-def window(
+def slice_window(
     net: Net,
     x: ITensor,
     start: Sequence[int],
@@ -50,26 +50,26 @@ def window(
 
 
 @block
-def padded(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0) -> ITensor:
+def pad_border(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0) -> ITensor:
     """Add a border around the last dims: ``pre`` elements before and ``post`` after each."""
     if not any(pre) and not any(post):
         return x
     leading = base.rank(x) - len(pre)
     before, after = [0] * leading + list(pre), [0] * leading + list(post)
     grown = [a + b for a, b in zip(before, after, strict=True)]
-    shape = [combined(net, "SUM", s, g) for s, g in zip(base.sizes(net, x), grown, strict=True)]
-    return window(net, x, [-b for b in before], shape, fill=fill)
+    shape = [combine_size(net, "SUM", s, g) for s, g in zip(base.sizes(net, x), grown, strict=True)]
+    return slice_window(net, x, [-b for b in before], shape, fill=fill)
 
 
 @block
-def spread(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
+def insert_zeros(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
     """Insert ``spacing - 1`` zeros after each element of the last dims."""
     leading = base.rank(x) - len(spacing)
     sizes = base.sizes(net, x)
     cells = base.unsqueeze(net, x, [leading + 2 * i + 1 for i in range(len(spacing))])
     pairs = [s for size, space in zip(sizes[leading:], spacing, strict=True) for s in (size, space)]
-    cells = window(net, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs], fill=0.0)
-    wide = [combined(net, "PROD", size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
+    cells = slice_window(net, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs], fill=0.0)
+    wide = [combine_size(net, "PROD", size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
     return base.reshape(net, cells, [*sizes[:leading], *wide])
 
 
@@ -90,7 +90,7 @@ class Windows:
         return None not in self.sizes
 
     @property
-    def is_one(self) -> bool:
+    def is_single(self) -> bool:
         """Whether a single window covers exactly the input. For this case TensorRT-RTX 1.6.1 returns wrong averages of
         19 x 19 elements in steps of 2,560 (EfficientNet-B7's last pooling, on an H200)."""
         return self.kernel == self.sizes and not any(self.padding) and set(self.dilation) | set(self.results) == {1}
@@ -109,29 +109,29 @@ class Windows:
             for size, result, k, s, p, d in rows
         ]
 
-    def inside(self) -> Windows:
+    def without_border(self) -> Windows:
         """Return the same windows for a tensor that includes its border."""
         return evolve(self, sizes=[None] * len(self.sizes), ceil_mode=False)
 
-    def places(self) -> list[np.ndarray[Any, Any]]:
+    def positions(self) -> list[np.ndarray[Any, Any]]:
         """Return, for each dim, the input positions of each window's elements."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
-            _rows([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
+            _position_rows([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
             for size, result, k, s, p, d in rows
             if size is not None and result is not None
         ]
 
 
-def adaptive_places(size: int, result: int) -> np.ndarray[Any, Any]:
+def adaptive_positions(size: int, result: int) -> np.ndarray[Any, Any]:
     """Return the positions of ``result`` windows of nearly equal size that cover a dim."""
     starts = [i * size // result for i in range(result)]
     ends = [-(-(i + 1) * size // result) for i in range(result)]
-    return _rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)
+    return _position_rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)
 
 
-def _rows(places: list[list[int]], size: int) -> np.ndarray[Any, Any]:
+def _position_rows(positions: list[list[int]], size: int) -> np.ndarray[Any, Any]:
     """Return a row per window, without positions outside of the input; short rows repeat their last position."""
-    inside = [[p for p in row if 0 <= p < size] for row in places]
+    inside = [[p for p in row if 0 <= p < size] for row in positions]
     longest = max(map(len, inside), default=1)
     return np.array([row + row[-1:] * (longest - len(row)) for row in inside], dtype=np.int64).reshape(-1, longest)

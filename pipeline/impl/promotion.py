@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def promoted(values: Sequence[Any]) -> torch.dtype:
+def promoted_dtype(values: Sequence[Any]) -> torch.dtype:
     """Return an operator's result dtype by eager's type promotion: tensors take precedence over 0-d tensors, and these
     over Python numbers. Tensors may be on "meta": only rank and dtype matter."""
     if len(values) == 2:
@@ -15,13 +15,13 @@ def promoted(values: Sequence[Any]) -> torch.dtype:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     numbers = [v for v in values if not isinstance(v, torch.Tensor)]
     kinds = [v for v in tensors if v.dim()], [v for v in tensors if not v.dim()], numbers
-    result, *weaker = [_of_one_kind(kind) for kind in kinds if kind]
+    result, *weaker = [_promote_one_kind(kind) for kind in kinds if kind]
     for other in weaker:
         result = torch.empty_like(result, dtype=torch.result_type(result, other))
     return torch.result_type(result, result)
 
 
-def _of_one_kind(values: list[Any]) -> Any:
+def _promote_one_kind(values: list[Any]) -> Any:
     """Return a value with the promoted type of values of one kind: tensors with dims, 0-d tensors, or numbers."""
     if isinstance(values[0], torch.Tensor):
         return torch.empty_like(values[0], dtype=reduce(torch.promote_types, [v.dtype for v in values]))

@@ -21,35 +21,35 @@ NAMES: Final = MappingProxyType(
 """The network's dtype of each quantized type, by torch's name."""
 
 
-def axis_of(block: Sequence[int]) -> int | None:
+def axis_of_scales(block: Sequence[int]) -> int | None:
     """Return the dim of per-axis scales; None for other block shapes."""
     ones = [dim for dim, each in enumerate(block) if each == 1]
     return ones[0] if len(ones) == 1 and sum(each == -1 for each in block) == len(block) - 1 else None
 
 
 @building_block
-def codes(net: Net, value: torch.Tensor, type: str) -> ITensor:
+def constant_codes(net: Net, value: torch.Tensor, type: str) -> ITensor:
     """Add a constant of quantized values in their TensorRT dtype (4-bit values are packed)."""
     shape = (*value.shape[:-1], 2 * value.shape[-1]) if is_packed(value, type) else tuple(value.shape)
-    return net.add("constant", shape, net.ctx.trt_codes(value, NAMES[type], shape)).get_output(0)
+    return net.add("constant", shape, net.ctx.trt_quantized_weights(value, NAMES[type], shape)).get_output(0)
 
 
 @building_block
-def scale_of(net: Net, scale: Value, block: Sequence[int], dtype: torch.dtype) -> ITensor:
+def layer_scale(net: Net, scale: Value, block: Sequence[int], dtype: torch.dtype) -> ITensor:
     """Return scales in the layers' layout: per tensor, per axis or per block. Per-block scales have ``dtype``; other
     scales are float32, since INT8 matmuls accumulate in the dtype of the scales."""
     if isinstance(scale, trt.ITensor):
         return scale
     if scale.dtype == torch.float8_e8m0fnu:
-        return codes(net, scale, "e8m0")
+        return constant_codes(net, scale, "e8m0")
     if scale.numel() == 1:
-        return base.cast(net, _viewed(net, scale, ()), torch.float32)
-    if axis_of(block) is not None:
-        return base.cast(net, _viewed(net, scale, (scale.numel(),)), torch.float32)
+        return base.cast(net, _reshaped_constant(net, scale, ()), torch.float32)
+    if axis_of_scales(block) is not None:
+        return base.cast(net, _reshaped_constant(net, scale, (scale.numel(),)), torch.float32)
     return base.tensor(net, scale, dtype)
 
 
-def _viewed(net: Net, value: torch.Tensor, shape: tuple[int, ...]) -> ITensor:
+def _reshaped_constant(net: Net, value: torch.Tensor, shape: tuple[int, ...]) -> ITensor:
     """Add a constant with another shape, without a reshape layer before its reader."""
     output: ITensor = net.add("constant", shape, net.ctx.trt_weights(value)).get_output(0)
     return output
@@ -62,21 +62,21 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
     RTX 1.6 multiplies INT4 by float32 in one kernel, which fails on an H200 ("cuDNN graph compilation failed"); a
     barrier keeps the matmul in a separate kernel.
     """
-    x = codes(net, x, type) if isinstance(x, torch.Tensor) else x
-    scales = scale_of(net, scale, block, dtype)
-    result = _with_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
+    x = constant_codes(net, x, type) if isinstance(x, torch.Tensor) else x
+    scales = layer_scale(net, scale, block, dtype)
+    result = _set_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
     return base.barrier(net, result, "int4-by-float32") if (type, dtype) == ("int4", torch.float32) else result
 
 
 @building_block
 def quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
     x = base.tensor(net, x)
-    scales = scale_of(net, scale, block, base.dtype_of(x))
-    return _with_axis(net.add("quantize", x, scales, dtype_called(NAMES[type])), block)
+    scales = layer_scale(net, scale, block, base.dtype_of(x))
+    return _set_axis(net.add("quantize", x, scales, dtype_called(NAMES[type])), block)
 
 
-def _with_axis(layer: Any, block: Sequence[int]) -> ITensor:
-    axis = axis_of(block)
+def _set_axis(layer: Any, block: Sequence[int]) -> ITensor:
+    axis = axis_of_scales(block)
     if axis is not None:
         layer.axis = axis
     output: ITensor = layer.get_output(0)
@@ -90,10 +90,10 @@ def fake_quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[i
 
 
 @building_block
-def rounded(net: Net, x: Value, scale: Value, type: str) -> ITensor:
+def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> ITensor:
     """Quantize to integers and dequantize by elementwise layers (one scale), if TensorRT has no quantized kernel."""
     dtype, kind = base.dtype_of(x), TYPES[type]
-    each = scale_of(net, scale, (), torch.float32)
+    each = layer_scale(net, scale, (), torch.float32)
     scaled = elementwise.binary(net, "PROD", base.tensor(net, x, torch.float32), base.unary(net, "RECIP", each))
     low = elementwise.binary(net, "MAX", base.unary(net, "ROUND", scaled), kind.low)
     values = elementwise.binary(net, "MIN", low, kind.high)
@@ -108,7 +108,7 @@ def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, siz
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, dtype_called(NAMES[type]), of_scales)
     if scale is None:
         return net.add("dequantize", layer.get_output(0), layer.get_output(1), to_trt(dtype)).get_output(0)
-    tensor_scale = scale_of(net, scale, [-1], torch.float32)
+    tensor_scale = layer_scale(net, scale, [-1], torch.float32)
     layer.set_input(1, tensor_scale)
     scales = net.add("dequantize", layer.get_output(1), tensor_scale, to_trt(dtype)).get_output(0)
     return net.add("dequantize", layer.get_output(0), scales, to_trt(dtype)).get_output(0)

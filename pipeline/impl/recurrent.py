@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from pipeline.impl import base, slice
-from pipeline.impl.activation import activation, behind_matmul
+from pipeline.impl.activation import activation, separate_from_matmul
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
-from pipeline.impl.loops import State, repeated, stacked
+from pipeline.impl.loops import State, run_steps, stack
 from pipeline.impl.matmul import linear
 from pipeline.impl.shape import concatenate
 from pipeline.network.net import Net
@@ -37,37 +37,37 @@ class Cell:
     late_bias: bool = False
 
 
-def _hidden(net: Net, given: ITensor, state: State, weights: Weights) -> ITensor:
-    return binary(net, "SUM", given, _of_state(net, state[0], weights.hidden, None))
+def _hidden_gates(net: Net, input: ITensor, state: State, weights: Weights) -> ITensor:
+    return binary(net, "SUM", input, _multiply_state(net, state[0], weights.hidden, None))
 
 
-def _of_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
+def _multiply_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
     """Multiply the state by a weight. A matmul with K = 1 is not computed elementwise, since TensorRT would repeat that
     in each later gate and step (31 MB for a GRU of eight steps)."""
     return linear(net, state, weight, bias, outer=False)
 
 
-def _elman(activate: Callable[[Net, ITensor], ITensor]) -> Cell:
-    def step(net: Net, given: ITensor, state: State, weights: Weights) -> State:
-        return (activate(net, _hidden(net, given, state, weights)),)
+def _elman_cell(activate: Callable[[Net, ITensor], ITensor]) -> Cell:
+    def step(net: Net, input: ITensor, state: State, weights: Weights) -> State:
+        return (activate(net, _hidden_gates(net, input, state, weights)),)
 
     return Cell(step)
 
 
-def _lstm(net: Net, given: ITensor, state: State, weights: Weights) -> State:
-    enter, forget, new, leave = _gates(net, _hidden(net, given, state, weights), 4)
+def _lstm_step(net: Net, input: ITensor, state: State, weights: Weights) -> State:
+    enter, forget, new, leave = _split_gates(net, _hidden_gates(net, input, state, weights), 4)
     kept = binary(net, "PROD", _sigmoid(net, forget), state[1])
     added = binary(net, "PROD", _sigmoid(net, enter), activation(net, "TANH", new))
     cell = binary(net, "SUM", kept, added)
     output = binary(net, "PROD", _sigmoid(net, leave), activation(net, "TANH", cell))
     if weights.projection is not None:
-        output = _of_state(net, output, weights.projection, None)
+        output = _multiply_state(net, output, weights.projection, None)
     return output, cell
 
 
-def _gru(net: Net, given: ITensor, state: State, weights: Weights) -> State:
-    own = _of_state(net, state[0], weights.hidden, weights.biases[1])
-    pairs = list(zip(_gates(net, given, 3), _gates(net, own, 3), strict=True))
+def _gru_step(net: Net, input: ITensor, state: State, weights: Weights) -> State:
+    own = _multiply_state(net, state[0], weights.hidden, weights.biases[1])
+    pairs = list(zip(_split_gates(net, input, 3), _split_gates(net, own, 3), strict=True))
     reset, keep = (_sigmoid(net, binary(net, "SUM", *pair)) for pair in pairs[:2])
     remembered = binary(net, "PROD", reset, pairs[2][1])
     new = activation(net, "TANH", binary(net, "SUM", pairs[2][0], remembered))
@@ -75,16 +75,16 @@ def _gru(net: Net, given: ITensor, state: State, weights: Weights) -> State:
     return (binary(net, "SUM", new, binary(net, "PROD", keep, change)),)
 
 
-LSTM, GRU = Cell(_lstm), Cell(_gru, late_bias=True)
-RNN_TANH = _elman(lambda net, x: activation(net, "TANH", x))
-RNN_RELU = _elman(lambda net, x: activation(net, "RELU", behind_matmul(net, x)))
+LSTM, GRU = Cell(_lstm_step), Cell(_gru_step, late_bias=True)
+RNN_TANH = _elman_cell(lambda net, x: activation(net, "TANH", x))
+RNN_RELU = _elman_cell(lambda net, x: activation(net, "RELU", separate_from_matmul(net, x)))
 
 
 def _sigmoid(net: Net, x: ITensor) -> ITensor:
     return activation(net, "SIGMOID", x)
 
 
-def _gates(net: Net, x: ITensor, count: int) -> list[ITensor]:
+def _split_gates(net: Net, x: ITensor, count: int) -> list[ITensor]:
     """Split [batch, count * hidden] into gates."""
     size = base.dims(x)[1] // count
     return [slice.narrow(net, x, 1, i * size, size) for i in range(count)]
@@ -98,7 +98,7 @@ def recurrent(
     states: Sequence[Value],
     weights: Sequence[Weights],
     bidirectional: bool,
-    inside: ITensor | None = None,
+    is_inside: ITensor | None = None,
 ) -> tuple[ITensor, ...]:
     """Run all layers of a recurrent module.
 
@@ -114,15 +114,15 @@ def recurrent(
         for direction in range(directions):
             at = index + direction
             state = tuple(slice.select(net, s, 0, at) for s in first)
-            output, state = _layer(net, cell, x, state, weights[at], inside, reverse=direction == 1)
+            output, state = _run_layer(net, cell, x, state, weights[at], is_inside, reverse=direction == 1)
             outputs.append(output)
             last.append(state)
         x = outputs[0] if directions == 1 else concatenate(net, outputs, -1, base.dtype_of(x))
-    return x, *(stacked(net, parts) for parts in zip(*last, strict=True))
+    return x, *(stack(net, parts) for parts in zip(*last, strict=True))
 
 
-def _layer(
-    net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, inside: ITensor | None, *, reverse: bool
+def _run_layer(
+    net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, is_inside: ITensor | None, *, reverse: bool
 ) -> tuple[ITensor, State]:
     """Run one layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
     given = linear(net, x, weights.input, weights.biases[0])
@@ -131,10 +131,10 @@ def _layer(
 
     def step(now: Sequence[ITensor], state: State) -> tuple[ITensor, State]:
         following = cell.step(net, now[0], state, weights)
-        if inside is None:
+        if is_inside is None:
             return following[0], following
         kept = tuple(where(net, now[1], new, old) for new, old in zip(following, state, strict=True))
         return where(net, now[1], following[0], 0.0, base.dtype_of(following[0])), kept
 
-    taken = [given] if inside is None else [given, inside]
-    return repeated(net, step, taken, state, reverse=reverse)
+    taken = [given] if is_inside is None else [given, is_inside]
+    return run_steps(net, step, taken, state, reverse=reverse)

@@ -13,10 +13,10 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, compare, compare_or_equal, layer, logical_not, where, wide
-from pipeline.impl.empty import may_leave_none
-from pipeline.impl.shape import concatenate, product, sampled
-from pipeline.impl.unary import absolute, widened
+from pipeline.impl.elementwise import arithmetic_dtype, compare, compare_or_equal, layer, logical_not, where, wide_dtype
+from pipeline.impl.empty import may_leave_unwritten
+from pipeline.impl.shape import concatenate, size_product, strided_slice
+from pipeline.impl.unary import absolute, to_float32
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.trt import trt
@@ -42,33 +42,33 @@ def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
         return x
     known = base.known_sizes(net, x)
     if rest := [d for d in dims if known[d] != 1]:
-        x = _reduced(net, operation, x, rest, keepdim or len(rest) < len(dims))
+        x = _reduce_in_steps(net, operation, x, rest, keepdim or len(rest) < len(dims))
     return x if keepdim or len(rest) == len(dims) else base.squeeze(net, x, dims)
 
 
-def _reduced(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+def _reduce_in_steps(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     known = base.known_sizes(net, x)
-    empty = [d for d in dims if may_leave_none(net, known[d])]
+    empty = [d for d in dims if may_leave_unwritten(net, known[d])]
     if not empty:
-        return _layer(net, operation, x, dims, keepdim)
+        return _add_layer(net, operation, x, dims, keepdim)
     adds, dtype = "SUM" if operation == "AVG" else operation, base.dtype_of(x)
     sizes = {d: base.size_tensor(net, base.size(net, x, d)) for d in dims}
     one_more = [base.elementwise(net, "SUM", sizes[d], base.size_tensor(net, 1)) for d in empty]
-    fill = base.tensor(net, 0 if adds == "SUM" else neutral(adds, dtype), dtype)
-    x = sampled(net, x, empty, [0] * len(empty), one_more, mode="FILL", fill=fill)
-    result = _layer(net, adds, x, dims, keepdim)
+    fill = base.tensor(net, 0 if adds == "SUM" else neutral_element(adds, dtype), dtype)
+    x = strided_slice(net, x, empty, [0] * len(empty), one_more, mode="FILL", fill=fill)
+    result = _add_layer(net, adds, x, dims, keepdim)
     if operation != "AVG":
         return result
     count = base.cast(net, functools.reduce(partial(base.elementwise, net, "PROD"), sizes.values()), dtype)
     return base.elementwise(net, "DIV", result, base.reshape(net, count, [1] * base.rank(result)))
 
 
-def _layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+def _add_layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     mask = base.axes_mask(dims, base.rank(x))
     return net.add("reduce", x, trt.ReduceOperation.__members__[operation], mask, keepdim).get_output(0)
 
 
-def neutral(operation: str, dtype: torch.dtype) -> int | float:
+def neutral_element(operation: str, dtype: torch.dtype) -> int | float:
     """Return the neutral element of ``SUM``, ``PROD``, ``MAX`` or ``MIN``."""
     if operation == "SUM":
         return -0.0 if dtype.is_floating_point else 0
@@ -83,7 +83,7 @@ def neutral(operation: str, dtype: torch.dtype) -> int | float:
 @block
 def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype) -> ITensor:
     """``SUM``, ``PROD`` or ``AVG`` in a dtype; half precision accumulates in float32 and is rounded once."""
-    value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
+    value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
     return base.cast(net, reduce(net, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
 
 
@@ -91,7 +91,7 @@ def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: t
 def extremum(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """``MAX`` or ``MIN``, for bools any or all; NaN, which TensorRT's layer ignores, propagates."""
     dtype, dims = base.dtype_of(x), all_dims(dim, base.rank(x))
-    value = base.tensor(net, x, arithmetic(dtype))
+    value = base.tensor(net, x, arithmetic_dtype(dtype))
     result = base.cast(net, reduce(net, operation, value, dims, keepdim), dtype)
     if not dtype.is_floating_point or not dims:
         return result
@@ -105,35 +105,35 @@ def any_nan(net: Net, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor
 
 
 @block
-def any_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+def any_nonzero(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     count = base.cast(net, base.tensor(net, x, torch.bool), torch.int32)
     found = reduce(net, "SUM", count, all_dims(dim, base.rank(x)), keepdim)
     return layer(net, "GREATER", found, 0, torch.int32)
 
 
 @block
-def all_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+def all_nonzero(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     zero = logical_not(net, base.tensor(net, x))
-    return logical_not(net, any_of(net, zero, dim, keepdim))
+    return logical_not(net, any_nonzero(net, zero, dim, keepdim))
 
 
 @block
 def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[ITensor, ITensor]:
     """Return the variance over dims (the divisor is the number of elements minus ``correction``), and the mean."""
-    value, dims = widened(net, x), all_dims(dim, base.rank(x))
+    value, dims = to_float32(net, x), all_dims(dim, base.rank(x))
     mean = reduce(net, "AVG", value, dims, keepdim=True)
     centred = base.elementwise(net, "SUB", value, mean)
     square = base.elementwise(net, "PROD", centred, centred)
     total = reduce(net, "SUM", square, dims, keepdim)
-    result = layer(net, "DIV", total, _degrees(net, x, dims, correction), torch.float32)
+    result = layer(net, "DIV", total, _degrees_of_freedom(net, x, dims, correction), torch.float32)
     return result, mean if keepdim or not dims else base.squeeze(net, mean, dims)
 
 
-def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Value:
+def _degrees_of_freedom(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Value:
     """Return the number of reduced elements minus the correction, at least 0."""
     sizes = [base.known_sizes(net, x)[d] for d in dims]
     if all(isinstance(s, int | SymbolicInt) for s in sizes):
-        count: Value = product([s for s in sizes if s is not None])
+        count: Value = size_product([s for s in sizes if s is not None])
     else:
         count = base.scalar_of(net, base.size(net, x, dims[0]))
         for d in dims[1:]:
@@ -147,7 +147,7 @@ def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Va
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
     """Return the norm of an order; infinite: the largest or smallest magnitude, 0: the number of nonzero elements."""
-    value, dims = absolute(net, widened(net, x)), all_dims(dim, base.rank(x))
+    value, dims = absolute(net, to_float32(net, x)), all_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
     if order == 0:
@@ -166,7 +166,7 @@ def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> I
 @block
 def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """``log(sum(exp(x)))`` without overflow: the largest element is factored out."""
-    value, dims = widened(net, x), all_dims(dim, base.rank(x))
+    value, dims = to_float32(net, x), all_dims(dim, base.rank(x))
     largest = reduce(net, "MAX", value, dims, keepdim=True)
     largest = where(net, base.unary(net, "ISINF", largest), 0.0, largest)
     powers = base.unary(net, "EXP", base.elementwise(net, "SUB", value, largest))
@@ -179,16 +179,16 @@ def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
 def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor:
     """Count the elements in each of the equal bins from ``low`` to ``high``; the last includes ``high``."""
     dtype = base.dtype_of(x)
-    edges = _edges(bins, low, high, dtype)
+    edges = _bin_edges(bins, low, high, dtype)
     column = base.reshape(net, base.tensor(net, x), [-1, 1])
     from_edge = compare_or_equal(net, "GREATER", column, edges[None, :-1].contiguous())
     beyond = compare(net, "GREATER", column, edges[None, -1:].contiguous())
     counts = [reduce(net, "SUM", base.cast(net, x, torch.int32), [0], keepdim=False) for x in (from_edge, beyond)]
-    later = concatenate(net, [sampled(net, counts[0], [0], [1], [bins - 1]), counts[1]], 0, torch.int32)
+    later = concatenate(net, [strided_slice(net, counts[0], [0], [1], [bins - 1]), counts[1]], 0, torch.int32)
     return layer(net, "SUB", counts[0], later, torch.int32)
 
 
-def _edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
+def _bin_edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
     """Return the smallest element of each bin, and the largest element of the last. Integers, which eager supports only
     on a GPU, belong to bin ``(x - low) * bins // (high - low)``."""
     if dtype.is_floating_point:

@@ -11,8 +11,8 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, where, wide
-from pipeline.impl.shape import arange, bounds_of, expression, sampled
+from pipeline.impl.elementwise import arithmetic_dtype, where, wide_dtype
+from pipeline.impl.shape import arange, bounds_of, expression, strided_slice
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -23,7 +23,7 @@ LONGEST = (1 << 31) - 1
 @block
 def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
     """Return the cumulative sum along a dim in a dtype."""
-    value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
+    value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
     if base.rank(value) == 0:
         return base.cast(net, value, dtype)
     axis = base.constant(net, np.array(base.axis(dim, base.rank(value)), dtype=np.int64))
@@ -34,11 +34,11 @@ def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
 @block
 def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
     """Return the cumulative product along a dim in a dtype."""
-    length = _length(net, x, dim)
-    value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
+    length = _dim_length(net, x, dim)
+    value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
     one = base.tensor(net, 1, base.dtype_of(value))
-    for step in _steps(net, length):
-        before = _moved(net, value, dim, step, length, one)
+    for step in _distances(net, length):
+        before = _shift(net, value, dim, step, length, one)
         value = base.elementwise(net, "PROD", before, value)
     return base.cast(net, value, dtype)
 
@@ -46,13 +46,13 @@ def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITen
 @block
 def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[ITensor, ITensor]:
     """Return the cumulative maximum (or minimum) along a dim and the index of its last occurrence."""
-    dtype, length = base.dtype_of(x), _length(net, x, dim)
-    value = base.tensor(net, x, arithmetic(dtype))
-    index = _indices(net, value, dim, length)
-    for step in _steps(net, length):
-        earlier_value = _moved(net, value, dim, step, length, None)
-        earlier_index = _moved(net, index, dim, step, length, None)
-        later = _wins(net, value, earlier_value, "GREATER" if largest else "LESS")
+    dtype, length = base.dtype_of(x), _dim_length(net, x, dim)
+    value = base.tensor(net, x, arithmetic_dtype(dtype))
+    index = _positions(net, value, dim, length)
+    for step in _distances(net, length):
+        earlier_value = _shift(net, value, dim, step, length, None)
+        earlier_index = _shift(net, index, dim, step, length, None)
+        later = _replaces(net, value, earlier_value, "GREATER" if largest else "LESS")
         value = where(net, later, value, earlier_value)
         index = where(net, later, index, earlier_index)
     return base.cast(net, value, dtype), index
@@ -61,10 +61,10 @@ def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[IT
 @block
 def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
     """Return the cumulative log-sum-exp along a dim in float32, without overflow."""
-    length, value = _length(net, x, dim), base.tensor(net, x, torch.float32)
+    length, value = _dim_length(net, x, dim), base.tensor(net, x, torch.float32)
     none = base.tensor(net, -math.inf, torch.float32)
-    for step in _steps(net, length):
-        before = _moved(net, value, dim, step, length, none)
+    for step in _distances(net, length):
+        before = _shift(net, value, dim, step, length, none)
         larger = base.elementwise(net, "MAX", before, value)
         larger = where(net, base.unary(net, "ISINF", larger), 0.0, larger)
         first, second = (base.unary(net, "EXP", base.elementwise(net, "SUB", v, larger)) for v in (before, value))
@@ -73,7 +73,7 @@ def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
     return value
 
 
-def _wins(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:
+def _replaces(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:
     """Return whether the later element replaces the earlier one: it is NaN, or at least as extreme."""
     equal = base.elementwise(net, "EQUAL", later, earlier)
     wins = base.elementwise(net, "OR", base.elementwise(net, operation, later, earlier), equal)
@@ -82,7 +82,7 @@ def _wins(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor
     return base.elementwise(net, "OR", wins, base.unary(net, "ISNAN", later))
 
 
-def _indices(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
+def _positions(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
     rank = base.rank(x)
     if rank == 0:
         return base.tensor(net, 0, torch.int64)
@@ -93,21 +93,21 @@ def _indices(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
     return base.elementwise(net, "SUM", zero, line)
 
 
-def _length(net: Net, x: Value, dim: int) -> Size:
+def _dim_length(net: Net, x: Value, dim: int) -> Size:
     if base.rank(x) == 0:
         return 1
     known = base.known_sizes(net, x)[dim]
     return base.size(net, x, dim) if known is None else known
 
 
-def _steps(net: Net, length: Size) -> list[int]:
+def _distances(net: Net, length: Size) -> list[int]:
     """Return the distances 1, 2, 4, … below the dim's maximum; each needs a round of layers."""
     longest = LONGEST if isinstance(length, trt.ITensor) else bounds_of(net, expression(length))[1]
     return [1 << k for k in range(int(min(max(longest, 1), LONGEST) - 1).bit_length())]
 
 
-def _moved(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
+def _shift(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
     """Shift by ``step`` positions along a dim; the first positions get ``fill``, or the first element."""
     mode = "CLAMP" if fill is None else "FILL"
     axis = base.axis(dim, base.rank(x))
-    return sampled(net, x, [axis], [-step], [length], mode=mode, fill=fill)
+    return strided_slice(net, x, [axis], [-step], [length], mode=mode, fill=fill)

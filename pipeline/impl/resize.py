@@ -31,12 +31,12 @@ class Resize:
     antialias: bool = False
 
     @property
-    def nearest(self) -> bool:
+    def is_nearest(self) -> bool:
         return self.mode.startswith("nearest")
 
 
 @block
-def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
+def resize(net: Net, x: ITensor, options: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
     """Resize the last dims to ``sizes``, or by ``scales``, which then also determine the coordinates.
 
     [N, C, L] with a dynamic L is resized as [N, C, 1, L], since RTX 1.4 and 1.6.1 fail to build a resize after a loop
@@ -44,9 +44,9 @@ def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Seq
     """
     if base.rank(x) == 3 and base.dims(x)[2] < 0:
         sizes, scales = [1, *sizes] if sizes else [], None if scales is None else [1.0, *scales]
-        return base.squeeze(net, resize(net, base.unsqueeze(net, x, [2]), how, sizes, scales), [2])
+        return base.squeeze(net, resize(net, base.unsqueeze(net, x, [2]), options, sizes, scales), [2])
     layer = net.add("resize", x)
-    _set_mode(layer, how)
+    _set_mode(layer, options)
     if scales is not None:
         layer.scales = [1.0] * (base.rank(x) - len(scales)) + list(scales)
         return layer.get_output(0)
@@ -58,19 +58,20 @@ def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Seq
     return layer.get_output(0)
 
 
-def _set_mode(layer: Any, how: Resize) -> None:
+def _set_mode(layer: Any, options: Resize) -> None:
     transformation = trt.ResizeCoordinateTransformation
-    layer.resize_mode = trt.InterpolationMode.__members__["NEAREST" if how.nearest else how.mode.upper()]
-    if how.mode == "nearest":
+    layer.resize_mode = trt.InterpolationMode.__members__["NEAREST" if options.is_nearest else options.mode.upper()]
+    if options.mode == "nearest":
         layer.coordinate_transformation = transformation.ASYMMETRIC
         layer.nearest_rounding = trt.ResizeRoundMode.FLOOR
         return
-    layer.coordinate_transformation = transformation.ALIGN_CORNERS if how.align_corners else transformation.HALF_PIXEL
-    if how.nearest:
+    by_corners, by_pixels = transformation.ALIGN_CORNERS, transformation.HALF_PIXEL
+    layer.coordinate_transformation = by_corners if options.align_corners else by_pixels
+    if options.is_nearest:
         layer.nearest_rounding = trt.ResizeRoundMode.HALF_UP
-    if how.align_corners:
+    if options.align_corners:
         layer.selector_for_single_pixel = trt.ResizeSelector.UPPER
-    if how.mode == "cubic":
+    if options.mode == "cubic":
         layer.cubic_coeff = -0.75
 
 
@@ -94,67 +95,67 @@ F = np.float32
 def resize_by_taps(
     net: Net,
     x: ITensor,
-    how: Resize,
+    options: Resize,
     before: Sequence[int | None],
     after: Sequence[Any],
     scales: Sequence[float | None],
 ) -> ITensor:
     """Resize the last dims from sizes ``before`` to ``after``; None leaves a dim as it is."""
     dtype, first = base.dtype_of(x), base.rank(x) - len(before)
-    result = x if how.nearest else base.cast(net, x, torch.float32)
+    result = x if options.is_nearest else base.cast(net, x, torch.float32)
     for i, (size, wanted, scale) in enumerate(zip(before, after, scales, strict=True)):
         if size is not None:
-            places, weights = _taps(how, size, wanted, scale)
-            result = _apply(net, result, first + i, places, None if how.nearest else weights)
+            places, weights = _taps(options, size, wanted, scale)
+            result = _weighted_gather(net, result, first + i, places, None if options.is_nearest else weights)
     return base.cast(net, result, dtype)
 
 
-def _apply(net: Net, x: ITensor, dim: int, places: Array, weights: Array | None) -> ITensor:
+def _weighted_gather(net: Net, x: ITensor, dim: int, positions: Array, weights: Array | None) -> ITensor:
     if weights is None:
-        return take(net, x, places[:, 0], dim)
-    elements = take(net, x, places, dim)
+        return take(net, x, positions[:, 0], dim)
+    elements = take(net, x, positions, dim)
     shape = [1] * base.rank(elements)
     shape[dim : dim + 2] = weights.shape
     weighted = base.elementwise(net, "PROD", elements, base.constant(net, weights.reshape(shape)))
     return reduce(net, "SUM", weighted, [dim + 1], False)
 
 
-def _taps(how: Resize, before: int, after: int, scale: float | None) -> Taps:
+def _taps(options: Resize, before: int, after: int, scale: float | None) -> Taps:
     """Return the input positions of each result, and their weights."""
-    step = _step(how, before, after, scale)
+    step = _sample_distance(options, before, after, scale)
     index = np.arange(after, dtype=F)
-    if how.antialias:
-        return _antialiased(how, before, step, index)
-    if how.mode == "nearest":
-        return _clamped(np.floor(index * step)[:, None], np.ones((after, 1), F), before)
-    if how.mode == "nearest-exact":
-        return _clamped(np.floor((index + F(0.5)) * step)[:, None], np.ones((after, 1), F), before)
-    origin = index * step if how.align_corners else (index + F(0.5)) * step - F(0.5)
-    if how.mode == "linear":
+    if options.antialias:
+        return _antialiased_taps(options, before, step, index)
+    if options.mode == "nearest":
+        return _clamp_positions(np.floor(index * step)[:, None], np.ones((after, 1), F), before)
+    if options.mode == "nearest-exact":
+        return _clamp_positions(np.floor((index + F(0.5)) * step)[:, None], np.ones((after, 1), F), before)
+    origin = index * step if options.align_corners else (index + F(0.5)) * step - F(0.5)
+    if options.mode == "linear":
         origin = np.maximum(origin, F(0))
     floor = np.floor(origin)
     part = (origin - floor)[:, None]
-    taps = np.array([0, 1], F) if how.mode == "linear" else np.array([-1, 0, 1, 2], F)
-    weight = _linear if how.mode == "linear" else _cubic
-    return _clamped(floor[:, None] + taps, weight(part - taps, -0.75), before)
+    taps = np.array([0, 1], F) if options.mode == "linear" else np.array([-1, 0, 1, 2], F)
+    weight = _linear_kernel if options.mode == "linear" else _cubic_kernel
+    return _clamp_positions(floor[:, None] + taps, weight(part - taps, -0.75), before)
 
 
-def _step(how: Resize, before: int, after: int, scale: float | None) -> Any:
+def _sample_distance(options: Resize, before: int, after: int, scale: float | None) -> Any:
     """Return the distance between neighbouring results in input coordinates, in float32 as in eager."""
-    if how.align_corners:
+    if options.align_corners:
         return F((before - 1) / (after - 1)) if after > 1 else F(0)
     return F(before / after) if scale is None else F(1 / scale)
 
 
-def _clamped(places: Array, weights: Array, size: int) -> Taps:
-    return np.clip(places, 0, size - 1).astype(np.int64), weights.astype(F)
+def _clamp_positions(positions: Array, weights: Array, size: int) -> Taps:
+    return np.clip(positions, 0, size - 1).astype(np.int64), weights.astype(F)
 
 
-def _linear(distance: Array, a: float) -> Array:
+def _linear_kernel(distance: Array, a: float) -> Array:
     return np.maximum(F(1) - np.abs(distance), F(0))
 
 
-def _cubic(distance: Array, a: float) -> Array:
+def _cubic_kernel(distance: Array, a: float) -> Array:
     """Evaluate Keys' cubic convolution kernel."""
     d, c = np.abs(distance), F(a)
     near = ((c + 2) * d - (c + 3)) * d * d + 1
@@ -162,15 +163,15 @@ def _cubic(distance: Array, a: float) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, F(0)))
 
 
-def _antialiased(how: Resize, before: int, step: Any, index: Array) -> Taps:
+def _antialiased_taps(options: Resize, before: int, step: Any, index: Array) -> Taps:
     """Return positions and weights that average the input under each result's kernel."""
     stretch = max(step, F(1))
-    support = (1 if how.mode == "linear" else 2) * stretch
-    kernel = _linear if how.mode == "linear" else _cubic
+    support = (1 if options.mode == "linear" else 2) * stretch
+    kernel = _linear_kernel if options.mode == "linear" else _cubic_kernel
     centre = step * (index + F(0.5))
     low = np.maximum((centre - support + F(0.5)).astype(np.int64), 0)
     high = np.minimum((centre + support + F(0.5)).astype(np.int64), before)
     places = low[:, None] + np.arange(int((high - low).max(initial=1)))
     weights = kernel((places - centre[:, None] + F(0.5)) / stretch, -0.5)
     weights = np.where(places < high[:, None], weights, F(0))
-    return _clamped(places, weights / weights.sum(-1, keepdims=True), before)
+    return _clamp_positions(places, weights / weights.sum(-1, keepdims=True), before)

@@ -13,15 +13,13 @@ from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
 from pipeline.trt import to_torch, trt
 
 
-def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, given: Sequence[torch.Tensor] = ()) -> None:
-    """Raise `NetworkError` if a result is not a tensor, or differs from the expected one in dtype, rank or a static
-    dim.
+def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, inputs: Sequence[torch.Tensor] = ()) -> None:
+    """Raise `NetworkError` if a result is not a tensor, or differs from the expected dtype, rank or static dims.
 
-    A data-dependent dim may have the size of one of the operator's arguments (``given``): ``rows[u0] + rows[48]``
-    implies that both are equal.
+    A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
-        raise NetworkError(_returned(result))
+        raise NetworkError(_describe_result(result))
     dtype = to_torch(result.dtype) if isinstance(result, trt.ITensor) else base.network_dtype(result.dtype)
     if dtype != base.network_dtype(expected.dtype):
         raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
@@ -29,12 +27,12 @@ def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, given
     if len(actual) != len(wanted):
         raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
-        if a >= 0 and a != w and not _may_be(w, a, symbols, given):
+        if a >= 0 and a != w and not _may_have_size(w, a, symbols, inputs):
             what = "is fixed" if not isinstance(w, int) else "differs"
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
 
-def _returned(value: object) -> str:
+def _describe_result(value: object) -> str:
     """Describe what a converter returned in place of a tensor, and what it should return."""
     if value is None:
         return "the converter returned None, expected a tensor: end it with return"
@@ -45,11 +43,11 @@ def _returned(value: object) -> str:
     return f"{found}: return its element" if isinstance(value, list | tuple) else found
 
 
-def _may_be(size: Expr, value: int, symbols: Symbols, given: Sequence[torch.Tensor]) -> bool:
+def _may_have_size(size: Expr, value: int, symbols: Symbols, inputs: Sequence[torch.Tensor]) -> bool:
     """Return whether a dynamic size may be ``value``: its only value, or an argument's size if data-dependent."""
     if isinstance(size, int):
         return False
-    is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in given)
+    is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in inputs)
     if not all(s.name in symbols for s in size.free_symbols):
         return is_given
     possible = bounds(size, symbols)

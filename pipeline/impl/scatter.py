@@ -1,6 +1,5 @@
 """Scatter. TensorRT's layer supports only distinct indices; if indices may repeat, every position is compared with all
-indices, and the matching values are reduced. Rows of a KV cache are written in place by TensorRT's KVCacheUpdate
-layer."""
+indices, and the matching values are reduced. TensorRT's KVCacheUpdate layer writes rows of a KV cache in place."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from pipeline.impl import elementwise as _elementwise
 from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.empty import may_be_none
+from pipeline.impl.empty import may_be_zero
 from pipeline.impl.index import iota
-from pipeline.impl.shape import bounds_of, expression, product, sampled, total
+from pipeline.impl.shape import bounds_of, expression, size_product, size_sum, strided_slice
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, trt
 
 
@@ -31,18 +30,18 @@ def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITen
         return base.reshape(net, scatter(net, row, dim, base.tensor(net, index, rank=1), source), [])
     index = base.tensor(net, index, rank=1)
     sizes = base.known_sizes(net, index)
-    source = like(net, source, sizes, base.dtype_of(x))
+    source = fit_to_sizes(net, source, sizes, base.dtype_of(x))
     dim = base.axis(dim, base.rank(x))
     spare = expression(base.known_sizes(net, x)[dim]) - expression(sizes[dim])
     if bounds_of(net, spare)[0] < 0:  # TensorRT requires that there are never more indices than positions
-        return _scatter_flat(net, x, dim, index, source)
+        return _scatter_flattened(net, x, dim, index, source)
     layer = net.add("scatter", x, index, source, trt.ScatterMode.ELEMENT)
     layer.axis = dim
     return layer.get_output(0)
 
 
 @block
-def like(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> ITensor:
+def fit_to_sizes(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> ITensor:
     """Crop a tensor to these sizes, or broadcast a number to them."""
     if base.rank(source) == 0:
         return base.expand(net, base.tensor(net, source, dtype), sizes)
@@ -50,34 +49,34 @@ def like(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> 
     axes = [i for i, (s, t) in enumerate(zip(base.known_sizes(net, value), sizes, strict=True)) if s != t]
     if not axes:
         return value
-    return sampled(net, value, axes, [0] * len(axes), [sizes[a] for a in axes])
+    return strided_slice(net, value, axes, [0] * len(axes), [sizes[a] for a in axes])
 
 
-def _scatter_flat(net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor) -> ITensor:
+def _scatter_flattened(net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor) -> ITensor:
     sizes, counts = base.known_sizes(net, x), base.known_sizes(net, index)
-    strides = [product(sizes[i + 1 :]) for i in range(len(sizes))]
+    strides = [size_product(sizes[i + 1 :]) for i in range(len(sizes))]
     others = [0 if i == dim else s for i, s in enumerate(strides)]
     step = base.tensor(net, base.scalar_of(net, strides[dim]), rank=len(sizes))
     along = base.elementwise(net, "PROD", base.cast(net, index, torch.int64), step)
     place = base.elementwise(net, "SUM", along, iota(net, counts, others))
-    count = product(counts)
-    flat = base.reshape(net, x, [product(sizes)])
+    count = size_product(counts)
+    flat = base.reshape(net, x, [size_product(sizes)])
     place, source = (base.reshape(net, v, [count]) for v in (place, source))
-    return base.reshape(net, rows(net, flat, place, source), sizes)
+    return base.reshape(net, scatter_rows(net, flat, place, source), sizes)
 
 
 @block
-def rows(net: Net, x: ITensor, index: ITensor, source: ITensor) -> ITensor:
+def scatter_rows(net: Net, x: ITensor, index: ITensor, source: ITensor) -> ITensor:
     """Return ``x`` after ``x[index] = source``, which has the dims of ``index``, then those of ``x[0]``."""
     index = base.unsqueeze(net, index, [base.rank(index)])
     return net.add("scatter", x, index, source, trt.ScatterMode.ND).get_output(0)
 
 
 @block
-def along(net: Net, x: ITensor, dim: int, index: Value, source: ITensor) -> ITensor:
+def scatter_along(net: Net, x: ITensor, dim: int, index: Value, source: ITensor) -> ITensor:
     """Return ``x`` after ``x.select(dim, index[i]) = source.select(dim, i)`` for an index of rank 1."""
     if dim == 0:
-        return rows(net, x, base.tensor(net, index), source)
+        return scatter_rows(net, x, base.tensor(net, index), source)
     sizes = base.known_sizes(net, source)
     column = base.reshape(net, base.tensor(net, index), [-1 if i == dim else 1 for i in range(len(sizes))])
     return scatter(net, x, dim, base.expand(net, column, sizes), source)
@@ -94,14 +93,14 @@ def scatter_reduce(
     """Reduce all values with the same index, together with the element of ``x`` (``include_self``) or in its place.
     ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
     given = base.dtype_of(x)
-    dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide(given)
-    dtype = _elementwise.arithmetic(dtype)
-    index, source = _never_empty(net, index, source, dim)
+    dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide_dtype(given)
+    dtype = _elementwise.arithmetic_dtype(dtype)
+    index, source = _pad_if_empty(net, index, source, dim)
     places = base.known_sizes(net, x)[dim]
     sizes = [b if a == 1 else a for a, b in zip(*(base.known_sizes(net, v) for v in (index, source)), strict=True)]
-    hit = _hits(net, index, dim, places)
+    hit = _index_matches(net, index, dim, places)
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
-    matching = _elementwise.where(net, hit, source, _reduce.neutral(OPERATIONS[reduction], dtype), dtype)
+    matching = _elementwise.where(net, hit, source, _reduce.neutral_element(OPERATIONS[reduction], dtype), dtype)
     matching = base.with_sizes(net, matching, [*sizes[:dim], places, *sizes[dim:]])  # `reduce` adds no second pad
     operation = OPERATIONS[reduction]
     extreme = operation in ("MAX", "MIN")
@@ -118,20 +117,20 @@ def scatter_reduce(
     return base.cast(net, reduced, given)
 
 
-def _never_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
+def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
     """If they may be empty, pad indices and source by an index that matches no position. The kernel of the first sum
     also writes the comparison's positions for other kernels, but only if its loop has elements (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
-    if not applies("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_none(net, size):
+    if not is_avoided("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_zero(net, size):
         return index, source
-    more, nowhere = [total([size, 1])], base.tensor(net, -1, base.dtype_of(index))
-    index = sampled(net, index, [dim], [0], more, mode="FILL", fill=nowhere)
+    more, nowhere = [size_sum([size, 1])], base.tensor(net, -1, base.dtype_of(index))
+    index = strided_slice(net, index, [dim], [0], more, mode="FILL", fill=nowhere)
     if base.known_sizes(net, source)[dim] == 1:  # it is broadcast
         return index, source
-    return index, sampled(net, source, [dim], [0], more, mode="FILL")
+    return index, strided_slice(net, source, [dim], [0], more, mode="FILL")
 
 
-def _hits(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
+def _index_matches(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
     """Compare each index with each position; positions are a new dim before the dim of the indices."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
@@ -148,14 +147,14 @@ def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITens
 
 
 @block
-def grown(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
+def extend(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
     """Extend ``x`` with ``fill`` to these sizes."""
     known = base.known_sizes(net, x)
     axes = [i for i, s in enumerate(sizes) if s != known[i]]
     if not axes:
         return x
     value = base.tensor(net, fill, base.dtype_of(x))
-    return sampled(net, x, axes, [0] * len(axes), [sizes[a] for a in axes], mode="FILL", fill=value)
+    return strided_slice(net, x, axes, [0] * len(axes), [sizes[a] for a in axes], mode="FILL", fill=value)
 
 
 CACHE_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -171,14 +170,14 @@ def cache_update(net: Net, cache: Value, rows: Value, starts: Value) -> ITensor:
     fits = CAPABILITIES.kv_cache_update and dtype in CACHE_DTYPES and min(base.dims(source)[1:]) > 0
     returned = net.ctx.node is not None and any(user.op == "output" for user in net.ctx.node.users)
     if not (fits and source.is_network_input and returned):
-        return _scattered(net, source, rows, starts)
+        return _update_by_scatter(net, source, rows, starts)
     places = base.expand(net, base.cast(net, starts, torch.int32), [base.known_sizes(net, rows)[0]])
     result: ITensor = net.add("kv_cache_update", source, rows, places, trt.KVCacheMode.LINEAR).get_output(0)
     net.ctx.in_place.append(result)
     return result
 
 
-def _scattered(net: Net, cache: ITensor, rows: ITensor, starts: ITensor) -> ITensor:
+def _update_by_scatter(net: Net, cache: ITensor, rows: ITensor, starts: ITensor) -> ITensor:
     batch, heads, length, width = base.known_sizes(net, rows)
     if length == 0:
         return cache

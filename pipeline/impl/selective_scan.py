@@ -13,10 +13,10 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary
-from pipeline.impl.loops import State, chunked, in_float32, repeated
+from pipeline.impl.loops import State, in_float32, run_steps, split_into_chunks
 from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
-from pipeline.impl.shape import as_size, bounds_of, expression, sampled
+from pipeline.impl.shape import as_size, bounds_of, expression, strided_slice
 from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
 
@@ -40,46 +40,46 @@ def selective_scan(
     length = base.known_sizes(net, given[0])[2]
     longest = bounds_of(net, expression(length))[1]
     if longest == 1:
-        results = _one(net, given, rates, state)
+        results = _one_token(net, given, rates, state)
     elif longest <= AT_ONCE:
         results = _scan(net, given, rates, state, length, int(longest))
     else:
         most = max(CHUNK, -(-length // MOST)) if isinstance(length, int) else CHUNK
-        results = _several(net, given, rates, state, 1 << (most - 1).bit_length())
+        results = _chunks(net, given, rates, state, 1 << (most - 1).bit_length())
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
 
-def _one(net: Net, now: Sequence[ITensor], a: ITensor, state: ITensor) -> tuple[ITensor, ITensor]:
-    input, step, b, c = now
-    fades = _decay(net, base.unsqueeze(net, a, [0]), step)
-    added = binary(net, "PROD", binary(net, "PROD", step, input), _transposed(net, b))
+def _one_token(net: Net, token: Sequence[ITensor], a: ITensor, state: ITensor) -> tuple[ITensor, ITensor]:
+    input, step, b, c = token
+    fades = _decay_factor(net, base.unsqueeze(net, a, [0]), step)
+    added = binary(net, "PROD", binary(net, "PROD", step, input), _transpose(net, b))
     state = binary(net, "SUM", binary(net, "PROD", state, fades), added)
-    return reduce(net, "SUM", binary(net, "PROD", state, _transposed(net, c)), [2], True), state
+    return reduce(net, "SUM", binary(net, "PROD", state, _transpose(net, c)), [2], True), state
 
 
-def _transposed(net: Net, x: ITensor) -> ITensor:
+def _transpose(net: Net, x: ITensor) -> ITensor:
     return base.permute(net, x, [0, 2, 1])
 
 
 def _scan(
-    net: Net, now: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
+    net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
     """Process tokens by a parallel scan: combine each state with the state 1, 2, 4, … tokens before it."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
-    input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(now, (2, 2, 1, 1), strict=True))
+    input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
-    first = binary(net, "PROD", _decay(net, rates, narrow(net, since, 3, 0, 1)), base.unsqueeze(net, state, [3]))
+    first = binary(net, "PROD", _decay_factor(net, rates, narrow(net, since, 3, 0, 1)), base.unsqueeze(net, state, [3]))
     added = binary(net, "PROD", binary(net, "PROD", step, input), b)
-    states = binary(net, "SUM", added, sampled(net, first, [3], [0], [length], mode="FILL"))
+    states = binary(net, "SUM", added, strided_slice(net, first, [3], [0], [length], mode="FILL"))
     for back in (1 << k for k in range((longest - 1).bit_length())):
-        left = _decay(net, rates, binary(net, "SUB", since, _back(net, since, back, length)))
-        states = binary(net, "SUM", states, binary(net, "PROD", left, _back(net, states, back, length)))
+        left = _decay_factor(net, rates, binary(net, "SUB", since, _shift_right(net, since, back, length)))
+        states = binary(net, "SUM", states, binary(net, "PROD", left, _shift_right(net, states, back, length)))
     output = reduce(net, "SUM", binary(net, "PROD", states, c), [2], False)
     return output, base.squeeze(net, narrow(net, states, 3, as_size(expression(length) - 1), 1), [3])
 
 
-def _several(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
+def _chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
     """Process tokens in chunks; padding tokens in the last chunk do not change the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
@@ -88,17 +88,17 @@ def _several(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, ch
         output, last = _scan(net, now, a, before[0], chunk, chunk)
         return output, (last,)
 
-    taken = [chunked(net, x, 2, count, chunk) for x in tokens]
-    output, (state,) = repeated(net, scan, taken, (state,), most=MOST)
+    taken = [split_into_chunks(net, x, 2, count, chunk) for x in tokens]
+    output, (state,) = run_steps(net, scan, taken, (state,), unroll=MOST)
     padded = [batch, width, as_size(expression(count) * chunk)]
     return narrow(net, base.reshape(net, base.permute(net, output, [1, 2, 0, 3]), padded), 2, 0, length), state
 
 
-def _decay(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
+def _decay_factor(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
     """Return the decay factor of a state after steps."""
     return base.unary(net, "EXP", binary(net, "PROD", rates, steps))
 
 
-def _back(net: Net, x: ITensor, places: int, length: Size) -> ITensor:
-    """Shift right by ``places`` positions along the last dim, filling with 0."""
-    return sampled(net, x, [3], [-places], [length], mode="FILL")
+def _shift_right(net: Net, x: ITensor, positions: int, length: Size) -> ITensor:
+    """Shift right by ``positions`` positions along the last dim, filling with 0."""
+    return strided_slice(net, x, [3], [-positions], [length], mode="FILL")

@@ -58,17 +58,17 @@ def as_size(expr: Any) -> Size:
     return int(expr) if expr.is_number else SymbolicInt(expr)
 
 
-def product(sizes: Sequence[Size]) -> Size:
+def size_product(sizes: Sequence[Size]) -> Size:
     """Return the product of sizes."""
     return as_size(sympy.Mul(*map(expression, sizes)))
 
 
-def total(sizes: Sequence[Size]) -> Size:
+def size_sum(sizes: Sequence[Size]) -> Size:
     """Return the sum of sizes."""
     return as_size(sympy.Add(*map(expression, sizes)))
 
 
-def negative(size: Size) -> Size:
+def negate(size: Size) -> Size:
     return as_size(-expression(size))
 
 
@@ -103,11 +103,11 @@ def repeat(net: Net, x: ITensor, repeats: Sequence[Size], shape: Sequence[Size])
         return base.expand(net, x, shape)
     if any(s == 0 for s in shape):
         return base.expand(net, base.tensor(net, 0, base.dtype_of(x)), shape)
-    return sampled(net, x, axes, [0] * len(axes), [shape[i] for i in axes], mode="WRAP")
+    return strided_slice(net, x, axes, [0] * len(axes), [shape[i] for i in axes], mode="WRAP")
 
 
 @block
-def sampled(
+def strided_slice(
     net: Net,
     x: ITensor,
     axes: Sequence[int],

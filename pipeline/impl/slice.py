@@ -11,8 +11,8 @@ import sympy
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.empty import may_be_none
-from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
+from pipeline.impl.empty import may_be_zero
+from pipeline.impl.shape import as_size, bounds_of, expression, negate, size_product, size_sum, strided_slice
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 
@@ -22,21 +22,21 @@ def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 
     """Slice ``size`` elements along a dim from ``start`` on; return ``x`` itself if that is all of it."""
     if start == 0 and step == 1 and size == base.known_sizes(net, x)[dim]:
         return x
-    return sampled(net, x, [dim], [start], [size], stride=[step])
+    return strided_slice(net, x, [dim], [start], [size], stride=[step])
 
 
 @fact
-def first(net: Net, bound: Size | None, size: Size) -> Size:
+def slice_start(net: Net, bound: Size | None, size: Size) -> Size:
     """Return a slice's start in a dim of this size, wrapped and clamped."""
     if bound is None:
         return 0
     low, high, value = sympy.Integer(0), expression(size), expression(bound)
-    wrapped = _wrapped(net, value, high)
-    return as_size(_clamped(net, wrapped, low, high))
+    wrapped = _wrap_negative(net, value, high)
+    return as_size(_clamp(net, wrapped, low, high))
 
 
 @fact
-def is_data(net: Net, size: Size) -> bool:
+def is_data_dependent(net: Net, size: Size) -> bool:
     """Return whether a size is read from a tensor's element, which TensorRT would need on the host."""
     symbols = size.expr.free_symbols if isinstance(size, SymbolicInt) else ()
     return any(net.ctx.symbols.get(str(s), (None, 0))[1] is None for s in symbols)
@@ -46,14 +46,14 @@ def is_data(net: Net, size: Size) -> bool:
 def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
     """Select an element of a dim, and remove the dim."""
     sizes = base.known_sizes(net, x)
-    one = narrow(net, x, dim, first(net, index, sizes[dim]), 1)
+    one = narrow(net, x, dim, slice_start(net, index, sizes[dim]), 1)
     rest = [s for i, s in enumerate(sizes) if i != dim]
     if all(isinstance(s, int) for s in rest):
         return base.reshape(net, one, rest)
     return base.squeeze(net, one, [dim])
 
 
-def _wrapped(net: Net, value: Any, size: Any) -> Any:
+def _wrap_negative(net: Net, value: Any, size: Any) -> Any:
     """Wrap a negative index; ``Max(0, Min(1, -v))`` is ``v < 0`` at run time."""
     low, high = bounds_of(net, value)
     if low >= 0:
@@ -61,7 +61,7 @@ def _wrapped(net: Net, value: Any, size: Any) -> Any:
     return value + (size if high < 0 else size * sympy.Max(0, sympy.Min(1, -value)))
 
 
-def _clamped(net: Net, value: Any, low: Any, high: Any) -> Any:
+def _clamp(net: Net, value: Any, low: Any, high: Any) -> Any:
     """Clamp to ``low..high``, omitting bounds that the value's range already implies."""
     inside = sympy.Max(value, low) if bounds_of(net, value - low)[0] < 0 else value
     return sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside
@@ -75,13 +75,13 @@ def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
     if not axes:
         return x
     given = [sizes[a] for a in axes]
-    return sampled(net, x, axes, [_last(net, s) for s in given], given, stride=[-1] * len(axes))
+    return strided_slice(net, x, axes, [_last_position(net, s) for s in given], given, stride=[-1] * len(axes))
 
 
-def _last(net: Net, size: Size) -> Size:
+def _last_position(net: Net, size: Size) -> Size:
     """Return the last position of a dim; 0 for an empty one, since TensorRT refuses -1."""
-    last = total([size, -1])
-    if not may_be_none(net, size):
+    last = size_sum([size, -1])
+    if not may_be_zero(net, size):
         return last
     return base.elementwise(net, "MAX", base.size_tensor(net, last), base.size_tensor(net, 0))
 
@@ -93,37 +93,37 @@ def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> I
     moves: dict[int, Size] = {}
     for shift, dim in zip(shifts, dims, strict=True):
         a = base.axis(dim, len(sizes))
-        moves[a] = total([moves.get(a, 0), negative(shift)])
+        moves[a] = size_sum([moves.get(a, 0), negate(shift)])
     for a, shift in moves.items():
         moves[a] = shift % sizes[a] if isinstance(shift, int) and isinstance(sizes[a], int) and sizes[a] else shift
     axes = sorted(a for a, start in moves.items() if start != 0)
     if not axes or 0 in sizes:
         return x
-    return sampled(net, x, axes, [moves[a] for a in axes], [sizes[a] for a in axes], mode="WRAP")
+    return strided_slice(net, x, axes, [moves[a] for a in axes], [sizes[a] for a in axes], mode="WRAP")
 
 
 @block
-def flattened(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
+def flatten_dims(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
     """Move two dims to the end and merge them; also return the order of dims, and their sizes before the merge."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]
     moved = base.permute(net, x, order)
     sizes = base.known_sizes(net, moved)
-    return base.reshape(net, moved, [*sizes[:-2], product(sizes[-2:])]), order, sizes
+    return base.reshape(net, moved, [*sizes[:-2], size_product(sizes[-2:])]), order, sizes
 
 
 def diagonal_start(offset: int, columns: Size) -> Size:
     """Return the start of a diagonal in a flattened matrix; its elements are ``columns + 1`` apart."""
-    return offset if offset >= 0 else product([-offset, columns])
+    return offset if offset >= 0 else size_product([-offset, columns])
 
 
 @block
 def diagonal(net: Net, x: ITensor, offset: int, dim1: int, dim2: int, count: Size) -> ITensor:
     """Return a diagonal of the matrices in two dims, as the last dim."""
-    flat, _, sizes = flattened(net, x, dim1, dim2)
+    flat, _, sizes = flatten_dims(net, x, dim1, dim2)
     start = 0 if count == 0 else diagonal_start(offset, sizes[-1])
-    return sampled(net, flat, [len(sizes) - 2], [start], [count], stride=[total([sizes[-1], 1])])
+    return strided_slice(net, flat, [len(sizes) - 2], [start], [count], stride=[size_sum([sizes[-1], 1])])
 
 
 MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circular": "WRAP"}
@@ -142,20 +142,20 @@ def pad(
     if not axes:
         return x
     if mode == "circular" and any(isinstance(n, int) and n < 0 for n in amounts):
-        x = _trimmed(net, x, amount)
-        amount = {a: (_positive(before), _positive(after)) for a, (before, after) in amount.items()}
+        x = _crop(net, x, amount)
+        amount = {a: (_positive_part(before), _positive_part(after)) for a, (before, after) in amount.items()}
     fill = base.tensor(net, value, base.dtype_of(x)) if mode == "constant" and value not in (0, False) else None
-    start, sizes = [negative(amount[a][0]) for a in axes], [shape[a] for a in axes]
-    return sampled(net, x, axes, start, sizes, mode=MODES[mode], fill=fill)
+    start, sizes = [negate(amount[a][0]) for a in axes], [shape[a] for a in axes]
+    return strided_slice(net, x, axes, start, sizes, mode=MODES[mode], fill=fill)
 
 
-def _trimmed(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
+def _crop(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
     """Crop by the negative amounts, before the remainder is padded."""
     axes, known = sorted(amount), base.known_sizes(net, x)
-    less = {a: [total([n, negative(_positive(n))]) for n in amount[a]] for a in axes}
-    sizes = [total([known[a], *less[a]]) for a in axes]
-    return sampled(net, x, axes, [negative(less[a][0]) for a in axes], sizes)
+    less = {a: [size_sum([n, negate(_positive_part(n))]) for n in amount[a]] for a in axes}
+    sizes = [size_sum([known[a], *less[a]]) for a in axes]
+    return strided_slice(net, x, axes, [negate(less[a][0]) for a in axes], sizes)
 
 
-def _positive(amount: Size) -> Size:
+def _positive_part(amount: Size) -> Size:
     return max(amount, 0) if isinstance(amount, int) else amount

@@ -9,10 +9,10 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, layer, where
+from pipeline.impl.elementwise import arithmetic_dtype, layer, where
 from pipeline.impl.index import gather
 from pipeline.impl.reduce import any_nan
-from pipeline.impl.shape import sampled
+from pipeline.impl.shape import strided_slice
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -38,20 +38,20 @@ def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
 def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tuple[ITensor, ITensor, ITensor]:
     """Return the values and indices of ``topk``, and the keys by which they are ordered."""
     dtype, rank = base.dtype_of(x), base.rank(x)
-    value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK requires two dims
+    value = base.tensor(net, x, arithmetic_dtype(dtype), rank=2)  # TopK requires two dims
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
     if k == 0:
-        keys = values = sampled(net, value, [axis], [0], [0])
+        keys = values = strided_slice(net, value, [axis], [0], [0])
         places = base.cast(net, values, torch.int32)
     else:
         floats = dtype.is_floating_point
-        keys, places = _ordered(net, _key(net, value) if floats else value, k, axis, largest)
+        keys, places = _topk(net, _sort_keys(net, value) if floats else value, k, axis, largest)
         values = gather(net, value, places, axis) if floats else keys
     values, places, keys = (base.squeeze(net, f, range(2 - rank)) for f in (values, places, keys))
     return base.cast(net, values, dtype), base.cast(net, places, torch.int64), keys
 
 
-def _key(net: Net, x: ITensor) -> ITensor:
+def _sort_keys(net: Net, x: ITensor) -> ITensor:
     """Return sort keys in eager's order of floats: infinity for NaN, and the largest float32 for infinity.
 
     Each larger float32 is replaced by its neighbour towards zero. Subnormal numbers and the smallest normal number
@@ -64,19 +64,19 @@ def _key(net: Net, x: ITensor) -> ITensor:
     return where(net, base.unary(net, "ISNAN", x), math.inf, finite, torch.float32)
 
 
-def _ordered(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+def _topk(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
     """Run TopK; a dim that is not among the last four is moved to the end."""
     rank = base.rank(x)
     if rank - axis <= LAST_DIMS:
-        return _top(net, x, k, axis, largest)
+        return _add_topk(net, x, k, axis, largest)
     to_end = [d for d in range(rank) if d != axis] + [axis]
     back = sorted(range(rank), key=to_end.__getitem__)
-    found = _top(net, base.permute(net, x, to_end), k, rank - 1, largest)
+    found = _add_topk(net, base.permute(net, x, to_end), k, rank - 1, largest)
     values, indices = (base.permute(net, f, back) for f in found)
     return values, indices
 
 
-def _top(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+def _add_topk(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
     operation = trt.TopKOperation.MAX if largest else trt.TopKOperation.MIN
     layer = net.add("topk", x, operation, k if isinstance(k, int) else 1, 1 << axis)
     if not isinstance(k, int):
@@ -87,14 +87,14 @@ def _top(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
 @block
 def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
     """Return the largest (or smallest) element along a dim and its index: the first of equal elements or NaNs."""
-    values, indices = _extremum(net, largest, x, dim)
+    values, indices = _extremum_or_nan(net, largest, x, dim)
     if keepdim or base.rank(x) == 0:
         return values, indices
     values, indices = (base.squeeze(net, f, [base.axis(dim, base.rank(x))]) for f in (values, indices))
     return values, indices
 
 
-def _extremum(net: Net, largest: bool, x: Value, dim: int) -> Pair:
+def _extremum_or_nan(net: Net, largest: bool, x: Value, dim: int) -> Pair:
     """Find the extremum; if there is a NaN, the first NaN."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     if not dtype.is_floating_point:
@@ -105,7 +105,7 @@ def _extremum(net: Net, largest: bool, x: Value, dim: int) -> Pair:
     marks = base.cast(net, marks if largest else base.unary(net, "NEG", marks), dtype)
     wide = base.tensor(net, where(net, there, marks, value, dtype), rank=2)
     axis = base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1)
-    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in _ordered(net, wide, 1, axis, largest))
+    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in _topk(net, wide, 1, axis, largest))
     return where(net, there, math.nan, values, dtype), base.cast(net, indices, torch.int64)
 
 
@@ -128,14 +128,14 @@ def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
     length = base.known_sizes(net, x)[dim]
     length = base.size(net, x, dim) if length is None else length
     values, indices, keys = _topk_with_keys(net, x, length, dim, descending)
-    return (values, _stable(net, keys, indices, length, dim)) if stable and length != 0 else (values, indices)
+    return (values, _sort_runs(net, keys, indices, length, dim)) if stable and length != 0 else (values, indices)
 
 
-def _stable(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
+def _sort_runs(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
     """Sort indices within each run of equal keys, by sorting the run's number times a constant plus the index."""
     rank = base.rank(keys)
     axis = base.axis(dim, rank)
-    before = sampled(net, keys, [axis], [-1], [length], mode="CLAMP")
+    before = strided_slice(net, keys, [axis], [-1], [length], mode="CLAMP")
     same = base.elementwise(net, "EQUAL", keys, before)
     starts = base.cast(net, base.unary(net, "NOT", same), torch.int64)
     place = base.constant(net, torch.tensor(axis))

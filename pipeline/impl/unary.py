@@ -9,19 +9,19 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic, is_nan, layer, logical_not, where, wide
+from pipeline.impl.elementwise import arithmetic_dtype, is_nan, layer, logical_not, where, wide_dtype
 from pipeline.network.net import Net
 
 
 @block
-def floating(net: Net, x: Value) -> ITensor:
+def to_floating(net: Net, x: Value) -> ITensor:
     """Convert integers and bools to float32."""
     dtype = base.dtype_of(x)
     return base.tensor(net, x, dtype if dtype.is_floating_point else torch.float32)
 
 
 @block
-def widened(net: Net, x: Value) -> ITensor:
+def to_float32(net: Net, x: Value) -> ITensor:
     """Cast to float32, for functions of several layers that round once at the end, as in eager."""
     return base.tensor(net, x, torch.float32)
 
@@ -29,21 +29,21 @@ def widened(net: Net, x: Value) -> ITensor:
 @block
 def real(net: Net, operation: str, x: Value) -> ITensor:
     """Apply a function of floats; integers become float32."""
-    return base.unary(net, operation, floating(net, x))
+    return base.unary(net, operation, to_floating(net, x))
 
 
 @block
-def signed(net: Net, operation: str, x: Value) -> ITensor:
+def signed_function(net: Net, operation: str, x: Value) -> ITensor:
     """``ABS``, ``NEG`` or ``SIGN``, also of integers."""
     dtype = base.dtype_of(x)
-    result = base.unary(net, operation, base.tensor(net, x, arithmetic(dtype)))
+    result = base.unary(net, operation, base.tensor(net, x, arithmetic_dtype(dtype)))
     return base.cast(net, result, dtype)
 
 
 @block
 def sign(net: Net, x: Value) -> ITensor:
     """-1, 0 or 1; 0 for NaN, for which TensorRT's layer returns NaN."""
-    result = signed(net, "SIGN", x)
+    result = signed_function(net, "SIGN", x)
     if not base.dtype_of(result).is_floating_point:
         return result
     return where(net, is_nan(net, base.tensor(net, x)), 0.0, result, base.dtype_of(result))
@@ -64,14 +64,14 @@ def is_negative(net: Net, x: ITensor) -> ITensor:
 
 
 @block
-def rounded(net: Net, operation: str, x: Value) -> ITensor:
+def rounding_function(net: Net, operation: str, x: Value) -> ITensor:
     """``FLOOR``, ``CEIL`` or ``ROUND`` (ties to even); integers are unchanged."""
     x = base.tensor(net, x)
     return base.unary(net, operation, x) if base.dtype_of(x).is_floating_point else x
 
 
 @block
-def truncated(net: Net, x: Value) -> ITensor:
+def truncate(net: Net, x: Value) -> ITensor:
     """Round toward zero."""
     x = base.tensor(net, x)
     if not base.dtype_of(x).is_floating_point:
@@ -83,46 +83,46 @@ def truncated(net: Net, x: Value) -> ITensor:
 @block
 def rsqrt(net: Net, x: Value) -> ITensor:
     """``1 / sqrt(x)``; half precision is computed in float32 and rounded once."""
-    x = floating(net, x)
+    x = to_floating(net, x)
     dtype = base.dtype_of(x)
-    root = base.unary(net, "SQRT", base.cast(net, x, wide(dtype)))
+    root = base.unary(net, "SQRT", base.cast(net, x, wide_dtype(dtype)))
     return base.cast(net, base.unary(net, "RECIP", root), dtype)
 
 
 @block
 def logarithm(net: Net, base_: float, x: Value) -> ITensor:
     """The logarithm to a base."""
-    natural = base.unary(net, "LOG", widened(net, x))
+    natural = base.unary(net, "LOG", to_float32(net, x))
     return layer(net, "PROD", natural, 1 / math.log(base_), torch.float32)
 
 
 @block
 def log1p(net: Net, x: Value) -> ITensor:
     """``log(1 + x)``; near zero ``2 atanh(x / (2 + x))``, since the sum would lose digits."""
-    x = widened(net, x)
+    x = to_float32(net, x)
     ratio = base.elementwise(net, "DIV", x, layer(net, "SUM", x, 2.0, torch.float32))
     near = layer(net, "PROD", base.unary(net, "ATANH", ratio), 2.0, torch.float32)
     far = base.unary(net, "LOG", layer(net, "SUM", x, 1.0, torch.float32))
-    return where(net, _below(net, x, 0.5), near, far)
+    return where(net, _is_near_zero(net, x, 0.5), near, far)
 
 
 @block
 def expm1(net: Net, x: Value) -> ITensor:
     """``exp(x) - 1``; near zero ``2 sinh(x / 2) exp(x / 2)``, since the difference would lose digits."""
-    x = widened(net, x)
+    x = to_float32(net, x)
     half = layer(net, "PROD", x, 0.5, torch.float32)
     product = base.elementwise(net, "PROD", base.unary(net, "SINH", half), base.unary(net, "EXP", half))
     near = layer(net, "PROD", product, 2.0, torch.float32)
     far = layer(net, "SUB", base.unary(net, "EXP", x), 1.0, torch.float32)
-    return where(net, _below(net, x, 1.0), near, far)
+    return where(net, _is_near_zero(net, x, 1.0), near, far)
 
 
-def _below(net: Net, x: ITensor, bound: float) -> ITensor:
+def _is_near_zero(net: Net, x: ITensor, bound: float) -> ITensor:
     return layer(net, "LESS", absolute(net, x), bound, base.dtype_of(x))
 
 
 @block
-def kind_of_number(net: Net, operation: str, x: Value) -> ITensor:
+def is_nan_or_infinite(net: Net, operation: str, x: Value) -> ITensor:
     """``ISNAN`` or ``ISINF``; False for integers."""
     x = base.tensor(net, x)
     if base.dtype_of(x).is_floating_point:
@@ -149,9 +149,9 @@ def atan2(net: Net, y: Value, x: Value) -> ITensor:
 
 
 @block
-def round_to(net: Net, x: Value, decimals: int) -> ITensor:
+def round_decimals(net: Net, x: Value, decimals: int) -> ITensor:
     """Round to a number of decimals, ties to even; negative ones round before the decimal point."""
     scale = 10.0 ** abs(decimals)
     before, after = ("PROD", "DIV") if decimals > 0 else ("DIV", "PROD")
-    moved = layer(net, before, widened(net, x), scale, torch.float32)
+    moved = layer(net, before, to_float32(net, x), scale, torch.float32)
     return layer(net, after, base.unary(net, "ROUND", moved), scale, torch.float32)

@@ -1,7 +1,6 @@
 """Passes that rewrite a program's graph so that TensorRT builds faster networks. Each can be left out by its name.
 
-A pass is a function with the same name as its module, declared by `improvement`, which also states the pass that it
-follows.
+A pass is a function with the name of its module, declared by `improvement`, which also states the preceding pass.
 """
 
 from __future__ import annotations

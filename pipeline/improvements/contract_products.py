@@ -34,54 +34,54 @@ def contract_products(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(aten.sum.dim_IntList):
         product = node.args[0]
         if isinstance(product, Node) and product.target is aten.mul.Tensor and dtype_of(product) in FLOATS:
-            _contract(rewriting, node, product)
+            _replace_product(rewriting, node, product)
 
 
-def contracted(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
+def contract_as_matmul(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
     """Return ``(a * b).sum(dims, keepdim)`` as a matmul that contracts the summed dims that both factors have."""
     rank = max(a.dim(), b.dim())
-    left, right = (_letters(x.shape, rank) for x in (a, b))
+    left, right = (_einsum_letters(x.shape, rank) for x in (a, b))
     kept = [letter for i, letter in enumerate(ascii_letters[:rank]) if i not in dims]
     out = "".join(letter for letter in kept if letter in left + right)
-    a, b = (x.to(dtype).squeeze([i for i, size in enumerate(x.shape) if _is_one(size)]) for x in (a, b))
+    a, b = (x.to(dtype).squeeze([i for i, size in enumerate(x.shape) if _is_size_one(size)]) for x in (a, b))
     result: Tensor = einsum(f"{left},{right}->{out}", [a, b])
     for i, letter in enumerate(ascii_letters[:rank] if keepdim else kept):
         result = result if letter in out else result.unsqueeze(i)
     return result
 
 
-def _contract(rewriting: Rewriting, node: Node, product: Node) -> None:
+def _replace_product(rewriting: Rewriting, node: Node, product: Node) -> None:
     rank = rank_of(product)
     a, b = product.args
     if not (isinstance(a, Node) and isinstance(b, Node)) or dtype_of(node) != dtype_of(product):
         return
-    a = _unexpanded(a, b)
-    b = _unexpanded(b, a)
+    a = _skip_expansion(a, b)
+    b = _skip_expansion(b, a)
     elements = (math.prod(shape_of(x.meta["val"])) for x in (product, a, b, node))
     most, *others = (rewriting.program.shapes.bounds(count).opt for count in elements)
-    both = {*_letters(a.meta["val"].shape, rank)} & {*_letters(b.meta["val"].shape, rank)}
+    both = {*_einsum_letters(a.meta["val"].shape, rank)} & {*_einsum_letters(b.meta["val"].shape, rank)}
     if most < max(LARGE, TIMES * sum(others)):
         return
     summed = [dim % rank for dim in argument(node, "dim") or range(rank)]
     if both.isdisjoint(ascii_letters[dim] for dim in summed):
         return
     create = rewriting.before(node)
-    new = create.traced(contracted, a, b, summed, argument(node, "keepdim"), dtype_of(product))
+    new = create.trace(contract_as_matmul, a, b, summed, argument(node, "keepdim"), dtype_of(product))
     if new is not None:
         create.replace(new)
 
 
-def _letters(shape: Sequence[Argument], rank: int) -> str:
+def _einsum_letters(shape: Sequence[Argument], rank: int) -> str:
     """Return an einsum letter for each dim of the product whose size is not 1, by the position of the dim."""
     places = ascii_letters[rank - len(shape) : rank]
-    return "".join(letter for letter, size in zip(places, shape, strict=True) if not _is_one(size))
+    return "".join(letter for letter, size in zip(places, shape, strict=True) if not _is_size_one(size))
 
 
-def _is_one(size: Argument) -> bool:
+def _is_size_one(size: Argument) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _unexpanded(x: Node, other: Node) -> Node:
+def _skip_expansion(x: Node, other: Node) -> Node:
     """Return the source of an expanded factor if the other factor has the expanded sizes; else the factor itself."""
     if x.target is not aten.expand.default or not isinstance(source := x.args[0], Node):
         return x

@@ -18,7 +18,7 @@ from torch import Tensor
 Parts: TypeAlias = tuple[Tensor, ...]
 
 
-class Form(enum.Enum):
+class Format(enum.Enum):
     """The representation of a float64 value: tensors of float32, except for CONSTANT."""
 
     CONSTANT = "the value itself, known while compiling"
@@ -45,17 +45,17 @@ COSINE: Final = tuple(_TERMS[2::2])
 """Coefficients of (cos(2 pi t) - 1) / t² in t², for turns t of at most 1/8."""
 
 
-def same(x: Parts) -> Parts:
+def keep_parts(x: Parts) -> Parts:
     """Return the parts unchanged."""
     return x
 
 
-def single(x: Tensor) -> Parts:
+def as_single(x: Tensor) -> Parts:
     """Return a tensor as one part: rounded to float32."""
     return (x.float(),)
 
 
-def split_again(x: Parts) -> Parts:
+def split_single(x: Parts) -> Parts:
     """Split a float32 that is a single part into a coarse and a fine part."""
     return split(x[0])
 
@@ -67,38 +67,38 @@ def split(x: Tensor) -> Parts:
     return coarse, (exact - coarse.to(exact.dtype)).float()
 
 
-def product(x: Parts, y: Parts) -> Parts:
+def multiply(x: Parts, y: Parts) -> Parts:
     """Return a product as two parts: an exact 16-bit number, and a remainder of at most 1/64 of that number."""
     return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
 
 
-def quotient(x: Parts, y: Tensor) -> Parts:
-    """Return ``x / y`` for a float64 constant ``y``, as two parts like `product`."""
-    return product(x, split(y.reciprocal()))
+def divide(x: Parts, y: Tensor) -> Parts:
+    """Return ``x / y`` for a float64 constant ``y``, as two parts like `multiply`."""
+    return multiply(x, split(y.reciprocal()))
 
 
-def cut(parts: Parts) -> Parts:
-    """Split a product (`product`) into a coarse and a fine part."""
+def split_product(parts: Parts) -> Parts:
+    """Split a product (`multiply`) into a coarse and a fine part."""
     coarse = (parts[0] + parts[1]).to(torch.bfloat16).float()
     return coarse, (parts[0] - coarse) + parts[1]
 
 
-def total(parts: Parts) -> Parts:
+def add_parts(parts: Parts) -> Parts:
     """Return the sum of two parts, rounded to float32."""
     return (parts[0] + parts[1],)
 
 
-def plus(x: Parts, y: Parts) -> Parts:
+def add(x: Parts, y: Parts) -> Parts:
     """Return a sum, rounded to float32. Coarse parts are added exactly if the operands nearly cancel."""
     return ((x[0] + y[0]) + (x[1] + y[1]),)
 
 
-def minus(x: Parts, y: Parts) -> Parts:
+def subtract(x: Parts, y: Parts) -> Parts:
     """Return a difference, rounded to float32."""
     return ((x[0] - y[0]) + (x[1] - y[1]),)
 
 
-def turns(x: Parts, rate: Tensor) -> Parts:
+def angle_in_turns(x: Parts, rate: Tensor) -> Parts:
     """Return the angle ``x * rate`` for a float64 constant ``rate``, in turns without the integer part.
 
     ``x`` is split into three parts of 8 bits, and the turns per unit into two parts of 16 bits and a remainder, so that
@@ -109,27 +109,27 @@ def turns(x: Parts, rate: Tensor) -> Parts:
     first = _first_bits(rate)
     second = _first_bits(rate - first)
     rank = max(x[0].dim(), rate.dim())
-    steps = _stacked([x[0] + x[1], *[x[1] - middle, middle, x[0]] * 2], rank)
-    rates = _stacked([rate - first - second, *[second] * 3, *[first] * 3], rank).float()
+    steps = _stack_broadcast([x[0] + x[1], *[x[1] - middle, middle, x[0]] * 2], rank)
+    rates = _stack_broadcast([rate - first - second, *[second] * 3, *[first] * 3], rank).float()
     terms = steps * rates
     terms = terms - terms.round()
     coarse = (terms * GRID).round() * (1 / GRID)
     return coarse.sum(0), (terms - coarse).sum(0)
 
 
-def turns_over(x: Parts, period: Tensor) -> Parts:
+def turns_by_period(x: Parts, period: Tensor) -> Parts:
     """Return the angle ``x / period``, in turns, for a float64 constant."""
-    return turns(x, period.reciprocal())
+    return angle_in_turns(x, period.reciprocal())
 
 
-def turns_of(x: Tensor) -> Parts:
+def to_turns(x: Tensor) -> Parts:
     """Convert an angle in radians to turns."""
-    return turns(split(x), torch.ones((), dtype=torch.float64, device=x.device))
+    return angle_in_turns(split(x), torch.ones((), dtype=torch.float64, device=x.device))
 
 
-def circle_of(x: Tensor) -> Parts:
-    """Return the sine and cosine (`circle`) of an angle in radians."""
-    return circle(turns_of(x))
+def to_circle(x: Tensor) -> Parts:
+    """Return the sine and cosine (`sine_and_cosine`) of an angle in radians."""
+    return sine_and_cosine(to_turns(x))
 
 
 def _first_bits(x: Tensor) -> Tensor:
@@ -138,12 +138,12 @@ def _first_bits(x: Tensor) -> Tensor:
     return scaled - (scaled - x)
 
 
-def _stacked(tensors: list[Tensor], rank: int) -> Tensor:
+def _stack_broadcast(tensors: list[Tensor], rank: int) -> Tensor:
     """Stack tensors in a new first dim, broadcast to the given rank."""
     return torch.stack([x[(None,) * (rank - x.dim())] if x.dim() < rank else x for x in tensors])
 
 
-def circle(parts: Parts) -> Parts:
+def sine_and_cosine(parts: Parts) -> Parts:
     """Return the sine and cosine of an angle relative to the nearest quarter turn, and that quarter, from -2 to 2."""
     coarse = parts[0] - parts[0].round()
     quarters = (coarse * 4).round()
@@ -154,19 +154,19 @@ def circle(parts: Parts) -> Parts:
     return sine, 1 + square * _polynomial(square, COSINE), quarters
 
 
-def sine(parts: Parts) -> Parts:
-    """Return the sine of an angle from the results of `circle`."""
+def sine_of_circle(parts: Parts) -> Parts:
+    """Return the sine of an angle from the results of `sine_and_cosine`."""
     even, odd, quarters = parts
-    return (_turned(even, odd, quarters, (quarters < -0.5) | (quarters > 1.5)),)
+    return (_rotate_by_quarters(even, odd, quarters, (quarters < -0.5) | (quarters > 1.5)),)
 
 
-def cosine(parts: Parts) -> Parts:
-    """Return the cosine of an angle from the results of `circle`."""
+def cosine_of_circle(parts: Parts) -> Parts:
+    """Return the cosine of an angle from the results of `sine_and_cosine`."""
     odd, even, quarters = parts
-    return (_turned(even, odd, quarters, (quarters > 0.5) | (quarters < -1.5)),)
+    return (_rotate_by_quarters(even, odd, quarters, (quarters > 0.5) | (quarters < -1.5)),)
 
 
-def _turned(even: Tensor, odd: Tensor, quarters: Tensor, negative: Tensor) -> Tensor:
+def _rotate_by_quarters(even: Tensor, odd: Tensor, quarters: Tensor, negative: Tensor) -> Tensor:
     value = torch.where(quarters.abs() == 1, odd, even)
     return torch.where(negative, -value, value)
 
@@ -180,23 +180,23 @@ def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 
 GIVEN: Final = {
-    Form.SPLIT: split,
-    Form.SINGLE: single,
-    Form.TURNS: turns_of,
-    Form.TERMS: split,
-    Form.PARTS: split,
-    Form.CIRCLE: circle_of,
-    Form.SUM: single,
+    Format.SPLIT: split,
+    Format.SINGLE: as_single,
+    Format.TURNS: to_turns,
+    Format.TERMS: split,
+    Format.PARTS: split,
+    Format.CIRCLE: to_circle,
+    Format.SUM: as_single,
 }
-"""The functions that create each form of an input: of a tensor that is not float64, or of a constant."""
+"""The functions that create each format of an input: of a tensor that is not float64, or of a constant."""
 
 DERIVED: Final = (
-    (Form.SPLIT, Form.PARTS, same),
-    (Form.TERMS, Form.PARTS, cut),
-    (Form.SINGLE, Form.PARTS, split_again),
-    (Form.PARTS, Form.TERMS, same),
-    (Form.TURNS, Form.CIRCLE, circle),
-    (Form.SINGLE, Form.SUM, same),
-    (Form.TERMS, Form.SUM, total),
+    (Format.SPLIT, Format.PARTS, keep_parts),
+    (Format.TERMS, Format.PARTS, split_product),
+    (Format.SINGLE, Format.PARTS, split_single),
+    (Format.PARTS, Format.TERMS, keep_parts),
+    (Format.TURNS, Format.CIRCLE, sine_and_cosine),
+    (Format.SINGLE, Format.SUM, keep_parts),
+    (Format.TERMS, Format.SUM, add_parts),
 )
-"""The functions that create a form of a value from another form of it; the first match applies."""
+"""The functions that create a format of a value from another format of it; the first match applies."""

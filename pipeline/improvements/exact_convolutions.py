@@ -11,7 +11,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
 TERMS, MAPS = 2304, 320
@@ -46,21 +46,21 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     need too much memory; ``use_fp32_acc=False`` replaces none.
     """
     settings = rewriting.program.settings
-    if settings.use_fp32_acc is False or not applies("convolution-sums"):
+    if settings.use_fp32_acc is False or not is_avoided("convolution-sums"):
         return
-    found = (_convolution(rewriting, node) for node in rewriting.nodes(aten.convolution.default))
+    found = (_match_convolution(rewriting, node) for node in rewriting.nodes(aten.convolution.default))
     convolutions = [convolution for convolution in found if convolution is not None]
     every = settings.use_fp32_acc is True
     wide = [c for c in convolutions if c.taps > 1]
-    mostly = sum(c.work for c in wide if c.pays) >= MOSTLY * sum(c.work for c in wide) > 0
+    mostly = sum(c.work for c in wide if c.is_worthwhile) >= MOSTLY * sum(c.work for c in wide) > 0
     for each in convolutions:
         if each.terms <= FEW_TERMS:
             continue
-        done = each.is_pixelwise and (every or mostly) and _by_pixels(rewriting.before(each.node), each, exact=every)
-        if not done and each.fits(every) and (every or (each.taps > 1 and each.pays)):
-            done = _by_windows(rewriting.before(each.node), each)
+        done = each.is_pixelwise and (every or mostly) and _use_pixels(rewriting.before(each.node), each, exact=every)
+        if not done and each.fits_in_memory(every) and (every or (each.taps > 1 and each.is_worthwhile)):
+            done = _use_windows(rewriting.before(each.node), each)
         if not done and (every or each.is_small):
-            _in_float32(rewriting.before(each.node))
+            _replace_by_float32(rewriting.before(each.node))
 
 
 @frozen
@@ -85,9 +85,9 @@ class Convolution:
         return self.pixels * self.terms * self.maps
 
     @property
-    def pays(self) -> bool:
+    def is_worthwhile(self) -> bool:
         """Return whether a matmul takes about as long as TensorRT's convolution and is much more exact."""
-        return self.terms >= TERMS and self.maps >= MAPS and self.fits(every=False)
+        return self.terms >= TERMS and self.maps >= MAPS and self.fits_in_memory(all_exact=False)
 
     @property
     def is_small(self) -> bool:
@@ -97,20 +97,21 @@ class Convolution:
     @property
     def is_pixelwise(self) -> bool:
         """Return whether each output pixel depends on exactly one input pixel, and all input pixels are read."""
-        return self.taps == 1 and self.groups == 1 and not any(self.each("padding")) and set(self.each("stride")) == {1}
+        is_dense = not any(self.per_dim("padding")) and set(self.per_dim("stride")) == {1}
+        return self.taps == 1 and self.groups == 1 and is_dense
 
-    def fits(self, every: bool) -> bool:
+    def fits_in_memory(self, all_exact: bool) -> bool:
         """Return whether the tensor of all windows fits in memory."""
         size = self.pixels * self.terms * 2
-        return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if every else WINDOWS)
+        return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if all_exact else WINDOWS)
 
-    def each(self, name: str) -> list[int]:
+    def per_dim(self, name: str) -> list[int]:
         """Return the value of an argument for each spatial dim."""
         value: list[int] = list(argument(self.node, name))
         return value * (len(self.kernel) if len(value) == 1 else 1)
 
 
-def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
+def _match_convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
     """Return a node's convolution, if it is in float16 with constant weights and no data-dependent size; else None."""
     x, weight = node.args[:2]
     if not isinstance(x, Node) or not isinstance(weight, Node) or argument(node, "transposed"):
@@ -129,32 +130,32 @@ def _convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
     return Convolution(node, pixels, argument(node, "groups"), maps, channels * math.prod(kernel), tuple(kernel))
 
 
-def _by_windows(create: NewCalls, convolution: Convolution) -> bool:
+def _use_windows(create: NewCalls, convolution: Convolution) -> bool:
     """Replace a convolution by a matmul of windows [N, …, taps * channels] and weights [maps, taps * channels]."""
     x, weight, bias = convolution.node.args[:3]
     rank = len(convolution.kernel)
     last = (0, *range(2, rank + 2), 1)
     image = create(aten.permute.default, x, last)
-    padding = convolution.each("padding")
+    padding = convolution.per_dim("padding")
     if any(padding):
         pads = [p for pad in reversed(padding) for p in (pad, pad)]
         image = create(aten.constant_pad_nd.default, image, [0, 0, *pads], 0.0)
-    parts = _windows(create, convolution, image)
+    parts = _slice_windows(create, convolution, image)
     turned = create(aten.permute.default, weight, last)
     matrix = create(aten.reshape.default, turned, [convolution.maps, convolution.terms])
     if bias is not None:
         # a linear layer adds the bias to the rounded sum; here it is a term of the sum
-        matrix = _with_column(create, matrix, bias)
+        matrix = _append_bias_column(create, matrix, bias)
         parts[-1] = create(aten.constant_pad_nd.default, parts[-1], [0, ALIGNED], 1.0)
     windows = create(aten.cat.default, parts, rank + 1)
     result = create(aten.linear.default, windows, matrix)
     return create.replace(create(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
 
 
-def _windows(create: NewCalls, convolution: Convolution, image: Node) -> list[Node]:
+def _slice_windows(create: NewCalls, convolution: Convolution, image: Node) -> list[Node]:
     """Return a slice of ``image`` [N, …, C] for each element of the kernel: the pixels that this element multiplies."""
     counts = shape_of(convolution.node.meta["val"])[2:]
-    strides, dilations = convolution.each("stride"), convolution.each("dilation")
+    strides, dilations = convolution.per_dim("stride"), convolution.per_dim("dilation")
     parts: list[Node] = []
     for place in itertools.product(*map(range, convolution.kernel)):
         part = image
@@ -170,7 +171,7 @@ def _windows(create: NewCalls, convolution: Convolution, image: Node) -> list[No
     return parts
 
 
-def _by_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
+def _use_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
     """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``exact``: the bias is
     a term of the sums, which costs a copy of the pixels; else the bias is added to the rounded sums."""
     x: Argument = convolution.node.args[0]
@@ -180,7 +181,7 @@ def _by_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
     pixels = create(aten.flatten.using_ints, x, 2) if rank > 1 else x
     matrix = create(aten.reshape.default, weight, [maps, convolution.terms])
     if bias is not None and exact:
-        matrix = _with_column(create, matrix, bias)
+        matrix = _append_bias_column(create, matrix, bias)
         pixels = create(aten.constant_pad_nd.default, pixels, [0, 0, 0, ALIGNED], 1.0)
     result = create(aten.matmul.default, create(aten.unsqueeze.default, matrix, 0), pixels)
     if bias is not None and not exact:
@@ -188,14 +189,14 @@ def _by_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
     return create.replace(create(aten.reshape.default, result, [sizes[0], maps, *sizes[1:]]))
 
 
-def _with_column(create: NewCalls, matrix: Node, bias: Argument) -> Node:
+def _append_bias_column(create: NewCalls, matrix: Node, bias: Argument) -> Node:
     """Return the weights with the bias as a further column, to multiply by 1; zeros pad them for alignment."""
     column = create(aten.reshape.default, bias, [matrix.meta["val"].shape[0], 1])
     padded = create(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)
     return create(aten.cat.default, [matrix, padded], 1)
 
 
-def _in_float32(create: NewCalls) -> None:
+def _replace_by_float32(create: NewCalls) -> None:
     """Replace a convolution by a float32 convolution between casts.
 
     The maximum of the result and itself, in one dim, ends the convolution's kernel (quirk ``rounded-convolutions``).

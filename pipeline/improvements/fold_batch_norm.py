@@ -27,10 +27,10 @@ def fold_batch_norm(rewriting: Rewriting) -> None:
         if dtype_of(node) != torch.float16 or rewriting.program.shapes.bounds(rows).opt < BATCH:
             continue
         if not argument(node, "transposed") and rewriting.is_constant(argument(node, "weight")):
-            _scaled(rewriting, node)
+            _fold_readers(rewriting, node)
 
 
-def _scaled(rewriting: Rewriting, node: Node) -> None:
+def _fold_readers(rewriting: Rewriting, node: Node) -> None:
     path: list[tuple[Node, Node | None]] = []
     wanted, value = [aten.mul.Tensor, aten.add.Tensor], node
     while (reader := only_reader(value)) is not None:

@@ -15,23 +15,23 @@ import torch
 from attrs import evolve, frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.graphs import Steps, evaluated
+from pipeline.aten.graphs import Steps, evaluate
 from pipeline.aten.types import Argument
-from pipeline.converters.attention import fuses
+from pipeline.converters.attention import is_fused
 from pipeline.improvements.rewriting import (
     FLOATS,
     NewCalls,
     Node,
     Rewriting,
     aten,
+    both_orders,
     dtype_of,
     improvement,
     is_cast,
     is_copy,
     is_transposed,
     only_reader,
-    orders,
-    permutation,
+    permuted_dims,
     rank_of,
     source_of,
 )
@@ -66,27 +66,27 @@ def fuse_attention(rewriting: Rewriting) -> None:
     """Replace matmuls around a softmax by one scaled_dot_product_attention."""
     for node in rewriting.nodes(*PRODUCTS):
         weights, value = node.args[:2]
-        softmax = _source(weights)
+        softmax = _skip_copies_and_casts(weights)
         if not _is_softmax(softmax) or not isinstance(value, Node) or dtype_of(value) != dtype_of(node):
             continue
-        if not _only_for(weights, softmax, node):
+        if not _is_only_reader_of_chain(weights, softmax, node):
             continue
-        scores = evaluated(_scores, rewriting, softmax.args[0], softmax)
+        scores = evaluate(_match_scores, rewriting, softmax.args[0], softmax)
         if scores is None or {dtype_of(scores.query), dtype_of(scores.key)} != {dtype_of(node)}:
             continue
-        if not scores.finite or _some_count(rewriting, scores):
-            _fuse(rewriting, node, scores, value)
+        if not scores.finite or _has_unmasked_positions(rewriting, scores):
+            _replace_by_attention(rewriting, node, scores, value)
 
 
-def _fuse(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None:
-    key = _transposed(rewriting, scores.key, node)
+def _replace_by_attention(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None:
+    key = _transpose_key(rewriting, scores.key, node)
     leading = {shape_of(n.meta["val"])[:-2] for n in (scores.query, key, value)}
     if len(leading) > 1:  # attention broadcasts less than matmuls do
         return
-    mask = _mask(rewriting.before(node), scores)
+    mask = _merge_masks(rewriting.before(node), scores)
     arguments = (scores.query, key, value, mask, 0.0, False)
     new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, node)
-    if not (rewriting.accepted(new) and fuses(new, rewriting.program.settings) and rewriting.replace(node, new)):
+    if not (rewriting.accepted(new) and is_fused(new, rewriting.program.settings) and rewriting.replace(node, new)):
         rewriting.erase(new)
 
 
@@ -96,14 +96,14 @@ def _is_softmax(node: object) -> bool:
     return argument(node, "dim") in (-1, rank_of(node) - 1)
 
 
-def _source(node: object) -> Argument:
+def _skip_copies_and_casts(node: object) -> Argument:
     """Return the node that copies and casts lead back to."""
     while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
 
 
-def _only_for(node: object, first: Node, reader: Node) -> bool:
+def _is_only_reader_of_chain(node: object, first: Node, reader: Node) -> bool:
     """Return whether ``reader`` is the only reader of the chain from ``first`` to ``node``."""
     while isinstance(node, Node) and only_reader(node) is reader:
         if node is first:
@@ -112,7 +112,7 @@ def _only_for(node: object, first: Node, reader: Node) -> bool:
     return False
 
 
-def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
+def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
     """Match a node as attention scores; None if it does not match, or if another node than ``reader`` reads it."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
@@ -121,37 +121,37 @@ def _scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | 
         return Scores(query, key) if isinstance(query, Node) and isinstance(key, Node) else None
     found: Scores | None
     if is_copy(node) or is_cast(node):
-        found = yield _scores, rewriting, node.args[0], node
+        found = yield _match_scores, rewriting, node.args[0], node
     elif node.target in (aten.mul.Tensor, aten.div.Tensor):
-        found = yield _multiplied, rewriting, node
+        found = yield _match_scaled_scores, rewriting, node
     elif node.target is aten.add.Tensor and not node.kwargs:
-        found = yield _added, rewriting, node
+        found = yield _match_added_mask, rewriting, node
     else:
-        found = yield _selected, rewriting, node
+        found = yield _match_where_mask, rewriting, node
     return found
 
 
-def _multiplied(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
+def _match_scaled_scores(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     """Match attention scores times a number, and fold the number into their scale; None if a mask was added before."""
-    for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else orders(node):
+    for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else both_orders(node):
         factor = rewriting.number(other)
-        found: Scores | None = (yield _scores, rewriting, inner, node) if factor else None
+        found: Scores | None = (yield _match_scores, rewriting, inner, node) if factor else None
         if factor and found is not None and not found.added and not found.allowed:
             return evolve(found, scale=found.scale * (factor if node.target is aten.mul.Tensor else 1 / factor))
     return None
 
 
-def _added(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    for inner, mask in orders(node):
+def _match_added_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
+    for inner, mask in both_orders(node):
         if not isinstance(mask, Node) or dtype_of(mask) not in FLOATS:
             continue
-        found: Scores | None = yield _scores, rewriting, inner, node
+        found: Scores | None = yield _match_scores, rewriting, inner, node
         if found is not None:
             return evolve(found, added=(*found.added, mask))
     return None
 
 
-def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
+def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     """Return scores that ``where`` masks: large negative numbers where a condition is true, or where it is false."""
     allows = False
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
@@ -166,7 +166,7 @@ def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     number = rewriting.number(filled)
     if number is None or number > BLOCKED or not isinstance(condition, Node):
         return None
-    found: Scores | None = yield _scores, rewriting, inner, node
+    found: Scores | None = yield _match_scores, rewriting, inner, node
     if found is None:
         return None
     finite = found.finite or number != -math.inf
@@ -177,7 +177,7 @@ def _selected(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     return evolve(found, allowed=(*found.allowed, (condition, allows)), finite=finite)
 
 
-def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
+def _has_unmasked_positions(rewriting: Rewriting, scores: Scores) -> bool:
     """Return whether every row provably has an unmasked position."""
     known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
@@ -186,17 +186,17 @@ def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
     return bool(reduce(torch.logical_and, rows).any(-1).all())
 
 
-def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
+def _transpose_key(rewriting: Rewriting, key: Node, before: Node) -> Node:
     """Return the key for attention: its last two dims are transposed."""
-    source = _source(key)
+    source = _skip_copies_and_casts(key)
     if is_transposed(source) and dtype_of(source) == dtype_of(key):
-        rank, order = rank_of(source), permutation(source)
+        rank, order = rank_of(source), permuted_dims(source)
         if order == [*range(rank - 2), rank - 1, rank - 2]:
             return source_of(source)  # type: ignore[no-any-return]
     return rewriting.create(aten.transpose.int, (key, -2, -1), {}, before)
 
 
-def _mask(create: NewCalls, scores: Scores) -> Node | None:
+def _merge_masks(create: NewCalls, scores: Scores) -> Node | None:
     """Merge the masks into one: boolean if there are only conditions, else in the query's dtype; None without masks.
 
     Attention requires a mask of at least two dims, while scores broadcast with any rank.

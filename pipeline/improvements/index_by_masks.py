@@ -20,12 +20,12 @@ def index_by_masks(rewriting: Rewriting) -> None:
     The number of positions is data-dependent, and TensorRT-RTX has no layer that computes the positions.
     """
     for node in rewriting.nodes(aten.index_put.default):
-        mask = _mask(argument(node, "self"), argument(node, "indices"))
+        mask = _mask_of_coordinates(argument(node, "self"), argument(node, "indices"))
         if mask is not None:
             rewriting.offer(node, node.target, (node.args[0], [mask], *node.args[2:]), dict(node.kwargs))
 
 
-def _mask(x: Argument, indices: object) -> Node | None:
+def _mask_of_coordinates(x: Argument, indices: object) -> Node | None:
     """Return the mask if these indices of ``x`` are its coordinates, one index for each dim of the mask; else None."""
     if not isinstance(indices, list | tuple) or not indices:
         return None
@@ -36,10 +36,10 @@ def _mask(x: Argument, indices: object) -> Node | None:
     if given != [(found, dim) for dim in range(len(indices))] or found.target not in POSITIONS:
         return None
     mask: Node = found.args[0]
-    return mask if rank_of(mask) == len(indices) and masks(mask, x) else None
+    return mask if rank_of(mask) == len(indices) and is_mask_of(mask, x) else None
 
 
-def masks(mask: Node, x: Node) -> bool:
+def is_mask_of(mask: Node, x: Node) -> bool:
     """Return whether a tensor is boolean, and its sizes are the leading sizes of ``x``."""
     sizes = shape_of(mask.meta["val"])
     return bool(sizes) and dtype_of(mask) == torch.bool and sizes == shape_of(x.meta["val"])[: len(sizes)]

@@ -9,7 +9,7 @@ from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, only_reader, rank_of
 from pipeline.shapes.environment import shape_of
 
@@ -23,19 +23,20 @@ def merge_head_views(rewriting: Rewriting) -> None:
     TensorRT-RTX 1.4 then reorders the queries, keys and values of an attention with one kernel instead of three.
     """
     for node in list(rewriting.graph.nodes):
-        parts = list(_parts(node))
+        parts = list(_head_slices(node))
         if len(parts) > 1 and _are_heads(node, parts):
             first, width = min(part.view for part in parts), parts[0].width
             sizes = [node.meta["val"].shape[-1] // width, width]
             whole = rewriting.create(aten.unflatten.int, (node, rank_of(node) - 1, sizes), {}, first)
             for part in parts if rewriting.accepted(whole) else ():
                 start = part.start // width
-                rewriting.offer(part.view, aten.slice.Tensor, (whole, rank_of(whole) - 2, start, start + part.heads))
+                heads = (whole, rank_of(whole) - 2, start, start + part.heads)
+                rewriting.offer(part.view, aten.slice.Tensor, heads)
             rewriting.erase(whole)
 
 
 @frozen
-class Part:
+class HeadSlice:
     """A slice of a last dim, beginning at ``start``, that ``view`` reshapes to ``heads`` of ``width`` elements."""
 
     view: Node
@@ -44,41 +45,43 @@ class Part:
     width: int
 
 
-def _parts(node: Node) -> Iterator[Part]:
+def _head_slices(node: Node) -> Iterator[HeadSlice]:
     """Yield the slices of a node's last dim whose only readers reshape them to heads."""
-    for piece, start in pieces(node):
+    for piece, start in last_dim_slices(node):
         view = only_reader(piece)
-        if view is not None and does(view.target) is Does.RESHAPES and _splits(view, piece) and not is_output(view):
-            yield Part(view, start, *view.meta["val"].shape[-2:])
+        if view is not None and _splits_dim(view, piece) and not is_output(view):
+            yield HeadSlice(view, start, *view.meta["val"].shape[-2:])
 
 
-def pieces(node: Node) -> Iterator[tuple[Node, int]]:
+def last_dim_slices(node: Node) -> Iterator[tuple[Node, int]]:
     """Yield the slices of a node's last dim, each with its start."""
     for user in node.users:
         if user.op != "call_function" or user.args[0] is not node:
             continue
-        if user.target in SPLITS and _along_the_last(user, node):
+        if user.target in SPLITS and _slices_last_dim(user, node):
             starts = list(accumulate((piece.shape[-1] for piece in user.meta["val"]), initial=0))
             yield from ((item, starts[item.args[1]]) for item in user.users if is_item(item))  # type: ignore[index]
-        elif user.target is aten.slice.Tensor and _along_the_last(user, node) and argument(user, "step") == 1:
+        elif user.target is aten.slice.Tensor and _slices_last_dim(user, node) and argument(user, "step") == 1:
             start = argument(user, "start") or 0
             if isinstance(start, int) and start >= 0:
                 yield user, start
 
 
-def _along_the_last(user: Node, node: Node) -> bool:
+def _slices_last_dim(user: Node, node: Node) -> bool:
     sizes = [node.meta["val"].shape[-1], *(piece.shape[-1] for piece in tree_leaves(user.meta["val"]))]
     last = argument(user, "dim") % rank_of(node) == rank_of(node) - 1
     return last and all(isinstance(size, int) for size in sizes)
 
 
-def _splits(view: Node, piece: Node) -> bool:
+def _splits_dim(view: Node, piece: Node) -> bool:
     """Return whether a view splits the last dim in two and changes nothing else."""
+    if op_kind(view.target) is not Kind.RESHAPES:
+        return False
     seen, given = shape_of(view.meta["val"]), shape_of(piece.meta["val"])
     return len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and all(isinstance(s, int) for s in seen[-2:])
 
 
-def _are_heads(node: Node, parts: Sequence[Part]) -> bool:
+def _are_heads(node: Node, parts: Sequence[HeadSlice]) -> bool:
     """Return whether all heads have the same width and begin at multiples of it."""
     width = parts[0].width
     starts = [node.meta["val"].shape[-1], *(part.start for part in parts)]

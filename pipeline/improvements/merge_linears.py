@@ -22,22 +22,22 @@ def merge_linears(rewriting: Rewriting) -> None:
     """
     groups = defaultdict[Any, list[Node]](list)
     for node in rewriting.nodes(aten.linear.default):
-        if _may_be_merged(rewriting, node):
+        if _is_mergeable(rewriting, node):
             module = module_path(node).rpartition(".")[0]
             groups[node.args[0], argument(node, "bias") is None, module].append(node)
     for nodes in groups.values():
         if len(nodes) > 1:
-            _merged(rewriting, nodes)
+            _merge_layers(rewriting, nodes)
 
 
-def _may_be_merged(rewriting: Rewriting, node: Node) -> bool:
+def _is_mergeable(rewriting: Rewriting, node: Node) -> bool:
     """Return whether a converter accepts the layer, only it reads its constants, and it is not an output."""
     x, *constants = node.args
-    alone = all(c.op == "placeholder" and rewriting.owns(node, c) for c in constants if isinstance(c, Node))
+    alone = all(c.op == "placeholder" and rewriting.owns_constant(node, c) for c in constants if isinstance(c, Node))
     return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
 
 
-def _merged(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
+def _merge_layers(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
     create = rewriting.before(nodes[0])
     weights: list[Any] = [node.args[1] for node in nodes]
     biases = [argument(node, "bias") for node in nodes]

@@ -11,12 +11,12 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise
-from pipeline.aten.traits import CONTRACTIONS, Does, does, states_sizes
+from pipeline.aten.traits import CONTRACTIONS, Kind, has_explicit_sizes, op_kind
 from pipeline.aten.types import Argument
-from pipeline.improvements.push_down_slices import rows_read
+from pipeline.improvements.push_down_slices import dims_read_by_row
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
 
-MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
+MOVES = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)
 """The operators that may read a chain's results: TensorRT fuses none of them into the preceding kernel."""
 
@@ -33,7 +33,7 @@ def merge_slices(rewriting: Rewriting) -> None:
         slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
         for one, other in pairwise(slices):
             if one.stop == other.start and not one.node._erased:
-                _merged(rewriting, node, one, other)
+                _merge_chains(rewriting, node, one, other)
 
 
 @frozen
@@ -71,23 +71,23 @@ class _Chain:
         while waiting:
             node = min(waiting)
             waiting.remove(node)
-            dim = self._dim(node, self.dims)
-            partner = None if dim is None or is_output(node) else self._partner(node, dim)
+            dim = self._row_dim(node, self.dims)
+            partner = None if dim is None or is_output(node) else self._find_partner(node, dim)
             if dim is not None and partner is not None:
                 self.pairs[node], self.dims[node] = partner, dim
                 waiting |= set(node.users)
 
-    def _partner(self, node: Node, dim: int) -> Node | None:
+    def _find_partner(self, node: Node, dim: int) -> Node | None:
         """Return the node that computes the same on the other slice; None if no node does."""
         source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
             new = reader not in theirs and reader is not node and not is_output(reader)
-            if new and self._same(node, reader, dim) and self._dim(reader, theirs) == dim:
+            if new and self._computes_same(node, reader, dim) and self._row_dim(reader, theirs) == dim:
                 return reader
         return None
 
-    def _dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
+    def _row_dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
         """Return the dim of a result with the rows, if each is computed from the inputs' same row; else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
@@ -99,14 +99,14 @@ class _Chain:
         if node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node):
             return None  # all rows of one slice are not all rows of both
         own = {i: dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in dims}
-        return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
+        return next((dim for dim in range(rank_of(node)) if dims_read_by_row(node, dim) == own), None) if own else None
 
-    def _same(self, node: Node, reader: Node, dim: int) -> bool:
+    def _computes_same(self, node: Node, reader: Node, dim: int) -> bool:
         """Return whether two nodes of the two chains compute the same. Only their sizes in the rows' dim may differ."""
         if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
             return False
         given, others = list(node.args), list(reader.args)
-        if states_sizes(node.target):
+        if has_explicit_sizes(node.target):
             a, b = list(given.pop(1)), list(others.pop(1))  # type: ignore[arg-type]
             if len(a) != len(b) or a[:dim] + a[dim + 1 :] != b[:dim] + b[dim + 1 :]:
                 return False
@@ -130,15 +130,16 @@ class _Chain:
         return list(filter(self.readers, list(self.pairs.items())[1:]))
 
     @property
-    def pays(self) -> bool:
+    def is_worthwhile(self) -> bool:
         """Return whether the chain computes something, and each reader outside the chain begins a kernel."""
         readers = [reader for pair in self.ends for reader in self.readers(pair)]
-        return bool(readers) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)
+        begin_kernels = all(op_kind(reader.target) in BEHIND for reader in readers)
+        return bool(readers) and begin_kernels and any(map(is_pointwise, self.pairs))
 
 
-def _merged(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:
+def _merge_chains(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:
     chain = _Chain(one, other)
-    if not chain.pays:
+    if not chain.is_worthwhile:
         return
     both: dict[Node, Node] = {}
     for node, partner in chain.pairs.items():
@@ -148,7 +149,7 @@ def _merged(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> N
             both[node] = rewriting.create(aten.slice.Tensor, cut, {}, before)
             continue
         arguments: list[Any] = [torch.fx.node.map_arg(x, lambda n: both.get(n, n)) for x in node.args]
-        if states_sizes(node.target):
+        if has_explicit_sizes(node.target):
             dim, sizes = chain.dims[node], list(arguments[1])
             sizes[dim] = node.meta["val"].shape[dim] + partner.meta["val"].shape[dim]
             arguments[1] = sizes

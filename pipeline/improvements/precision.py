@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch._ops import OpOverload, OpOverloadPacket
 
-from pipeline.aten.traits import CONTRACTIONS, PART, Does, does
+from pipeline.aten.traits import CONTRACTIONS, PART, Kind, op_kind
 from pipeline.records.executed_ops import ModulePredicate, qualified_names
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
@@ -43,13 +43,13 @@ WINDOWS = Rule("inputs", "sums of a few elements")
 SAID = Rule("said", "it says its dtype")
 OTHERS = Rule("float32", "norms, softmax, long sums, and what no rule names")
 
-BY_TRAIT: Final[Mapping[Does, Rule]] = {
+BY_TRAIT: Final[Mapping[Kind, Rule]] = {
     **dict.fromkeys(CONTRACTIONS, PRODUCTS),
-    **dict.fromkeys((*PART, Does.MIXES), MOVES),
-    **dict.fromkeys((Does.CASTS, Does.READS), SAID),
-    Does.LOOKS_UP: LOOKUPS,
-    Does.RESAMPLES: WINDOWS,
-    Does.POINTWISE: POINTWISE,
+    **dict.fromkeys((*PART, Kind.MIXES), MOVES),
+    **dict.fromkeys((Kind.CASTS, Kind.READS), SAID),
+    Kind.LOOKS_UP: LOOKUPS,
+    Kind.RESAMPLES: WINDOWS,
+    Kind.POINTWISE: POINTWISE,
 }
 """The rules by the kind of operator."""
 
@@ -75,19 +75,19 @@ STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
 """Batch norms, whose statistics retain their own dtype: they are folded into one multiplication and one addition."""
 
 
-def name_of(target: object) -> str:
+def op_name(target: object) -> str:
     """Return the operator's name, ``softmax`` for ``aten.softmax.int``; empty if it is not an operator of ATen."""
     return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
 
 
 def rule_for(node: torch.fx.Node) -> Rule:
     """Return the rule for a call in a graph."""
-    target, name = node.target, name_of(node.target)
+    target, name = node.target, op_name(node.target)
     if not isinstance(target, OpOverload | torch._ops.HigherOrderOperator):
         return SAID
     if name == "batch_norm" and node.args[5]:
         return OTHERS
-    kind = does(target)
+    kind = op_kind(target)
     rule = BY_NAME.get(name) or (OTHERS if kind is None else BY_TRAIT.get(kind, OTHERS))
     if rule.mode == "inputs" and isinstance(node.meta.get("val"), torch.Tensor):
         numbers = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float | int))
@@ -96,7 +96,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
     return rule
 
 
-def excluded_entries(value: object) -> tuple[Excluded, ...]:
+def check_excluded(value: object) -> tuple[Excluded, ...]:
     """Check the entries of ``exclude``: raise a `TypeError` for anything but an operator, a pattern or a predicate."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"exclude takes a collection of operators, patterns or predicates, not {value!r}")

@@ -19,7 +19,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise
-from pipeline.aten.traits import Does, does, states_sizes, targets
+from pipeline.aten.traits import Kind, has_explicit_sizes, op_kind, operators_of_kind
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import (
@@ -29,7 +29,7 @@ from pipeline.improvements.rewriting import (
     improvement,
     is_copy,
     is_output,
-    permutation,
+    permuted_dims,
     rank_of,
     source_of,
 )
@@ -41,7 +41,7 @@ Dims: TypeAlias = Mapping[int, int]
 """For each argument, by position, the dim along which it is read row by row; other arguments are read completely."""
 
 
-def rows_read(node: Node, dim: int) -> Dims | None:
+def dims_read_by_row(node: Node, dim: int) -> Dims | None:
     """Return the dims along which the arguments are read row by row to compute rows of ``dim``; else None."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
@@ -49,10 +49,10 @@ def rows_read(node: Node, dim: int) -> Dims | None:
     for operators, reads in READS:
         if node.target in operators:
             return reads(node, dim)
-    return _broadcast(node, dim) if is_pointwise(node) and is_pure(node.target) else None
+    return _dims_of_broadcast(node, dim) if is_pointwise(node) and is_pure(node.target) else None
 
 
-def _broadcast(node: Node, dim: int) -> Dims | None:
+def _dims_of_broadcast(node: Node, dim: int) -> Dims | None:
     """Handle broadcast arguments: an argument of one row, or without the dim, is the same for all rows."""
     found = {}
     size = shape_of(node.meta["val"])[dim]
@@ -70,25 +70,25 @@ def _broadcast(node: Node, dim: int) -> Dims | None:
     return found or None
 
 
-def _along_leading(node: Node, dim: int) -> Dims | None:
+def _dims_of_leading(node: Node, dim: int) -> Dims | None:
     """Handle operators that compute the leading dims of the first argument independently."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
     return {0: dim} if dim < rank_of(node) - last else None
 
 
-def _matmul(node: Node, dim: int) -> Dims | None:
+def _dims_of_matmul(node: Node, dim: int) -> Dims | None:
     """Handle matmuls, which multiply every row by the same matrix."""
     x, y = node.args
     plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
     return {0: dim} if plain and dim < rank_of(node) - 1 else None
 
 
-def _cut(node: Node, dim: int) -> Dims | None:
+def _dims_of_slice(node: Node, dim: int) -> Dims | None:
     """Handle slices of another dim, and slices of everything."""
     return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
 
 
-def _reshaped(node: Node, dim: int) -> Dims | None:
+def _dims_of_reshape(node: Node, dim: int) -> Dims | None:
     """Handle reshapes: the rows are in the input dim that as many elements precede as precede the dim of the result."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     if node.target is aten.unflatten.int:
@@ -102,19 +102,19 @@ def _reshaped(node: Node, dim: int) -> Dims | None:
 
 
 READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...] = (
-    ((aten.linear.default, *NORMS), _along_leading),
-    ((aten.mm.default, aten.matmul.default), _matmul),
+    ((aten.linear.default, *NORMS), _dims_of_leading),
+    ((aten.mm.default, aten.matmul.default), _dims_of_matmul),
     ((aten.addmm.default,), lambda node, dim: {1: 0} if dim == 0 and rank_of(source_of(node)) == 1 else None),
-    ((aten.slice.Tensor,), _cut),
+    ((aten.slice.Tensor,), _dims_of_slice),
     ((aten.select.int,), lambda node, dim: {0: dim + (dim >= argument(node, "dim") % (rank_of(node) + 1))}),
-    (targets(Does.RESHAPES), _reshaped),
-    (targets(Does.TRANSPOSES), lambda node, dim: {0: permutation(node)[dim]}),
-    (targets(Does.COPIES, Does.CASTS), lambda node, dim: {0: dim}),
+    (operators_of_kind(Kind.RESHAPES), _dims_of_reshape),
+    (operators_of_kind(Kind.TRANSPOSES), lambda node, dim: {0: permuted_dims(node)[dim]}),
+    (operators_of_kind(Kind.COPIES, Kind.CASTS), lambda node, dim: {0: dim}),
 )
 """Operators that compute each row from the same row of their inputs; pointwise operators do so, too."""
 
 
-WORTH = (Does.PROJECTS, Does.MULTIPLIES, Does.NORMALIZES)
+WORTH = (Kind.PROJECTS, Kind.MULTIPLIES, Kind.NORMALIZES)
 """A selection moves only if it passes an operator of these kinds: TensorRT fuses other operators into their readers."""
 
 
@@ -133,13 +133,13 @@ class Selection:
 def push_down_slices(rewriting: Rewriting) -> None:
     """Move a selection of few rows before the operators that compute each row independently."""
     for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):
-        chosen = None if node._erased else _selection(node)
-        region = {} if chosen is None else _region(chosen)
-        if chosen is not None and any(does(n.target) in WORTH for n in region):
-            _narrow(rewriting, chosen, region)
+        chosen = None if node._erased else _match_selection(node)
+        region = {} if chosen is None else _find_region(chosen)
+        if chosen is not None and any(op_kind(n.target) in WORTH for n in region):
+            _compute_selected_rows(rewriting, chosen, region)
 
 
-def _selection(node: Node) -> Selection | None:
+def _match_selection(node: Node) -> Selection | None:
     """Return the rows that a node selects, if they are at most half; else None."""
     source = source_of(node)
     if not isinstance(source, Node) or source.op != "call_function" or node.kwargs:
@@ -159,37 +159,37 @@ def _selection(node: Node) -> Selection | None:
     return Selection(source, dim, start, stop, count)
 
 
-def _region(chosen: Selection) -> dict[Node, int]:
+def _find_region(chosen: Selection) -> dict[Node, int]:
     """Return the nodes of which only the selected rows are read, each with the dim of the rows."""
     found: dict[Node, int] = {}
     waiting = {chosen.source}
     while waiting:
         node = max(waiting)  # all its readers have been examined
         waiting.remove(node)
-        dim = _only_dim(node, chosen, found)
-        read = None if dim is None else rows_read(node, dim)
+        dim = _dim_of_selected_rows(node, chosen, found)
+        read = None if dim is None else dims_read_by_row(node, dim)
         if dim is not None and read is not None:
             found[node] = dim
             waiting |= {n for i in read if isinstance(n := node.args[i], Node) and n.op == "call_function"}
     return found
 
 
-def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int | None:
+def _dim_of_selected_rows(node: Node, chosen: Selection, region: Mapping[Node, int]) -> int | None:
     """Return the dim of a node along which its readers read only the selected rows; None if they read anything else."""
     dims: set[int | None] = {None} if is_output(node) else set()
     for reader in node.users:
-        if reader in found:
-            read = rows_read(reader, found[reader]) or {}
+        if reader in region:
+            read = dims_read_by_row(reader, region[reader]) or {}
             dims |= {read.get(i) for i, argument in enumerate(reader.args) if argument is node}
         else:
-            same = _selection(reader) if reader.target in (aten.select.int, aten.slice.Tensor) else None
+            same = _match_selection(reader) if reader.target in (aten.select.int, aten.slice.Tensor) else None
             dims.add(chosen.dim if same == chosen else None)
     size = shape_of(chosen.source.meta["val"])[chosen.dim]
     dim = dims.pop() if len(dims) == 1 else None
     return dim if dim is not None and shape_of(node.meta["val"])[dim] == size else None
 
 
-def _narrow(rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
+def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
     """Compute only the rows of a region, and replace all selections of them; do nothing if a converter is missing."""
     made: dict[tuple[Argument, int], Node] = {}
 
@@ -202,9 +202,9 @@ def _narrow(rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int])
 
     for node in sorted(region):
         dim = region[node]
-        reads = rows_read(node, dim) or {}
+        reads = dims_read_by_row(node, dim) or {}
         arguments: list[Argument] = [rows_of(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
-        if states_sizes(node.target):
+        if has_explicit_sizes(node.target):
             arguments[1] = [*arguments[1][:dim], chosen.count, *arguments[1][dim + 1 :]]
         made[node, dim] = rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)
     if all(map(rewriting.accepted, made.values())):

@@ -13,14 +13,14 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
-from pipeline.aten.naming import origin
-from pipeline.aten.traits import Does, does
+from pipeline.aten.naming import origin_of
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.capture.fake_tensors import fake_mode, fake_result, signature
 from pipeline.converters import DECOMPOSITIONS
-from pipeline.converters.attention import is_slow
+from pipeline.converters.attention import is_slow_attention
 from pipeline.converters.registry import ConverterRegistry
-from pipeline.converters.user_registrations import Claims
+from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.fold import KEPT, fold, is_pure
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.program import Program
@@ -36,45 +36,45 @@ SMALL = 1 << 22
 
 
 class Rewriting:
-    """A copy of a program's graph that passes change. ``finished`` returns the changed program."""
+    """A copy of a program's graph that passes change. ``changed_program`` returns the result."""
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
-        self.claims = Claims.of(registry, DECOMPOSITIONS, program.settings)
-        self.graph = graphs.copied(program.graph)
+        self.claims = UserRegistrations.of(registry, DECOMPOSITIONS, program.settings)
+        self.graph = graphs.copy_graph(program.graph)
         self.mode = fake_mode(program.graph)
         self.templates = Templates(self.mode)
         self.made: dict[str, Argument] = {}
         self.created: list[Node] = []
         self._constant: dict[tuple[Argument, ...], bool] = {}
 
-    def run_protected(self, each: Improvement) -> None:
+    def run_protected(self, improvement: Improvement) -> None:
         """Apply a pass without touching calls that a user's HIGH converter may accept: `partial` hides their targets,
         so the pass does not recognise the calls. The pass is undone if one of the calls is no longer needed."""
         if not self.claims.high:
-            return self._run(each)
+            return self._run(improvement)
         for node in self.graph.nodes:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))
-            if node.op == "call_function" and self.claims.keeps(*call):
+            if node.op == "call_function" and self.claims.may_convert(*call):
                 node.target = partial(node.target)
-        before, program, needed = graphs.copied(self.graph), self.program, self._needed()
-        self._run(each)
-        if self._needed() != needed:
+        before, program, needed = graphs.copy_graph(self.graph), self.program, self._hidden_calls_read()
+        self._run(improvement)
+        if self._hidden_calls_read() != needed:
             self.graph, self.program = before, program
         for node in self.graph.nodes:
             if isinstance(node.target, partial):
                 node.target = node.target.func
 
-    def _run(self, each: Improvement) -> None:
+    def _run(self, improvement: Improvement) -> None:
         """Apply a pass. A node stays unchanged if the pass asks a data-dependent question about its sizes."""
         self.created.clear()
         self._constant.clear()
         try:
-            each.apply(self)
+            improvement.apply(self)
         except GuardOnDataDependentSymNode:
             self.erase_unread()
 
-    def _needed(self) -> list[str]:
+    def _hidden_calls_read(self) -> list[str]:
         """Return the names of the hidden calls that another node reads."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
@@ -91,7 +91,7 @@ class Rewriting:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs)
-        node.meta = {**origin(before.meta), "val": self.made[key]}
+        node.meta = {**origin_of(before.meta), "val": self.made[key]}
         self.created.append(node)
         return node
 
@@ -111,11 +111,11 @@ class Rewriting:
 
     def accepted(self, node: Node) -> bool:
         """Return whether a converter accepts a node, or PyTorch runs it because it is faster there."""
-        return self.claims.accepts_surely(node) or self.is_slow(node)
+        return self.claims.accepts_surely(node) or self.is_slow_attention(node)
 
-    def is_slow(self, node: Node) -> bool:
+    def is_slow_attention(self, node: Node) -> bool:
         """Return whether a node is an attention that PyTorch runs because it is faster there."""
-        return is_slow(node, self.program.settings)
+        return is_slow_attention(node, self.program.settings)
 
     def replace(self, old: Node, new: Node) -> bool:
         """Replace ``old`` by ``new`` in all readers, if dtype and shape are equal, and erase unread nodes. Return
@@ -124,7 +124,7 @@ class Rewriting:
         An output remains a separate tensor: ``new`` must not be an input, a constant or another output.
         """
         returned = is_output(old)
-        if not alike(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
+        if not same_type(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
             return False
         old.replace_all_uses_with(new)
         name = old.name
@@ -149,7 +149,7 @@ class Rewriting:
 
     def is_constant(self, node: object) -> bool:
         """Return whether a value is a number, or depends only on the model's tensors, so that it can be folded."""
-        return graphs.evaluated(self._is_constant, node, known=self._constant)
+        return graphs.evaluate(self._is_constant, node, known=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
         if not isinstance(node, Node):
@@ -161,7 +161,7 @@ class Rewriting:
             found = found and (yield self._is_constant, source)
         return found
 
-    def owns(self, node: Node, value: object) -> bool:
+    def owns_constant(self, node: Node, value: object) -> bool:
         """Return whether a value is a constant of the model that no other node reads."""
         return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
 
@@ -179,7 +179,7 @@ class Rewriting:
         found = self.literal(value)
         return float(found) if found is not None and found.numel() == 1 else None
 
-    def finished(self) -> Program:
+    def changed_program(self) -> Program:
         """Return the changed program. Nodes that have become constant are folded, with their recipes."""
         return fold(self.program.with_graph(self.graph))
 
@@ -204,14 +204,14 @@ class NewCalls(list[Node]):
         size = x.meta["val"].shape[dim]
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
-    def traced(self, function: Function, *args: Argument) -> Argument:
+    def trace(self, function: Function, *args: Argument) -> Argument:
         """Trace a function of tensors and return its result; None if it asks for a data-dependent size."""
         template = self.rewriting.templates.of(function, None, args, {}, None)
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
             return self(node.target, *args, **kwargs)
 
-        return template and graphs.pasted(template.graph, nodes_of(args, {}), emit)
+        return template and graphs.call_graph(template.graph, nodes_of(args, {}), emit)
 
     @property
     def accepted(self) -> bool:
@@ -261,7 +261,7 @@ def improvement(
     return Improvement(function.__name__, function, after)
 
 
-def alike(a: Node, b: Node) -> bool:
+def same_type(a: Node, b: Node) -> bool:
     """Return whether two nodes are tensors of equal dtype, device and shape, or else have values that print alike."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
@@ -281,11 +281,11 @@ def dtype_of(node: object) -> torch.dtype | None:
 def is_copy(node: Node) -> bool:
     """Return whether a node copies its input. A slice of everything does, which torch 2.11 emits for ``:``."""
     if node.target is aten.slice.Tensor:
-        return argument(node, "step") == 1 and alike(node, source_of(node))
-    return does(node.target) is Does.COPIES
+        return argument(node, "step") == 1 and same_type(node, source_of(node))
+    return op_kind(node.target) is Kind.COPIES
 
 
-def copied(node: Node) -> Node:
+def copy_source(node: Node) -> Node:
     """Return the node that this node copies, or the node itself if it is not a copy."""
     while is_copy(node):
         node = source_of(node)
@@ -294,7 +294,7 @@ def copied(node: Node) -> Node:
 
 def is_cast(node: Node) -> bool:
     """Return whether a node casts to a floating-point dtype that networks support."""
-    return does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
+    return op_kind(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
 
 
 def rank_of(node: Node) -> int:
@@ -307,7 +307,7 @@ def source_of(node: Node) -> Argument:
     return node.args[0]
 
 
-def orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
+def both_orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
     """Yield the two operands of a node, in either order."""
     a, b = node.args[:2]
     yield from ((a, b), (b, a))
@@ -331,10 +331,10 @@ def is_item(node: Node) -> bool:
 
 def is_transposed(node: Node) -> bool:
     """Return whether a node permutes the dims of its input."""
-    return does(node.target) is Does.TRANSPOSES
+    return op_kind(node.target) is Kind.TRANSPOSES
 
 
-def permutation(node: Node) -> list[int]:
+def permuted_dims(node: Node) -> list[int]:
     """Return the input dims of a transposing node in the order of its result, by transposing a tensor on "meta"."""
     sizes = range(2, rank_of(node) + 2)
     turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]

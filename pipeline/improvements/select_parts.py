@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.improvements.merge_head_views import SPLITS, pieces
+from pipeline.improvements.merge_head_views import SPLITS, last_dim_slices
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, rank_of
 
 
@@ -17,8 +17,8 @@ def select_parts(rewriting: Rewriting) -> None:
     prompts.
     """
     for node in rewriting.nodes(aten.linear.default) if len(rewriting.program.profiles) > 1 else ():
-        parts = sorted(pieces(node), key=lambda part: part[1])
-        if len(parts) > 1 and _are_equal(node, parts):
+        parts = sorted(last_dim_slices(node), key=lambda part: part[1])
+        if len(parts) > 1 and _are_equal_parts(node, parts):
             last, width = rank_of(node) - 1, parts[0][0].meta["val"].shape[-1]
             view = rewriting.create(aten.unflatten.int, (node, last, [len(parts), width]), {}, node.next)
             for index, (part, _) in enumerate(parts) if rewriting.accepted(view) else ():
@@ -26,7 +26,7 @@ def select_parts(rewriting: Rewriting) -> None:
             rewriting.erase(view)
 
 
-def _are_equal(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
+def _are_equal_parts(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
     """Return whether parts of the same width cover a node in order, and nothing else reads the node."""
     width = parts[0][0].meta["val"].shape[-1]
     alike = all(part.meta["val"].shape[-1] == width for part, _ in parts)

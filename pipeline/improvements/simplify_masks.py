@@ -13,21 +13,21 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.graphs import Steps, evaluated
+from pipeline.aten.graphs import Steps, evaluate
 from pipeline.aten.own_ops import OPEN_MASK
-from pipeline.aten.traits import PART, Does, does
+from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import Argument, Target
-from pipeline.converters.attention import is_open
+from pipeline.converters.attention import is_declared_open
 from pipeline.improvements.fuse_attention import NOT, SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
     Rewriting,
     aten,
-    copied,
+    both_orders,
+    copy_source,
     dtype_of,
     improvement,
-    orders,
     rank_of,
     source_of,
 )
@@ -49,32 +49,32 @@ def simplify_masks(rewriting: Rewriting) -> None:
         mask = argument(node, "attn_mask")
         if not isinstance(mask, Node) or argument(node, "is_causal"):
             continue
-        if constant_of(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
-            with_mask(rewriting, node, None)
-        elif evaluated(_is_causal, rewriting, mask):
+        if uniform_value(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
+            replace_mask(rewriting, node, None)
+        elif evaluate(_is_causal, rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
-        elif not is_open(mask) and (mask in shown or is_made_open(mask) or _is_finite(rewriting, mask)):
+        elif not is_declared_open(mask) and (mask in shown or is_provably_open(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
                 shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
             if rewriting.accepted(shown[mask]):
-                with_mask(rewriting, node, shown[mask])
+                replace_mask(rewriting, node, shown[mask])
     for made in shown.values():
         rewriting.erase(made)
 
 
-def with_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
+def replace_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
     """Replace the mask of an attention, and its values if ``value`` is given, if a converter accepts the result."""
     query, key, own, _, *options = node.args
     rewriting.offer(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
 
 
-def constant_of(rewriting: Rewriting, node: object) -> float | None:
+def uniform_value(rewriting: Rewriting, node: object) -> float | None:
     """Return the number that all elements of a tensor equal; None if they differ or are unknown."""
-    bounds = evaluated(_bounds, rewriting, node)
+    bounds = evaluate(_bounds, rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
-def is_made_open(mask: Any) -> bool:
+def is_provably_open(mask: Any) -> bool:
     """Return whether a mask's computation proves that every row leaves a key: the mask has no minus infinity, or it
     opens the completely masked rows of another mask."""
     while isinstance(mask, Node) and mask.target is aten.expand.default:
@@ -82,17 +82,17 @@ def is_made_open(mask: Any) -> bool:
     if not isinstance(mask, Node):
         return False
     if mask.target in OR:
-        return any(_has_nothing(rows, of) for of, rows in (mask.args, mask.args[::-1]))
+        return any(_is_fully_masked_rows(rows, of) for of, rows in (mask.args, mask.args[::-1]))
     if mask.target is aten.clamp.default:
         least = argument(mask, "min")
         return isinstance(least, float) and math.isfinite(least) and argument(mask, "max") is None
     if mask.target is aten.masked_fill.Scalar:
         of, rows, filled = mask.args
-        return bool(filled == 0) and _has_nothing(rows, of)
+        return bool(filled == 0) and _is_fully_masked_rows(rows, of)
     return False
 
 
-def _has_nothing(rows: Any, mask: Any) -> bool:
+def _is_fully_masked_rows(rows: Any, mask: Any) -> bool:
     """Return whether a tensor marks the completely masked rows of another tensor: ``~mask.any(-1, keepdim=True)``."""
     some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
     if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
@@ -108,7 +108,7 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
     """Return whether an additive mask that each call computes has only finite elements."""
     if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask):
         return False
-    bounds = evaluated(_bounds, rewriting, mask)
+    bounds = evaluate(_bounds, rewriting, mask)
     return bounds is not None and all(map(math.isfinite, bounds))
 
 
@@ -126,7 +126,7 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     if found is not None:
         return (float(found.min()), float(found.max())) if found.numel() and not found.isnan().any() else None
     dtype = dtype_of(node)
-    bounds: Bounds | None = yield _computed, rewriting, node
+    bounds: Bounds | None = yield _bounds_of_result, rewriting, node
     if dtype == torch.bool:
         return bounds or ANY_BOOL
     if bounds is None or dtype not in FLOATS:
@@ -135,7 +135,7 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     return low, high
 
 
-def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
+def _bounds_of_result(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
     """Return the bounds of an operator's result before rounding to the result's dtype."""
     args: Argument = node.args
     if node.target is aten.arange.default:
@@ -166,7 +166,7 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
         known = a is not None and b is not None and a[0] == a[1] and b[0] == b[1]
         return (float(a == b), float(a == b)) if known else None
     shifted = node.target is aten.add.Tensor and isinstance(args[1], int) and not node.kwargs
-    known = shifted or does(node.target) in (*PART, Does.CASTS) or node.target is aten.ge.Scalar
+    known = shifted or op_kind(node.target) in (*PART, Kind.CASTS) or node.target is aten.ge.Scalar
     inner = (yield _bounds, rewriting, args[0]) if known else None
     if inner is None:
         return None
@@ -174,10 +174,10 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
         return (1.0, 1.0) if isinstance(args[1], int | float) and inner[0] >= args[1] else None
     if shifted:
         return inner[0] + args[1], inner[1] + args[1]
-    return _cast(inner, dtype_of(args[0]), dtype_of(node))
+    return _cast_bounds(inner, dtype_of(args[0]), dtype_of(node))
 
 
-def _cast(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
+def _cast_bounds(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
     """Convert bounds to another dtype; return None for a cast from float to integer."""
     if dtype == torch.bool:
         return (1.0, 1.0) if bounds[0] > 0 or bounds[1] < 0 else (0.0, 0.0) if bounds == (0, 0) else None
@@ -186,7 +186,7 @@ def _cast(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None)
 
 def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
     """Return whether a boolean mask is true exactly where the key's position is not after the query's position."""
-    node = copied(node)
+    node = copy_source(node)
     found = rewriting.literal(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
         return torch.equal(found, torch.ones_like(found).tril())
@@ -196,49 +196,49 @@ def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
         leading = node.target is not aten.unsqueeze.default or argument(node, "dim") % rank_of(node) < rank_of(node) - 2
         return same and leading and dtype_of(source) == torch.bool and (yield _is_causal, rewriting, source)
     if node.target is aten.tril.default:
-        return argument(node, "diagonal") == 0 and constant_of(rewriting, node.args[0]) == 1.0
+        return argument(node, "diagonal") == 0 and uniform_value(rewriting, node.args[0]) == 1.0
     if node.target in AND:
-        for one, other in orders(node):
-            if constant_of(rewriting, one) == 1.0 and isinstance(other, Node):
+        for one, other in both_orders(node):
+            if uniform_value(rewriting, one) == 1.0 and isinstance(other, Node):
                 return rank_of(other) == rank_of(node) and (yield _is_causal, rewriting, other)
         return False
     if node.target is aten.le.Tensor or node.target is aten.ge.Tensor:
         sides = node.args if node.target is aten.le.Tensor else node.args[::-1]
-        key, query = (evaluated(_counted, rewriting, side) for side in sides)
-        return key is not None and query is not None and key == Counted(1, query.start) and query.dim == 2
+        key, query = (evaluate(_match_range, rewriting, side) for side in sides)
+        return key is not None and query is not None and key == Range(1, query.start) and query.dim == 2
     return False
 
 
 @frozen
-class Counted:
+class Range:
     """A tensor that counts up by 1 from ``start`` along one dim, the ``dim``-th from the last."""
 
     dim: int
     start: int
 
 
-def _counted(rewriting: Rewriting, node: object) -> Steps[Counted | None]:
+def _match_range(rewriting: Rewriting, node: object) -> Steps[Range | None]:
     """Describe how a tensor counts up; return None if it does not."""
     if not isinstance(node, Node):
         return None
-    node = copied(node)
+    node = copy_source(node)
     found = rewriting.literal(node)
     if found is not None:
-        return _counts(found)
+        return _match_constant_range(found)
     if node.target is aten.arange.default:
-        return Counted(1, 0) if dtype_of(node) in (torch.int32, torch.int64) else None
-    inner = (yield _counted, rewriting, node.args[0]) if node.args else None
+        return Range(1, 0) if dtype_of(node) in (torch.int32, torch.int64) else None
+    inner = (yield _match_range, rewriting, node.args[0]) if node.args else None
     if inner is None:
         return None
     if node.target is aten.add.Tensor and isinstance(node.args[1], int) and not node.kwargs:
-        return Counted(inner.dim, inner.start + node.args[1])
+        return Range(inner.dim, inner.start + node.args[1])
     if node.target is aten.unsqueeze.default:
         at = rank_of(node) - argument(node, "dim") % rank_of(node)
-        return Counted(inner.dim + (at <= inner.dim), inner.start)
+        return Range(inner.dim + (at <= inner.dim), inner.start)
     return None
 
 
-def _counts(values: torch.Tensor) -> Counted | None:
+def _match_constant_range(values: torch.Tensor) -> Range | None:
     """Describe how a constant counts up along its only dim whose size is not 1; return None if it does not."""
     dims = [dim for dim, size in enumerate(values.shape) if size > 1]
     if len(dims) != 1 or values.dtype not in (torch.int32, torch.int64):
@@ -246,4 +246,4 @@ def _counts(values: torch.Tensor) -> Counted | None:
     flat = values.flatten()
     start = int(flat[0])
     counts = torch.equal(flat, torch.arange(start, start + len(flat), dtype=values.dtype))
-    return Counted(values.dim() - dims[0], start) if counts else None
+    return Range(values.dim() - dims[0], start) if counts else None

@@ -9,13 +9,13 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements import doubles
-from pipeline.improvements.doubles import Form
+from pipeline.improvements.doubles import Format
 from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype_of, improvement, is_output, rank_of
 
-MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS, Does.CASTS)
+MOVES: Final = (Kind.COPIES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS, Kind.REPEATS, Kind.CASTS)
 JOINS: Final = (aten.cat.default, aten.stack.default)
 WRITES: Final = (aten.slice_scatter.default, aten.select_scatter.default)
 READS: Final = (
@@ -25,18 +25,18 @@ READS: Final = (
 """Operators besides `MOVES` that apply to each part of their first argument separately."""
 
 ARANGES: Final = (aten.arange.default, aten.arange.start, aten.arange.start_step)
-SUMS: Final = {aten.add.Tensor: doubles.plus, aten.sub.Tensor: doubles.minus}
-WAVES: Final = {aten.sin.default: doubles.sine, aten.cos.default: doubles.cosine}
+SUMS: Final = {aten.add.Tensor: doubles.add, aten.sub.Tensor: doubles.subtract}
+WAVES: Final = {aten.sin.default: doubles.sine_of_circle, aten.cos.default: doubles.cosine_of_circle}
 
 EXACT: Final = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-MOVED: Final = (Form.SPLIT, Form.SINGLE, Form.TURNS, Form.TERMS, Form.PARTS, Form.SUM)
+MOVED: Final = (Format.SPLIT, Format.SINGLE, Format.TURNS, Format.TERMS, Format.PARTS, Format.SUM)
 
 MAX_RANK: Final = 7
 """The maximum rank of an angle, whose computation adds a dim: TensorRT's limit is 8."""
 
 Build: TypeAlias = Callable[..., Argument]
-Way: TypeAlias = tuple[Sequence[tuple[Argument, Form]], Build]
-"""How to compute a form of a node: the arguments with the forms that it needs, and the function that computes it."""
+Recipe: TypeAlias = tuple[Sequence[tuple[Argument, Format]], Build]
+"""How to compute a node in a format: the arguments, each in the format that it needs, and the function to apply."""
 
 
 @improvement
@@ -52,146 +52,147 @@ def split_doubles(rewriting: Rewriting) -> None:
         return
     values = _Values(rewriting)
     casts = list(values.casts())
-    made = values.make(casts)
+    made = values.create_parts(casts)
     if made and all(rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64):
-        values.put(casts)
+        values.replace_casts(casts)
     rewriting.erase_unread()
 
 
 class _Values:
-    """The float64 values of a graph, and the recipes for computing each value in a `Form`."""
+    """The float64 values of a graph, and the recipes for computing each value in a `Format`."""
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting
-        self.ways: dict[Node, dict[Form, Way]] = {}
-        self.made: dict[tuple[Argument, object], Argument] = {}
+        self.recipes: dict[Node, dict[Format, Recipe]] = {}
+        self.created: dict[tuple[Argument, object], Argument] = {}
         for node in rewriting.graph.nodes:
             if node.op == "call_function" and dtype_of(node) == torch.float64:
-                self._note(node)
+                self._record(node)
 
     def casts(self) -> Iterator[Node]:
         """Yield the supported casts of float64 values to float32 or half precision."""
         for node in self.rewriting.graph.nodes:
-            rounds = does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
-            if rounds and Form.SUM in self.ways.get(node.args[0], ()):
+            rounds = op_kind(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
+            if rounds and Format.SUM in self.recipes.get(node.args[0], ()):
                 yield node
 
-    def make(self, casts: list[Node]) -> bool:
-        """Create the nodes that the casts need, each form before its node. Return whether all could be created."""
-        needed: dict[Argument, set[Form]] = {}
+    def create_parts(self, casts: list[Node]) -> bool:
+        """Create the nodes that the casts need, each format before its node. Return whether all could be created."""
+        needed: dict[Argument, set[Format]] = {}
         for cast in casts:
-            needed.setdefault(cast.args[0], set()).add(Form.SUM)
-        for node in reversed(self.ways):
-            for form, (needs, _) in reversed(self.ways[node].items()):
+            needed.setdefault(cast.args[0], set()).add(Format.SUM)
+        for node in reversed(self.recipes):
+            for form, (needs, _) in reversed(self.recipes[node].items()):
                 if form in needed.get(node, ()):
                     for value, its in needs:
                         needed.setdefault(value, set()).add(its)
-        for node, ways in self.ways.items():
+        for node, ways in self.recipes.items():
             for form, (needs, build) in ways.items():
                 if form in needed.get(node, ()):
-                    parts = [self._part(value, its, node) for value, its in needs]
+                    parts = [self._parts(value, its, node) for value, its in needs]
                     if None in parts:
                         return False
-                    self.made[node, form] = build(node, *parts)
-        return None not in self.made.values()
+                    self.created[node, form] = build(node, *parts)
+        return None not in self.created.values()
 
-    def put(self, casts: list[Node]) -> None:
+    def replace_casts(self, casts: list[Node]) -> None:
         """Replace the casts by the new nodes, and read sizes from them instead of from float64 values."""
-        for (node, form), parts in self.made.items():
-            for user in list(node.users) if isinstance(form, Form) else ():
+        for (node, form), parts in self.created.items():
+            for user in list(node.users) if isinstance(form, Format) else ():
                 if user.target is aten.sym_size.int:
                     user.replace_input_with(node, parts[0])
         for cast in casts:
-            (value,) = self.made[cast.args[0], Form.SUM]
+            (value,) = self.created[cast.args[0], Format.SUM]
             if dtype_of(cast) != torch.float32:
                 value = self.rewriting.create(aten._to_copy.default, (value,), {"dtype": dtype_of(cast)}, cast)
             elif is_output(cast):
                 value = self.rewriting.create(aten.clone.default, (value,), {}, cast)
             self.rewriting.replace(cast, value)
 
-    def _note(self, node: Node) -> None:
-        """Record how to create each form of a node: from its arguments, or from another form of the node."""
-        found = {form: way for form, way in self._recipes(node) if all(its in self._forms(x) for x, its in way[0])}
+    def _record(self, node: Node) -> None:
+        """Record how to create each format of a node: from its arguments, or from another format of the node."""
+        found = {form: way for form, way in self._recipes(node) if all(its in self._formats(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
-            found.pop(Form.TURNS, None)
+            found.pop(Format.TURNS, None)
         for source, form, function in doubles.DERIVED:
             if source in found and form not in found:
-                found[form] = [(node, source)], self._traced(function)
-        self.ways[node] = found
+                found[form] = [(node, source)], self._trace(function)
+        self.recipes[node] = found
 
-    def _forms(self, value: Argument) -> Sequence[Form]:
+    def _formats(self, value: Argument) -> Sequence[Format]:
         if not isinstance(value, Node):
-            return (Form.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
+            return (Format.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
         if dtype_of(value) in EXACT:
             return tuple(doubles.GIVEN)
         constant = dtype_of(value) == torch.float64 and value.name in self.rewriting.program.constants
-        return (Form.CONSTANT, *doubles.GIVEN) if constant else tuple(self.ways.get(value, ()))
+        return (Format.CONSTANT, *doubles.GIVEN) if constant else tuple(self.recipes.get(value, ()))
 
-    def _recipes(self, node: Node) -> Iterator[tuple[Form, Way]]:
-        """Yield recipes for forms of a node from forms of its arguments, even if an argument does not have the form."""
+    def _recipes(self, node: Node) -> Iterator[tuple[Format, Recipe]]:
+        """Yield recipes for formats of a node from formats of its arguments, even if an argument lacks the format."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
-            yield Form.TERMS, ([(x, Form.PARTS), (y, Form.PARTS)], self._traced(doubles.product))
-            number, rate = (y, x) if Form.CONSTANT in self._forms(x) else (x, y)
-            yield Form.TURNS, ([(number, Form.SPLIT), (rate, Form.CONSTANT)], self._traced(doubles.turns))
+            yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._trace(doubles.multiply))
+            number, rate = (y, x) if Format.CONSTANT in self._formats(x) else (x, y)
+            yield Format.TURNS, ([(number, Format.SPLIT), (rate, Format.CONSTANT)], self._trace(doubles.angle_in_turns))
         elif node.target is aten.div.Tensor:
-            yield Form.TERMS, ([(x, Form.PARTS), (y, Form.CONSTANT)], self._traced(doubles.quotient))
-            yield Form.TURNS, ([(x, Form.SPLIT), (y, Form.CONSTANT)], self._traced(doubles.turns_over))
+            yield Format.TERMS, ([(x, Format.PARTS), (y, Format.CONSTANT)], self._trace(doubles.divide))
+            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._trace(doubles.turns_by_period))
         elif node.target in SUMS and argument(node, "alpha") == 1:
-            yield Form.SUM, ([(x, Form.TERMS), (y, Form.TERMS)], self._traced(SUMS[node.target]))
+            yield Format.SUM, ([(x, Format.TERMS), (y, Format.TERMS)], self._trace(SUMS[node.target]))
         elif node.target in WAVES:
-            yield Form.SINGLE, ([(x, Form.CIRCLE)], self._traced(WAVES[node.target]))
-        elif does(node.target) in MOVES or node.target in (*JOINS, *WRITES, *READS):
-            yield from ((form, ([(value, form) for value in _moved(node)], self._move)) for form in MOVED)
-        elif (dtype := _exact(node)) is not None:
+            yield Format.SINGLE, ([(x, Format.CIRCLE)], self._trace(WAVES[node.target]))
+        elif op_kind(node.target) in MOVES or node.target in (*JOINS, *WRITES, *READS):
+            moved = _moved_arguments(node)
+            yield from ((form, ([(value, form) for value in moved], self._move_parts)) for form in MOVED)
+        elif (dtype := _exact_dtype(node)) is not None:
             for form, function in doubles.GIVEN.items():
-                yield form, ((), self._given_as(function, dtype))
+                yield form, ((), self._build_from(function, dtype))
 
-    def _part(self, value: Argument, form: Form, before: Node) -> Argument:
-        """Return an argument's tensors in a form. For the form of a constant, return the argument itself."""
-        if (value, form) in self.made:
-            return self.made[value, form]
+    def _parts(self, value: Argument, form: Format, before: Node) -> Argument:
+        """Return an argument's tensors in a format. For the format of a constant, return the argument itself."""
+        if (value, form) in self.created:
+            return self.created[value, form]
         if not isinstance(value, Node):
             device = before.meta["val"].device
             kwargs = {"dtype": torch.float64, "device": device}
             value = self.rewriting.create(aten.full.default, ([], float(value)), kwargs, before)
-        if form is Form.CONSTANT:
+        if form is Format.CONSTANT:
             return value
         key = value, doubles.GIVEN[form]
-        if key not in self.made:
-            self.made[key] = self.rewriting.before(before).traced(doubles.GIVEN[form], value)
-        return self.made[key]
+        if key not in self.created:
+            self.created[key] = self.rewriting.before(before).trace(doubles.GIVEN[form], value)
+        return self.created[key]
 
-    def _traced(self, function: Build) -> Build:
-        return lambda node, *parts: self.rewriting.before(node).traced(function, *parts)
+    def _trace(self, function: Build) -> Build:
+        return lambda node, *parts: self.rewriting.before(node).trace(function, *parts)
 
-    def _given_as(self, function: Build, dtype: torch.dtype) -> Build:
-        """Return a function that creates a form of a filled tensor from the same tensor in another, exact dtype."""
+    def _build_from(self, function: Build, dtype: torch.dtype) -> Build:
+        """Return a function that creates a format of a filled tensor from the same tensor in another, exact dtype."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)
-            return create.traced(function, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
+            return create.trace(function, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
 
         return build
 
-    def _move(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
+    def _move_parts(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
         """Return a value's parts after an operator that only moves elements, by moving each part."""
-        parts = [dict(zip(_moved(node), each, strict=True)) for each in zip(*values, strict=True)]
-        if does(node.target) is Does.CASTS:
+        parts = [dict(zip(_moved_arguments(node), each, strict=True)) for each in zip(*values, strict=True)]
+        if op_kind(node.target) is Kind.CASTS:
             return tuple(values[0])
         args, kwargs = node.args, dict(node.kwargs)
         moved = (map_arg(args, lambda x: each.get(x, x)) for each in parts)  # noqa: B023
         return tuple(self.rewriting.create(node.target, given, kwargs, node) for given in moved)
 
 
-def _moved(node: Node) -> Sequence[Argument]:
+def _moved_arguments(node: Node) -> Sequence[Argument]:
     """Return the arguments of an operator whose elements it moves."""
     if node.target in JOINS:
         return node.args[0]  # type: ignore[return-value]
     return node.args[: 2 if node.target in WRITES else 1]
 
 
-def _exact(node: Node) -> torch.dtype | None:
+def _exact_dtype(node: Node) -> torch.dtype | None:
     """Return a dtype that represents the elements of a filled float64 tensor exactly; None if no dtype does."""
     if node.target in ARANGES:
         return torch.int64 if all(isinstance(x, int | Node) for x in node.args) else None

@@ -11,7 +11,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -36,16 +36,16 @@ def split_products(rewriting: Rewriting) -> None:
     16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have enough blocks.
     Six layers of a Llama-like decoder with 8 rows took 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59 ms.
     """
-    if not applies("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
+    if not is_avoided("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
         return
     for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
-        product = _product(rewriting, node)
-        parts = 1 if product is None else parts_of(_rows(rewriting, product.x), *product.sizes)
+        product = _match_product(rewriting, node)
+        parts = 1 if product is None else number_of_parts(_rows_per_profile(rewriting, product.x), *product.sizes)
         if product is not None and parts > 1:
-            _split(rewriting.before(node), product, parts)
+            _replace_by_parts(rewriting.before(node), product, parts)
 
 
-def parts_of(rows: Sequence[int], inner: int, columns: int) -> int:
+def number_of_parts(rows: Sequence[int], inner: int, columns: int) -> int:
     """Return the number of parts for a matmul [·, K] @ [K, N], a power of two that occupies each multiprocessor for the
     rows that each profile is tuned for; 1 leaves the matmul unchanged."""
     if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
@@ -73,7 +73,7 @@ class Product:
         return (second, first) if self.is_linear else (first, second)
 
 
-def _product(rewriting: Rewriting, node: Node) -> Product | None:
+def _match_product(rewriting: Rewriting, node: Node) -> Product | None:
     """Match a node as a half-precision matmul of rows by a constant that nothing else reads; else return None."""
     if node.target is aten.addmm.default:
         bias, x, weight = node.args[:3]
@@ -81,7 +81,7 @@ def _product(rewriting: Rewriting, node: Node) -> Product | None:
     else:
         x, weight = node.args[:2]
         bias, plain = argument(node, "bias") if node.target is aten.linear.default else None, True
-    if not isinstance(x, Node) or not isinstance(weight, Node) or not rewriting.owns(node, weight):
+    if not isinstance(x, Node) or not isinstance(weight, Node) or not rewriting.owns_constant(node, weight):
         return None
     plain = plain and (bias is None or (isinstance(bias, Node) and rank_of(bias) == 1 and rewriting.is_constant(bias)))
     halves = dtype_of(node) in HALVES and not rewriting.is_constant(x) and dtype_of(x) == dtype_of(weight)
@@ -90,13 +90,13 @@ def _product(rewriting: Rewriting, node: Node) -> Product | None:
     return Product(x, weight, bias, node.target is aten.linear.default)  # type: ignore[arg-type]
 
 
-def _rows(rewriting: Rewriting, x: Node) -> list[int]:
+def _rows_per_profile(rewriting: Rewriting, x: Node) -> list[int]:
     """Return the number of rows that each profile is tuned for."""
     count, program = math.prod(shape_of(x.meta["val"])[:-1]), rewriting.program
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
-def _split(create: NewCalls, product: Product, parts: int) -> None:
+def _replace_by_parts(create: NewCalls, product: Product, parts: int) -> None:
     """Replace a matmul by the sum of its parts, if converters accept all new nodes. Parts, a power of two, are added in
     pairs, since a reduction of more than four elements would be a separate kernel."""
     inner, columns = product.sizes

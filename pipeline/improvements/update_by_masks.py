@@ -8,10 +8,10 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import is_pointwise, why_apart
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import conditional_reason, is_pointwise
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
-from pipeline.improvements.index_by_masks import masks
+from pipeline.improvements.index_by_masks import is_mask_of
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 from pipeline.shapes.environment import shape_of
 
@@ -27,14 +27,14 @@ def update_by_masks(rewriting: Rewriting) -> None:
     """
     for node in rewriting.nodes(aten.index_put.default):
         x, value = argument(node, "self"), argument(node, "values")
-        mask = _mask(x, argument(node, "indices"))
+        mask = _single_mask(x, argument(node, "indices"))
         if mask is None or argument(node, "accumulate"):
             continue
         update = _Update(rewriting, node, mask)
-        if update.reads(value) and update.has_whole(value):
+        if update.reads(value) and update.can_compute_all(value):
             for _ in range(rank_of(x) - rank_of(mask)):
                 mask = rewriting.create(aten.unsqueeze.default, (mask, -1), {}, node)
-            rewriting.offer(node, aten.where.self, (mask, update.whole(value), x))
+            rewriting.offer(node, aten.where.self, (mask, update.compute_all(value), x))
 
 
 @frozen
@@ -53,38 +53,38 @@ class _Update:
             return False
         if value not in self._reads:
             sources = value.all_input_nodes if _is_elementwise(value) else ()
-            self._reads[value] = self._is_picked(value) or any(self.reads(each, within - 1) for each in sources)
+            self._reads[value] = self._is_masked_read(value) or any(self.reads(each, within - 1) for each in sources)
         return self._reads[value]
 
-    def has_whole(self, value: Argument) -> bool:
+    def can_compute_all(self, value: Argument) -> bool:
         """Return whether a value can be computed for all elements."""
-        if not isinstance(value, Node) or self._is_picked(value):
+        if not isinstance(value, Node) or self._is_masked_read(value):
             return True
         if not self.reads(value):
-            return isinstance(value.meta.get("val"), torch.Tensor) and self._spreads(value)
-        return all(map(self.has_whole, value.all_input_nodes))
+            return isinstance(value.meta.get("val"), torch.Tensor) and self._is_uniform(value)
+        return all(map(self.can_compute_all, value.all_input_nodes))
 
-    def whole(self, value: Argument) -> Argument:
+    def compute_all(self, value: Argument) -> Argument:
         """Compute a value for all elements."""
         if not isinstance(value, Node) or not self.reads(value):
             return value
         if value not in self._whole:
-            if self._is_picked(value):
+            if self._is_masked_read(value):
                 self._whole[value] = value.args[0]
             else:
-                args, kwargs = map_arg((value.args, dict(value.kwargs)), self.whole)
+                args, kwargs = map_arg((value.args, dict(value.kwargs)), self.compute_all)
                 self._whole[value] = self.rewriting.create(value.target, args, kwargs, self.node)
         return self._whole[value]
 
-    def _is_picked(self, value: Argument) -> bool:
+    def _is_masked_read(self, value: Argument) -> bool:
         """Return whether a value is ``y[mask]``, where ``y`` has the rank of the written tensor."""
         if not isinstance(value, Node) or value.target is not aten.index.Tensor:
             return False
         picked, written = argument(value, "self"), argument(self.node, "self")
-        found = _mask(picked, argument(value, "indices")) if rank_of(picked) == rank_of(written) else None
-        return found is not None and _is_computed_alike(found, self.mask)
+        found = _single_mask(picked, argument(value, "indices")) if rank_of(picked) == rank_of(written) else None
+        return found is not None and _is_same_computation(found, self.mask)
 
-    def _spreads(self, value: Node) -> bool:
+    def _is_uniform(self, value: Node) -> bool:
         """Return whether a value is the same for each masked element."""
         sizes = shape_of(value.meta["val"])
         picked = rank_of(argument(self.node, "self")) - rank_of(self.mask) + 1
@@ -93,23 +93,23 @@ class _Update:
 
 def _is_elementwise(node: Node) -> bool:
     """Return whether an operator computes each element independently and raises for no element."""
-    if not is_pointwise(node) and does(node.target) is not Does.CASTS:
+    if not is_pointwise(node) and op_kind(node.target) is not Kind.CASTS:
         return False
-    return not why_apart(node.target, node.args, node.meta["val"])
+    return not conditional_reason(node.target, node.args, node.meta["val"])
 
 
-def _is_computed_alike(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
+def _is_same_computation(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
     """Return whether two values have the same computation, as when a model repeats a mask expression."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
-    if not within or a.op != "call_function" or a.target != b.target or does(a.target) is Does.DRAWS:
+    if not within or a.op != "call_function" or a.target != b.target or op_kind(a.target) is Kind.DRAWS:
         return False
     (ours, one), (theirs, other) = tree_flatten((a.args, dict(a.kwargs))), tree_flatten((b.args, dict(b.kwargs)))
-    return one == other and all(_is_computed_alike(x, y, within - 1) for x, y in zip(ours, theirs, strict=True))
+    return one == other and all(_is_same_computation(x, y, within - 1) for x, y in zip(ours, theirs, strict=True))
 
 
-def _mask(x: Argument, indices: object) -> Node | None:
+def _single_mask(x: Argument, indices: object) -> Node | None:
     """Return the mask if it is the only index and its sizes are the leading sizes of ``x``; else None."""
     if not isinstance(indices, list | tuple) or len(indices) != 1 or not isinstance(indices[0], Node):
         return None
-    return indices[0] if masks(indices[0], x) else None
+    return indices[0] if is_mask_of(indices[0], x) else None

@@ -1,8 +1,7 @@
 """update_in_place: update buffers that a program writes rows to, such as a KV cache, in place.
 
 A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place. Its cache is the buffer or
-the buffer's first batches, reshaped to [B, N, S, D]. An additional output of the program reports whether a row was
-outside of its buffer.
+the buffer's first batches, reshaped to [B, N, S, D]. A further output reports rows outside of the buffer.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from attrs import evolve, frozen
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.graphs import results
+from pipeline.aten.graphs import results_of
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE, CACHE_WRITE
 from pipeline.capture.fake_tensors import quietly
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output
-from pipeline.improvements.writes import indexed, write_of
+from pipeline.improvements.writes import match_index_copy, match_write
 from pipeline.program import Output
 from pipeline.shapes.environment import Expr, shape_of
 from pipeline.trt import CAPABILITIES
@@ -32,7 +31,7 @@ SMALL = 1 << 16
 
 
 @frozen
-class Held:
+class BufferWrite:
     """A buffer, the node of its new value, and the node that writes rows to the buffer or to its first batches."""
 
     placeholder: Node
@@ -41,7 +40,7 @@ class Held:
 
 
 @frozen
-class Checked:
+class PositionCheck:
     """The condition for a valid write: ``start + length <= size``."""
 
     starts: Node
@@ -59,40 +58,40 @@ def update_in_place(rewriting: Rewriting) -> None:
         return
     nodes = {node.name: node for node in rewriting.graph.nodes}
     returned = {output.target for output in program.outputs if output.kind == "user"}
-    buffers, checks, names = dict(program.buffers), list[Checked](), list[str]()
+    buffers, checks, names = dict(program.buffers), list[PositionCheck](), list[str]()
     for at, output in enumerate(program.outputs):
         placeholder = next((p for p, name in program.buffers.items() if name == output.target), None)
         if output.kind != "buffer" or placeholder is None or placeholder in returned:
             continue
-        held = _buffer_write(nodes[placeholder], nodes[output.value])
-        updated = None if held is None else _updated(rewriting, held, at)
+        held = _match_buffer_write(nodes[placeholder], nodes[output.value])
+        updated = None if held is None else _use_cache_update(rewriting, held, at)
         if updated is not None:
             cache, check = updated
             buffers = {cache.name if name == placeholder else name: of for name, of in buffers.items()}
             names.append(output.target)
             checks.append(check)
         elif held is not None:
-            _write_outside(rewriting, held, at)
+            _write_in_pytorch(rewriting, held, at)
     if checks:
-        _add_check(rewriting, _without_duplicates(rewriting, checks))
+        _add_check(rewriting, _unique_checks(rewriting, checks))
         outputs = (*program.outputs, Output("", "check", target=names[0], name="positions"))
         rewriting.program = evolve(program, buffers=FrozenDict(buffers), outputs=outputs)
 
 
-def _buffer_write(placeholder: Node, whole: Node) -> Held | None:
+def _match_buffer_write(placeholder: Node, whole: Node) -> BufferWrite | None:
     """Return the write to a buffer, if only it reads the old value; None if engines cannot run the write in place."""
     value = placeholder.meta["val"]
     if whole.op == "placeholder" or not value.numel():
         return None
     readers = [user for user in placeholder.users if not _is_overwritten(user)]
     if readers == [whole]:
-        return Held(placeholder, whole, whole)
+        return BufferWrite(placeholder, whole, whole)
     if len(readers) != 2 or whole not in readers or not _is_first_batches(placeholder, whole):
         return None
     view, written = next(user for user in readers if user is not whole), whole.args[1]
     if not isinstance(written, Node) or list(view.users) != [written] or is_output(written):
         return None
-    return Held(placeholder, whole, written) if _is_same_slice(view, whole) else None
+    return BufferWrite(placeholder, whole, written) if _is_same_slice(view, whole) else None
 
 
 def _is_overwritten(view: Node) -> bool:
@@ -117,42 +116,42 @@ def _is_same_slice(view: Node, whole: Node) -> bool:
     )
 
 
-def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] | None:
-    """Replace a write, output number ``at``, by an in-place update; return its cache and the condition to check."""
-    can = CAPABILITIES.kv_cache_update and held.placeholder.meta["val"].dtype in DTYPES
-    write = write_of(rewriting, held.written) if can else None
+def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, index: int) -> tuple[Node, PositionCheck] | None:
+    """Replace a write, output number ``index``, by an in-place update; return its cache and the condition to check."""
+    can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
+    write = match_write(rewriting, buffer.written) if can else None
     if write is None:
         return None
-    shape, rows = shape_of(held.written.meta["val"]), shape_of(write.update.meta["val"])
+    shape, rows = shape_of(buffer.written.meta["val"]), shape_of(write.update.meta["val"])
     size, length = shape[write.dim], rows[write.dim]
-    update = _viewed(rewriting, write.update, _as_cache(rows, write.dim), held.written)
+    update = _reshape(rewriting, write.update, _cache_shape(rows, write.dim), buffer.written)
     if not isinstance(size, int) or update is None:
         return None
-    cache = _placeholder(rewriting, held, _as_cache(shape, write.dim))
-    update_node = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, held.written)
-    back = _viewed(rewriting, update_node, shape, held.written) if rewriting.accepted(update_node) else None
+    cache = _add_cache_placeholder(rewriting, buffer, _cache_shape(shape, write.dim))
+    update_node = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, buffer.written)
+    back = _reshape(rewriting, update_node, shape, buffer.written) if rewriting.accepted(update_node) else None
     if back is not None:
-        _replace_by_update(rewriting, held, update_node, back, at)
+        _replace_written(rewriting, buffer, update_node, back, index)
     else:
         rewriting.erase(update_node)
-    if cache is not held.placeholder:
-        _erase_unused(rewriting, cache if back is None else held.placeholder)
-    return None if back is None else (cache, Checked(write.starts, write.update, write.dim, length, size))
+    if cache is not buffer.placeholder:
+        _erase_unused(rewriting, cache if back is None else buffer.placeholder)
+    return None if back is None else (cache, PositionCheck(write.starts, write.update, write.dim, length, size))
 
 
-def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
+def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, index: int) -> None:
     """Let PyTorch write rows to a large buffer at indices, if engines would copy the buffer and may be cut there."""
-    value = held.placeholder.meta["val"]
-    if rewriting.program.settings.require_full_compilation or held.written is not held.whole:
+    value = buffer.placeholder.meta["val"]
+    if rewriting.program.settings.require_full_compilation or buffer.written is not buffer.whole:
         return
-    place = indexed(held.whole)
+    place = match_index_copy(buffer.whole)
     if place is None or value.numel() * value.itemsize < SMALL:
         return
-    write = rewriting.create(CACHE_WRITE, (held.placeholder, *place), {}, held.whole)
-    _replace_by_update(rewriting, held, write, write, at)
+    write = rewriting.create(CACHE_WRITE, (buffer.placeholder, *place), {}, buffer.whole)
+    _replace_written(rewriting, buffer, write, write, index)
 
 
-def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
+def _cache_shape(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
     """Reshape a shape to [B, N, S, D], where S is the size of ``dim``."""
     if len(shape) == 4 and dim == 2:
         return shape
@@ -160,7 +159,7 @@ def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
     return batch, math.prod(shape[1:dim]), shape[dim], math.prod(shape[dim + 1 :])
 
 
-def _viewed(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: Node) -> Node | None:
+def _reshape(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: Node) -> Node | None:
     """Reshape a node; return None if more than one size is dynamic."""
     if shape_of(node.meta["val"]) == shape:
         return node
@@ -168,33 +167,33 @@ def _viewed(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: N
     return rewriting.create(aten.view.default, (node, sizes), {}, before) if sizes.count(-1) < 2 else None
 
 
-def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> Node:
+def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tuple[Expr, ...]) -> Node:
     """Add a placeholder for the update's view of the buffer: the buffer's memory from the start, in this shape."""
-    source = held.placeholder if held.written is held.whole else held.written.args[0]
+    source = buffer.placeholder if buffer.written is buffer.whole else buffer.written.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
-    if held.written is held.whole and shape_of(value) == shape:
-        return held.placeholder
+    if buffer.written is buffer.whole and shape_of(value) == shape:
+        return buffer.placeholder
     if shape_of(value) != shape:
         sizes = [-1 if not isinstance(size, int) else size for size in shape]
         with quietly(rewriting.mode):
             value = value.reshape(sizes)
-    with rewriting.graph.inserting_before(held.placeholder):
-        rows = rewriting.graph.placeholder(f"{held.placeholder.name}_rows")
-    rows.target, rows.meta = rows.name, {**held.placeholder.meta, "val": value}
+    with rewriting.graph.inserting_before(buffer.placeholder):
+        rows = rewriting.graph.placeholder(f"{buffer.placeholder.name}_rows")
+    rows.target, rows.meta = rows.name, {**buffer.placeholder.meta, "val": value}
     return rows
 
 
-def _replace_by_update(rewriting: Rewriting, held: Held, new_value: Node, readers_value: Node, at: int) -> None:
+def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, readers_value: Node, index: int) -> None:
     """Replace the written value by the update in all readers, and make the program return the update."""
     output = rewriting.graph.output_node()
-    returned = list(results(rewriting.graph))
-    returned[at] = new_value
+    returned = list(results_of(rewriting.graph))
+    returned[index] = update
     output.args = (tuple(returned),)
-    for part in [user for user in held.whole.users if held.whole is not held.written and user is not output]:
+    for part in [user for user in buffer.whole.users if buffer.whole is not buffer.written and user is not output]:
         part.replace_all_uses_with(readers_value)
         rewriting.erase(part)
-    held.written.replace_all_uses_with(readers_value, delete_user_cb=lambda user: user is not readers_value)
-    rewriting.erase(held.whole)
+    buffer.written.replace_all_uses_with(readers_value, delete_user_cb=lambda user: user is not readers_value)
+    rewriting.erase(buffer.whole)
 
 
 def _erase_unused(rewriting: Rewriting, placeholder: Node) -> None:
@@ -206,7 +205,7 @@ def _erase_unused(rewriting: Rewriting, placeholder: Node) -> None:
     rewriting.graph.erase_node(placeholder)
 
 
-def _without_duplicates(rewriting: Rewriting, checks: list[Checked]) -> list[Checked]:
+def _unique_checks(rewriting: Rewriting, checks: list[PositionCheck]) -> list[PositionCheck]:
     first, known = dict[str, Node](), dict[Node, Node]()
     for node in rewriting.graph.nodes:
         given = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
@@ -214,7 +213,7 @@ def _without_duplicates(rewriting: Rewriting, checks: list[Checked]) -> list[Che
     return list({(known[check.starts], check.length, check.size): check for check in reversed(checks)}.values())[::-1]
 
 
-def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:
+def _add_check(rewriting: Rewriting, checks: list[PositionCheck]) -> None:
     """Add an output to the program: whether a row is outside of its buffer."""
     output = rewriting.graph.output_node()
     create, outside = rewriting.before(output), []
@@ -223,4 +222,4 @@ def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:
         last = create(aten.gt.Scalar, end, check.size)
         outside.append(create(aten.logical_or.default, last, create(aten.lt.Scalar, check.starts, 0)))
     every = outside[0] if len(outside) == 1 else create(aten.cat.default, outside)
-    output.args = ((*results(rewriting.graph), create(aten.any.default, every)),)
+    output.args = ((*results_of(rewriting.graph), create(aten.any.default, every)),)

@@ -9,10 +9,10 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument, bind
-from pipeline.aten.graphs import Steps, evaluated
-from pipeline.aten.traits import Does, does
+from pipeline.aten.graphs import Steps, evaluate
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, orders, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, aten, both_orders, dtype_of, rank_of
 from pipeline.program import READS_DATA
 from pipeline.shapes.environment import Expr, Shape, expression, shape_of
 
@@ -30,7 +30,7 @@ def first_position(rewriting: Rewriting, index: Node) -> Start | None:
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
-    return evaluated(_start_of_range, rewriting, index)
+    return evaluate(_start_of_range, rewriting, index)
 
 
 def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
@@ -38,7 +38,7 @@ def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
     if not isinstance(node, Node):
         return None
     if node.op == "placeholder":
-        return _literal(rewriting, node)
+        return _start_of_constant(rewriting, node)
     found: Start | None = None
     if node.target in RANGES:
         step = argument(node, "step") if node.target is aten.arange.start_step else 1
@@ -48,14 +48,14 @@ def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
     if node.target in ADDS:
         found = yield _start_of_sum, rewriting, node
         return found
-    kind = does(node.target)
-    same = kind is Does.COPIES or (kind is Does.CASTS and dtype_of(node) in INTS)
-    if same or (kind in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node)):
+    kind = op_kind(node.target)
+    same = kind is Kind.COPIES or (kind is Kind.CASTS and dtype_of(node) in INTS)
+    if same or (kind in (Kind.SQUEEZES, Kind.RESHAPES, Kind.SELECTS) and _reshapes_one_row(node)):
         found = yield _start_of_range, rewriting, node.args[0]
     return found
 
 
-def _literal(rewriting: Rewriting, node: Node) -> Start | None:
+def _start_of_constant(rewriting: Rewriting, node: Node) -> Start | None:
     value = rewriting.literal(node)
     if value is None or value.dtype not in INTS or not value.numel():
         return None
@@ -68,7 +68,7 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
     """Return the first position of a sum of a range and a start."""
     if argument(node, "alpha") != 1 or dtype_of(node) not in INTS:
         return None
-    for counting, other in orders(node):
+    for counting, other in both_orders(node):
         if not _is_start(other):
             continue
         start = yield _start_of_range, rewriting, counting
@@ -84,7 +84,7 @@ def _is_start(value: Any) -> bool:
     return shape_of(value.meta["val"])[-1:] in ((), (1,))
 
 
-def _is_same_row(node: Node) -> bool:
+def _reshapes_one_row(node: Node) -> bool:
     """Return whether a node reshapes its input, a single row of positions, to other leading dims."""
     source = node.args[0]
     if not isinstance(source, Node) or not rank_of(source) or not rank_of(node):
@@ -103,12 +103,12 @@ class Write:
     update: Node
 
 
-def write_of(rewriting: Rewriting, node: Node) -> Write | None:
+def match_write(rewriting: Rewriting, node: Node) -> Write | None:
     """Return the rows that a node writes to its first argument; None if the rows may not be consecutive."""
     if node.target is aten.slice_scatter.default:
-        found = _slice_write(rewriting, node)
+        found = _match_slice_write(rewriting, node)
     elif node.target in (aten.index_copy.default, *PUTS):
-        found = _index_write(rewriting, node)
+        found = _match_index_write(rewriting, node)
     else:
         return None
     x: Any = node.args[0]
@@ -119,28 +119,28 @@ def write_of(rewriting: Rewriting, node: Node) -> Write | None:
     return found if same else None
 
 
-def indexed(node: Node) -> tuple[int, Node, Node] | None:
+def match_index_copy(node: Node) -> tuple[int, Node, Node] | None:
     """Return dim, index [L] and source of a node that writes rows like ``index_copy``; None for other nodes."""
-    found = _at_one_index(node)
+    found = _match_single_index(node)
     if found is None:
         return None
     dim, index, values = found
-    return found if shape_of(values.meta["val"]) == _rows(node.args[0], dim, index) else None
+    return found if shape_of(values.meta["val"]) == _selected_shape(node.args[0], dim, index) else None
 
 
-def _at_one_index(node: Node) -> tuple[int, Node, Node] | None:
+def _match_single_index(node: Node) -> tuple[int, Node, Node] | None:
     """Return dim, index [L] and values of a node that writes with a single index; None for other nodes."""
     if node.target is aten.index_copy.default:
         x, dim, index, source = bind(node.target, node.args, node.kwargs)
         return (dim % rank_of(x), index, source) if rank_of(x) and rank_of(index) == 1 else None
-    named, values = _put(node)
+    named, values = _match_index_put(node)
     if len(named) != 1:
         return None
     ((dim, index),) = named.items()
     return (dim, index, values) if rank_of(index) == 1 else None
 
 
-def _put(node: Node) -> tuple[dict[int, Node], Node]:
+def _match_index_put(node: Node) -> tuple[dict[int, Node], Node]:
     """Return the indices of an ``index_put`` by dim, and its values; no indices for other nodes."""
     if node.target not in PUTS:
         return {}, node
@@ -150,7 +150,7 @@ def _put(node: Node) -> tuple[dict[int, Node], Node]:
     return named if plain else {}, values
 
 
-def _slice_write(rewriting: Rewriting, node: Node) -> Write | None:
+def _match_slice_write(rewriting: Rewriting, node: Node) -> Write | None:
     x, source, dim, start, end, step = bind(node.target, node.args, node.kwargs)
     dim, start = dim % rank_of(x), 0 if start is None else start
     size = shape_of(x.meta["val"])[dim]
@@ -158,12 +158,13 @@ def _slice_write(rewriting: Rewriting, node: Node) -> Write | None:
         return None
     start = start + size if type(start) is int and start < 0 else start
     end = size if end is None or (type(end) is int and end > size) else end
-    length = _size(end) - _size(start)
-    update = _written(source, dim, length)
-    return Write(dim, _starts(rewriting, start, node), update) if shape_of(update.meta["val"])[dim] == length else None
+    length = _as_expression(end) - _as_expression(start)
+    update = _skip_expansion(source, dim, length)
+    fits = shape_of(update.meta["val"])[dim] == length
+    return Write(dim, _as_vector(rewriting, start, node), update) if fits else None
 
 
-def _written(source: Node, dim: int, length: Expr) -> Node:
+def _skip_expansion(source: Node, dim: int, length: Expr) -> Node:
     """Return the value copied to a slice, before the value was expanded to the slice's size."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
@@ -177,36 +178,36 @@ def _written(source: Node, dim: int, length: Expr) -> Node:
         source = inner
 
 
-def _index_write(rewriting: Rewriting, node: Node) -> Write | None:
-    found = _at_one_index(node)
+def _match_index_write(rewriting: Rewriting, node: Node) -> Write | None:
+    found = _match_single_index(node)
     if found is None:
-        return _batch_write(rewriting, node)
+        return _match_batch_write(rewriting, node)
     dim, index, values = found
     start = first_position(rewriting, index)
     if start is None:
         return None
     if node.target is aten.index_copy.default:
-        return Write(dim, _starts(rewriting, start, node), values)
-    shape, update = _rows(node.args[0], dim, index), values
+        return Write(dim, _as_vector(rewriting, start, node), values)
+    shape, update = _selected_shape(node.args[0], dim, index), values
     if shape_of(values.meta["val"]) != shape and all(isinstance(size, int) for size in shape):
         update = rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
-    return Write(dim, _wrapped(rewriting, start, index, dim, node), update)
+    return Write(dim, _wrap_starts(rewriting, start, index, dim, node), update)
 
 
-def _rows(x: Argument, dim: int, index: Node) -> Shape:
+def _selected_shape(x: Argument, dim: int, index: Node) -> Shape:
     """Return the shape of the rows that an index [L] selects."""
     shape = shape_of(x.meta["val"])
     return (*shape[:dim], *shape_of(index.meta["val"]), *shape[dim + 1 :])
 
 
-def _batch_write(rewriting: Rewriting, node: Node) -> Write | None:
+def _match_batch_write(rewriting: Rewriting, node: Node) -> Write | None:
     """Return a write whose index is separate for every batch, [B] or [B, L]; None for other indices."""
     x: Argument = node.args[0]
-    named, values = _put(node)
+    named, values = _match_index_put(node)
     if len(named) != 2 or 0 not in named:
         return None
     (_, batches), (dim, index) = named.items()
-    if not _is_every(rewriting, batches, shape_of(x.meta["val"])[0]) or rank_of(index) != rank_of(batches):
+    if not _selects_every_batch(rewriting, batches, shape_of(x.meta["val"])[0]) or rank_of(index) != rank_of(batches):
         return None
     rank = rank_of(x)
     single = rank_of(index) == 1
@@ -219,10 +220,10 @@ def _batch_write(rewriting: Rewriting, node: Node) -> Write | None:
         order = [0, *range(2, dim + 1), 1, *range(dim + 1, rank)]
         update = rewriting.create(aten.permute.default, (values, order), {}, node)
     start = first_position(rewriting, index)
-    return None if start is None else Write(dim, _wrapped(rewriting, start, index, dim, node), update)
+    return None if start is None else Write(dim, _wrap_starts(rewriting, start, index, dim, node), update)
 
 
-def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
+def _selects_every_batch(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
     """Return whether an index [B] or [B, 1] selects every batch in order."""
     shape = shape_of(index.meta["val"])
     if shape not in ((batches,), (batches, 1)):
@@ -235,9 +236,9 @@ def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
     return shape_of(index.meta["val"]) == (batches,) and first_position(rewriting, index) == 0
 
 
-def _wrapped(rewriting: Rewriting, start: Start, index: Node, dim: int, node: Node) -> Node:
+def _wrap_starts(rewriting: Rewriting, start: Start, index: Node, dim: int, node: Node) -> Node:
     """Return starts with negative positions wrapped to count from the end; only a single row's may be negative."""
-    starts = _starts(rewriting, start, node)
+    starts = _as_vector(rewriting, start, node)
     if start is not index:
         return starts
     create = rewriting.before(node)
@@ -246,7 +247,7 @@ def _wrapped(rewriting: Rewriting, start: Start, index: Node, dim: int, node: No
     return create(aten.where.self, below, from_end, starts)
 
 
-def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
+def _as_vector(rewriting: Rewriting, start: Start, node: Node) -> Node:
     """Return a start as a 1-D tensor."""
     if isinstance(start, Node) and start.target in READS_DATA and isinstance(start.args[0], Node):
         start = start.args[0]  # Python reads it from this very tensor
@@ -255,5 +256,5 @@ def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
     return start if rank_of(start) == 1 else rewriting.create(aten.view.default, (start, [-1]), {}, node)
 
 
-def _size(value: Any) -> Expr:
+def _as_expression(value: Any) -> Expr:
     return expression(value.meta["val"]) if isinstance(value, Node) else expression(value)

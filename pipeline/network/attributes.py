@@ -13,7 +13,7 @@ Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None
 Read: TypeAlias = Callable[[Any, str], Value]
 
 
-def always(layer: object, name: str) -> bool:
+def exists_always(layer: object, name: str) -> bool:
     """Return True: every version of TensorRT has the attribute."""
     return True
 
@@ -33,15 +33,15 @@ class Attribute:
     name: str
     type: Type
     unless: int | None = None
-    exists: Callable[[Any, str], bool] = always
+    exists: Callable[[Any, str], bool] = exists_always
 
 
-def encoded(encode: Callable[[Any], object]) -> Callable[[object, str, Any], None]:
+def make_writer(encode: Callable[[Any], object]) -> Callable[[object, str, Any], None]:
     """Return a writer that sets an attribute to ``encode(value)``."""
     return lambda layer, name, value: setattr(layer, name, encode(value))
 
 
-def bits(axes: Sequence[int]) -> int:
+def axes_to_bits(axes: Sequence[int]) -> int:
     """Return a set of axes as TensorRT's bit mask."""
     return sum(1 << axis for axis in axes)
 
@@ -59,23 +59,23 @@ def _set_member(layer: trt.ILayer, name: str, member: str) -> None:
     setattr(layer, name, type(getattr(layer, name)).__members__[member])
 
 
-def _mask(layer: trt.ILayer, name: str) -> Value:
+def _read_axes(layer: trt.ILayer, name: str) -> Value:
     mask = int(getattr(layer, name))
     return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
 
 
-def _permutation(layer: trt.ILayer, name: str) -> Value:
+def _read_permutation(layer: trt.ILayer, name: str) -> Value:
     """Read a permutation, which has eight entries for any rank; None for the identity, the default."""
     order = tuple(getattr(layer, name))
     return None if order == tuple(range(len(order))) else order
 
 
-def _scales(layer: trt.ILayer, name: str) -> Value:
+def _read_scales(layer: trt.ILayer, name: str) -> Value:
     """Read scales only if no output shape is set: TensorRT warns when scales that are not set are read."""
     return tuple(map(float, getattr(layer, name))) if read_dims(layer, "shape") is None else None
 
 
-def _number(layer: trt.ILayer, name: str) -> Value:
+def _read_number(layer: trt.ILayer, name: str) -> Value:
     """Read alpha and beta of a fill: floats, or int64 if they were set as integers."""
     value = getattr(layer, name)
     return int(value) if layer.is_alpha_beta_int64() else float(value)
@@ -84,25 +84,25 @@ def _number(layer: trt.ILayer, name: str) -> Value:
 plain = Type(getattr, setattr)
 dims = Type(read_dims, setattr)
 enum = Type(lambda layer, name: enum_name(getattr(layer, name)), _set_member)
-dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), encoded(dtype_called))
-mask = Type(_mask, encoded(bits))
-permutation = Type(_permutation, encoded(lambda order: trt.Permutation(order)))
-scales = Type(_scales, encoded(list))
-number = Type(_number, setattr)
+dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), make_writer(dtype_called))
+mask = Type(_read_axes, make_writer(axes_to_bits))
+permutation = Type(_read_permutation, make_writer(lambda order: trt.Permutation(order)))
+scales = Type(_read_scales, make_writer(list))
+number = Type(_read_number, setattr)
 
 
-def of_attention(type: Type) -> Type:
+def attention_type(type: Type) -> Type:
     """Return the type of an attribute of a boundary layer's attention."""
     return Type(lambda layer, name: type.read(layer.attention, name))
 
 
-def quantized_to(layer: trt.ILayer, name: str) -> Value:
+def read_quantized_type(layer: trt.ILayer, name: str) -> Value:
     """Read the quantized type only if there is a scale: TensorRT logs an error for an unset type."""
     attention = layer.attention
     return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
 
 
-def collective(layer: trt.ILayer, name: str) -> Value:
+def read_collective(layer: trt.ILayer, name: str) -> Value:
     """Read a collective's operation or reduction, which the bindings do not return, from the layer's metadata, where
     `converters.collectives` writes them."""
     operation, _, reduction = str(layer.metadata).partition(" ")
@@ -114,20 +114,20 @@ def collective(layer: trt.ILayer, name: str) -> Value:
     return operation if name == "operation" else reduction
 
 
-def of_plugin(layer: trt.ILayer, name: str) -> Value:
+def read_plugin(layer: trt.ILayer, name: str) -> Value:
     return str(getattr(layer.plugin, name))
 
 
-def serialized(layer: trt.ILayer, name: str) -> Value:
+def read_plugin_state(layer: trt.ILayer, name: str) -> Value:
     """Read a V2 plugin's serialized state as a digest."""
     return digest(layer.plugin.serialize())
 
 
-def of_core(layer: trt.ILayer, name: str) -> Value:
+def read_id(layer: trt.ILayer, name: str) -> Value:
     return str(getattr(layer.plugin.get_capability_interface(trt.PluginCapabilityType.CORE), name))
 
 
-def fields(layer: trt.ILayer, name: str) -> Value:
+def read_fields(layer: trt.ILayer, name: str) -> Value:
     """Read a V3 plugin's serialized state: (name, type, digest of the data) of each field."""
     runtime = layer.plugin.get_capability_interface(trt.PluginCapabilityType.RUNTIME)
     return tuple((str(f.name), enum_name(f.type), digest(f.data)) for f in runtime.get_fields_to_serialize())
@@ -138,13 +138,13 @@ def digest(data: Any) -> str:
 
 
 def rows(
-    type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = always
+    type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = exists_always
 ) -> tuple[Attribute, ...]:
     """Return attributes of the same type, or with the same reader; ``exists=hasattr`` if a TensorRT may lack them."""
     return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 
-def attention_has(layer: trt.ILayer, name: str) -> bool:
+def has_on_attention(layer: trt.ILayer, name: str) -> bool:
     return hasattr(layer.attention, name)
 
 
@@ -164,11 +164,11 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "ACTIVATION": (*rows(enum, "type"), *rows(plain, "alpha", "beta")),
         "ASSERTION": rows(plain, "message"),
         "ATTENTION_INPUT": (
-            *rows(of_attention(enum), "norm_op"),
-            *rows(of_attention(plain), "decomposable"),
-            *rows(of_attention(plain), "causal", exists=has_no_causal_kind),
-            *rows(of_attention(enum), "causal_kind", "query_form", "key_value_form", exists=attention_has),
-            *rows(quantized_to, "normalization_quantize_to_type"),
+            *rows(attention_type(enum), "norm_op"),
+            *rows(attention_type(plain), "decomposable"),
+            *rows(attention_type(plain), "causal", exists=has_no_causal_kind),
+            *rows(attention_type(enum), "causal_kind", "query_form", "key_value_form", exists=has_on_attention),
+            *rows(read_quantized_type, "normalization_quantize_to_type"),
         ),
         "CAST": rows(dtype, "to_type"),
         "CONCATENATION": rows(plain, "axis"),
@@ -177,7 +177,7 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "CUMULATIVE": (*rows(enum, "op"), *rows(plain, "exclusive", "reverse")),
         "DECONVOLUTION": _CONVOLUTION,
         "DEQUANTIZE": _QUANTIZE,
-        "DIST_COLLECTIVE": (*rows(collective, "operation", "reduction"), *rows(plain, "num_ranks")),
+        "DIST_COLLECTIVE": (*rows(read_collective, "operation", "reduction"), *rows(plain, "num_ranks")),
         "DYNAMIC_QUANTIZE": (
             *rows(plain, "axis", "block_size"),
             *rows(dims, "block_shape"),
@@ -205,10 +205,13 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "ONE_HOT": rows(plain, "axis"),
         "PADDING": rows(dims, "pre_padding_nd", "post_padding_nd"),
         "PLUGIN_V2": (
-            *rows(of_plugin, "plugin_type", "plugin_version", "plugin_namespace"),
-            *rows(serialized, "serialized"),
+            *rows(read_plugin, "plugin_type", "plugin_version", "plugin_namespace"),
+            *rows(read_plugin_state, "serialized"),
         ),
-        "PLUGIN_V3": (*rows(of_core, "plugin_name", "plugin_version", "plugin_namespace"), *rows(fields, "fields")),
+        "PLUGIN_V3": (
+            *rows(read_id, "plugin_name", "plugin_version", "plugin_namespace"),
+            *rows(read_fields, "fields"),
+        ),
         "POOLING": (
             *rows(enum, "type"),
             *rows(dims, "window_size_nd"),

@@ -39,7 +39,7 @@ class Canonical:
     weights: tuple[str, ...]
 
 
-def canonical(network: Network, sizes: Collection[str] = (), places: Mapping[str, str] = NOWHERE) -> Canonical:
+def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[str, str] = NOWHERE) -> Canonical:
     """Describe a network by structure alone.
 
     Args:
@@ -65,12 +65,12 @@ def canonical(network: Network, sizes: Collection[str] = (), places: Mapping[str
         lines.append(str(Layer(layer.kind, "", inputs, tuple(map(renamed, layer.outputs)), layer.attributes, held)))
     lines += [f"output {renamed(tensor)}" for tensor in network.outputs]
     bindings = tuple(tensor.name for tensor in (*network.inputs, *network.outputs))
-    lines += [f"place {places.get(name, '')}" for name in bindings]
+    lines += [f"place {locations.get(name, '')}" for name in bindings]
     known = {weight.name: weight for weight in network.weights}
     lines += [f"weight {number} {known[name].dtype}{list(known[name].shape)}" for name, number in weights.items()]
     return Canonical("\n".join(lines), bindings, tuple(weights))
 
 
-def renames(ours: Iterable[str], theirs: Iterable[str]) -> FrozenDict[str, str]:
-    """Return a mapping from names in ``ours`` to different names at the same positions in ``theirs``."""
-    return FrozenDict({our: their for our, their in zip(ours, theirs, strict=True) if our != their})
+def match_names(names: Iterable[str], others: Iterable[str]) -> FrozenDict[str, str]:
+    """Return a mapping from names in ``names`` to different names at the same positions in ``others``."""
+    return FrozenDict({our: their for our, their in zip(names, others, strict=True) if our != their})

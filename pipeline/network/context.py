@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import PipelineError
 from pipeline.network.description import Weight
-from pipeline.network.handle import codes_of
+from pipeline.network.handle import low_bit_weights
 from pipeline.network.marks import Marks
 from pipeline.recipes import held
 from pipeline.records.wording import kind_of
@@ -60,7 +60,7 @@ class ConversionContext:
         literals: the weights that are not parameters, by content-derived names.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        made: the cache of `once`.
+        made: the cache of `cached`.
         squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
             that tensor.
         rounded_apart: the dtypes to which a tensor is cast after a barrier, and the kernel bug, by ``id``, with the
@@ -101,7 +101,7 @@ class ConversionContext:
     constant_nodes: frozenset[str] = frozenset()
     _used: Counter[str] = field(factory=Counter)
 
-    def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
+    def record_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
         """Record a tensor's symbolic shape: equal sizes can then be recognized, and a data-dependent size can be read
         from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
@@ -109,28 +109,28 @@ class ConversionContext:
             if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
 
-    def note_result(self, result: Any, value: Any) -> None:
+    def record_result_shapes(self, result: Any, value: Any) -> None:
         """Record the shapes of a node's results, given its fake tensors."""
         if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
-            self.note_shape(result, shape_of(value))
+            self.record_shape(result, shape_of(value))
         elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
             for made, each in zip(result, value, strict=False):
-                self.note_result(made, each)
+                self.record_result_shapes(made, each)
 
-    def once(self, what: str, source: object, make: Callable[[], T], *more: int) -> T:
+    def cached(self, kind: str, source: object, make: Callable[[], T], *indices: int) -> T:
         """Return ``make``'s result for a source; cached. A source other than an int or string is identified by its
         ``id``, so the cache keeps it alive."""
-        key = (what, source if isinstance(source, int | str) else id(source), *more)
+        key = (kind, source if isinstance(source, int | str) else id(source), *indices)
         if key not in self.made:
             self.made[key] = make(), source
         made: T = self.made[key][0]
         return made
 
-    def unique(self, name: str) -> str:
+    def make_unique_name(self, name: str) -> str:
         """Return a unique layer name: the name itself the first time, then ``name.1``, ``name.2``."""
         count = self._used[name]
         self._used[name] += 1
-        return self.unique(f"{name}.{count}") if count else name
+        return self.make_unique_name(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
         """Add a layer named ``name:kind`` with ``net.add_<kind>``; on failure, raise TensorRT's message as an error."""
@@ -138,7 +138,7 @@ class ConversionContext:
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
             raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.messages_since(mark)})")
-        layer.name = self.unique(f"{name}:{kind}")
+        layer.name = self.make_unique_name(f"{name}:{kind}")
         return layer
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
@@ -147,9 +147,9 @@ class ConversionContext:
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise TypeError(f"record_weight takes a name and a torch.Tensor, not {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
-        self._keep(name, weight)
+        self._keep_alive(name, weight)
 
-    def _keep(self, name: str, weight: torch.Tensor) -> None:
+    def _keep_alive(self, name: str, weight: torch.Tensor) -> None:
         self.weight_refit_map[name] = weight
         self.cpu_weights_reference_holder.append(weight)
 
@@ -157,15 +157,15 @@ class ConversionContext:
         """Release the network's weight tensors after its engine is built."""
         self.cpu_weights_reference_holder.clear()
 
-    def constant_at(self, value: torch.Tensor) -> torch.Tensor | None:
+    def find_constant(self, value: torch.Tensor) -> torch.Tensor | None:
         """Return the constant that equals a tensor: the tensor itself, or a constant in the same memory with the same
         order of elements (an array over its memory, a view with an additional dim of size 1); None if there is no such
         constant."""
         if id(value) in self.constant_names:
             return value
-        return self.constant_below(value) if value.is_contiguous() else None
+        return self.find_base_constant(value) if value.is_contiguous() else None
 
-    def constant_below(self, value: torch.Tensor) -> torch.Tensor | None:
+    def find_base_constant(self, value: torch.Tensor) -> torch.Tensor | None:
         """Return the constant with a tensor's address and number of elements, such as the constant that the tensor
         transposes; None if there is no such constant."""
         place = value.data_ptr(), value.dtype, value.numel()
@@ -175,30 +175,31 @@ class ConversionContext:
     def trt_weights(self, value: torch.Tensor) -> Any:
         """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided ones are copied."""
         tensor = held(value.detach().cpu().contiguous())
-        constant = self.constant_at(value)
+        constant = self.find_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
         known = self.weights.get(tensor.data_ptr())
         if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):
-            name = literal_name(tensor) if name is None else name
+            name = content_name(tensor) if name is None else name
             tensor = self.literals.setdefault(name, tensor) if constant is None else tensor.clone()
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
-        self._keep(name, tensor)
+        self._keep_alive(name, tensor)
         return weights_of(tensor)
 
-    def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
+    def trt_quantized_weights(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
         """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype; a byte stores two 4-bit values."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
-        return weights if weights.size == math.prod(shape) and tensor.dtype != torch.uint8 else codes_of(tensor, dtype)
+        is_plain = weights.size == math.prod(shape) and tensor.dtype != torch.uint8
+        return weights if is_plain else low_bit_weights(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
         """Return empty weights, for an omitted optional weight."""
         return trt.Weights(to_trt(dtype))
 
 
-def literal_name(tensor: torch.Tensor) -> str:
+def content_name(tensor: torch.Tensor) -> str:
     """Return a content-derived name for a weight that is no parameter: equal networks get equal descriptions."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:

@@ -19,17 +19,17 @@ __all__ = [
     "ATTRIBUTES",
     "UNREADABLE",
     "WEIGHTS",
-    "Held",
     "Layer",
+    "LayerWeights",
     "Network",
     "Profile",
     "Tensor",
     "Value",
     "Weight",
     "describe",
-    "held_weights",
-    "printed",
-    "weights_in",
+    "layer_weights",
+    "network_weights",
+    "value_text",
 ]
 
 
@@ -83,7 +83,7 @@ class Layer:
     def __str__(self) -> str:
         outputs = ", ".join(map(str, self.outputs))
         inputs = ", ".join("-" if name is None else name for name in self.inputs)
-        settings = "".join(f" {name}={printed(value)}" for name, value in self.attributes)
+        settings = "".join(f" {name}={value_text(value)}" for name, value in self.attributes)
         weights = "".join(f" {role}={name!r}" for role, name in self.weights)
         return f"{self.kind} {self.name!r} ({inputs}) -> ({outputs}){settings}{weights}"
 
@@ -148,15 +148,15 @@ class Network:
         return "\n".join([*lines, *map(str, self.layers)]) + "\n"
 
 
-def printed(value: Value) -> str:
+def value_text(value: Value) -> str:
     """Return a value as text on one line, without spaces; values of different types have different texts."""
     if isinstance(value, tuple):
-        return f"[{','.join(map(printed, value))}]"
+        return f"[{','.join(map(value_text, value))}]"
     return value if isinstance(value, str) and value.isidentifier() else repr(value)
 
 
 @attrs.frozen
-class Held:
+class LayerWeights:
     """A layer's weights: `values` is the bindings' object; `pointer` is its address, None if it has none."""
 
     layer: str
@@ -171,19 +171,19 @@ WeightAt: TypeAlias = Callable[[str, str], Weight | None]
 WeightName: TypeAlias = Callable[[int], Weight | None]
 
 
-def held_weights(net: "trt.INetworkDefinition") -> Iterator[Held]:
+def network_weights(net: "trt.INetworkDefinition") -> Iterator[LayerWeights]:
     """Yield the weights of every layer, in the order of the layers."""
     for index in range(net.num_layers):
-        yield from weights_in(layer_of(net, index))
+        yield from layer_weights(layer_of(net, index))
 
 
-def weights_in(layer: trt.ILayer) -> Iterator[Held]:
+def layer_weights(layer: trt.ILayer) -> Iterator[LayerWeights]:
     """Yield the weights of a layer, already cast to its kind's class."""
     for role in WEIGHTS.get(layer_kind(layer), ()):
         values = getattr(layer, role)
         dtype = dtype_name(values.dtype) if isinstance(values, trt.Weights) else str(values.dtype)
         if values.size:
-            yield Held(layer.name, role, weights_pointer(values), dtype, int(values.size), values)
+            yield LayerWeights(layer.name, role, weights_pointer(values), dtype, int(values.size), values)
 
 
 def describe(
@@ -200,10 +200,10 @@ def describe(
     name, role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
     need none.
     """
-    return _Description(weight_name, weight_at).of(net, name, profile)
+    return _NetworkReader(weight_name, weight_at).describe_network(net, name, profile)
 
 
-class _Description:
+class _NetworkReader:
     """The names assigned so far. The bindings return the same Python object for a TensorRT object only while that
     Python object is alive, so this class keeps references."""
 
@@ -215,14 +215,14 @@ class _Description:
         self.bounds: dict[str, list[object]] = {}
         self.weights: dict[str, Weight] = {}
 
-    def of(self, net: trt.INetworkDefinition, name: str, profile: Profile | None) -> Network:
+    def describe_network(self, net: trt.INetworkDefinition, name: str, profile: Profile | None) -> Network:
         inputs = tuple(self.input(net.get_input(i), f"input.{i}") for i in range(net.num_inputs))
         outputs = [net.get_output(i) for i in range(net.num_outputs)]
         for index, output in enumerate(outputs):
             self.tensor_name(output, f"output.{index}")
         handles = [layer_of(net, i) for i in range(net.num_layers)]
         taken: set[str] = set()
-        names = [_distinct(layer.name or f"layer.{i}", taken) for i, layer in enumerate(handles)]
+        names = [_make_unique(layer.name or f"layer.{i}", taken) for i, layer in enumerate(handles)]
         for layer, own in zip(handles, names, strict=True):  # first: a recurrence reads a tensor of a later layer
             for index in range(layer.num_outputs):
                 self.tensor_name(layer.get_output(index), f"{own}.{index}")
@@ -233,7 +233,7 @@ class _Description:
     def tensor_name(self, tensor: trt.ITensor, default: str) -> str:
         if id(tensor) not in self.names:
             self.kept.append(tensor)
-            self.names[id(tensor)] = _distinct(tensor.name or default, self.taken)
+            self.names[id(tensor)] = _make_unique(tensor.name or default, self.taken)
         return self.names[id(tensor)]
 
     def tensor(self, tensor: trt.ITensor, default: str) -> Tensor:
@@ -247,21 +247,21 @@ class _Description:
         names = tuple(tensor.get_dimension_name(i) for i in range(len(found.shape)))
         return attrs.evolve(found, dimension_names=names if any(names) else ())
 
-    def layer(self, layer: trt.ILayer, own: str) -> Layer:
+    def layer(self, layer: trt.ILayer, name: str) -> Layer:
         kind = layer_kind(layer)
         if kind in UNREADABLE:
-            raise ValueError(f"layer {own!r} of kind {kind} has no description: {UNREADABLE[kind]}")
+            raise ValueError(f"layer {name!r} of kind {kind} has no description: {UNREADABLE[kind]}")
         handles = [layer.get_input(i) for i in range(layer.num_inputs)]
         return Layer(
             kind=kind,
-            name=own,
+            name=name,
             inputs=tuple(None if handle is None else self.tensor_name(handle, "") for handle in handles),
-            outputs=tuple(self.tensor(layer.get_output(i), f"{own}.{i}") for i in range(layer.num_outputs)),
-            attributes=(*self.bound(layer), *_attributes(kind, layer, handles)),
-            weights=tuple(self.weight(held) for held in weights_in(layer)),
+            outputs=tuple(self.tensor(layer.get_output(i), f"{name}.{i}") for i in range(layer.num_outputs)),
+            attributes=(*self.boundary_owner(layer), *_attributes(kind, layer, handles)),
+            weights=tuple(self.weight(held) for held in layer_weights(layer)),
         )
 
-    def bound(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
+    def boundary_owner(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
         """Yield the loop, conditional or attention of a boundary layer, numbered in order of appearance."""
         for what in ("loop", "conditional", "attention"):
             if hasattr(layer, what):
@@ -271,21 +271,18 @@ class _Description:
                     known.append(owner)
                 yield what, next(index for index, other in enumerate(known) if owner is other)
 
-    def weight(self, held: Held) -> tuple[str, str]:
-        weight = self.weight_at(held.layer, held.role) if self.weight_at is not None else None
-        if weight is None and held.pointer is not None:
-            weight = self.weight_name(held.pointer)
+    def weight(self, weights: LayerWeights) -> tuple[str, str]:
+        weight = self.weight_at(weights.layer, weights.role) if self.weight_at is not None else None
+        kind = f"the {weights.role} of layer {weights.layer!r}"
+        if weight is None and weights.pointer is not None:
+            weight = self.weight_name(weights.pointer)
         if weight is None:
-            raise ValueError(
-                f"the {held.role} of layer {held.layer!r} ({held.count} x {held.dtype}) was not recorded under a name"
-            )
-        if math.prod(weight.shape) != held.count:
-            raise ValueError(
-                f"the {held.role} of layer {held.layer!r} has {held.count} elements, its weight is {weight}"
-            )
+            raise ValueError(f"no name was recorded for {kind} ({weights.count} x {weights.dtype})")
+        if math.prod(weight.shape) != weights.count:
+            raise ValueError(f"{kind} has {weights.count} elements, but the weight recorded for it is {weight}")
         if self.weights.setdefault(weight.name, weight) != weight:
             raise ValueError(f"two weights are called {weight.name!r}: {weight} and {self.weights[weight.name]}")
-        return held.role, weight.name
+        return weights.role, weight.name
 
 
 def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
@@ -297,9 +294,9 @@ def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tup
             yield attribute.name, attribute.type.read(layer, attribute.name)
 
 
-def _distinct(name: str, taken: set[str]) -> str:
+def _make_unique(name: str, used: set[str]) -> str:
     """Return `name`, or name#2, name#3 … if it is taken (TensorRT allows duplicates), and add the result to `taken`."""
     candidates = itertools.chain([name], (f"{name}#{count}" for count in itertools.count(2)))
-    given = next(candidate for candidate in candidates if candidate not in taken)
-    taken.add(given)
+    given = next(candidate for candidate in candidates if candidate not in used)
+    used.add(given)
     return given

@@ -30,7 +30,7 @@ class Engine:
     stripped: bool = False
     file: Any = field(default=None, eq=False, repr=False)
 
-    def checked(self) -> Any:
+    def checked_plan(self) -> Any:
         """Return the plan; raise an `ArtifactError` if its memory-mapped file was overwritten."""
         if self.file is not None:
             self.file.check()
@@ -42,4 +42,4 @@ class Engine:
         return memoryview(self.plan).nbytes
 
     def __bytes__(self) -> bytes:
-        return bytes(memoryview(self.checked()))
+        return bytes(memoryview(self.checked_plan()))

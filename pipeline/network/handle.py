@@ -44,8 +44,8 @@ class NetworkHandle:
         return sum(weight.nbytes for weight in self.weights.values())
 
 
-def _clear(kept: list[Any], weights: dict[str, Any]) -> None:
-    kept.clear()
+def _clear(references: list[Any], weights: dict[str, Any]) -> None:
+    references.clear()
     weights.clear()
 
 
@@ -61,12 +61,12 @@ PACKED: Final = ("int4", "float4_e2m1fn_x2")
 """The dtypes that store two quantized values a byte, by torch's names."""
 
 
-def codes_of(tensor: torch.Tensor, dtype: str) -> Any:
+def low_bit_weights(tensor: torch.Tensor, dtype: str) -> Any:
     """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory; the caller must keep it alive."""
     count = tensor.numel() * (2 if dtype in PACKED and tensor.dtype == torch.uint8 else 1)
     return trt.Weights(dtype_called(dtype), tensor.data_ptr(), count)
 
 
-def held_as(tensor: torch.Tensor, weight: Weight) -> Any:
+def weights_of_tensor(tensor: torch.Tensor, weight: Weight) -> Any:
     """Return ``trt.Weights`` of a layer's weight, from the tensor that stores its values or quantized values."""
-    return codes_of(tensor, weight.dtype) if weight.dtype in PACKED else weights_of(tensor)
+    return low_bit_weights(tensor, weight.dtype) if weight.dtype in PACKED else weights_of(tensor)

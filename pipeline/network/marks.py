@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from attrs import frozen
 
 log = logging.getLogger(__name__)
-Form: TypeAlias = Literal["expanded", "apart", "converter", "may be empty"]
+MarkKind: TypeAlias = Literal["expanded", "apart", "converter", "may be empty"]
 
 
 @frozen
@@ -26,7 +26,7 @@ class Mark:
     """
 
     quirk: str
-    form: Form
+    form: MarkKind
     node: str = ""
     names: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ class Marks:
             self._by_node.setdefault(mark.node, []).append(mark)
         self.empty_sizes = frozenset(name for mark in self._by_node.get("", ()) for name in mark.names)
 
-    def of(self, node: str, form: Form) -> list[Mark]:
+    def of_node(self, node: str, form: MarkKind) -> list[Mark]:
         """Return a node's marks with this ``form``."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 

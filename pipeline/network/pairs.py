@@ -26,8 +26,7 @@ UNREAD: Final = {
     ),
     ("int4", "float32"): "; the kernel of TensorRT-RTX 1.6 for INT4 beside float32 does not run on every GPU",
 }
-"""The reason why a TensorRT without `codes_beside_floats` does not fuse a weight, by its quantized and dequantized
-dtypes."""
+"""The reason why TensorRT without `codes_beside_floats` fuses no weight of a quantized and a dequantized dtype."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
@@ -78,22 +77,22 @@ class Step:
         return self.kind in PRODUCTS or "_mha" in self.name
 
 
-def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
+def find_pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
     """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine;
     ``planned``: the network of the same structure from which the plan was built, if not ``network``."""
     planned = planned or network
-    rows = list(_quantized(planned))
+    rows = list(_dequantizing_layers(planned))
     if not rows:
         return ()
-    steps = _kernels(plan)
+    steps = _read_kernels(plan)
     names = dict(zip((x.name for x in planned.layers), (x.name for x in network.layers), strict=True))
     return tuple(
-        Pair(network.name, names[layer.name], type, of, *_evidence(planned, layer, of, type, steps))
+        Pair(network.name, names[layer.name], type, of, *_fusion_state(planned, layer, of, type, steps))
         for layer, of, type in rows
     )
 
 
-def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
+def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
     """Yield the dequantizing layers, except layers that dequantize scales."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     dequantizes = [layer for layer in network.layers if layer.kind == "DEQUANTIZE"]
@@ -105,31 +104,31 @@ def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "act
             yield layer, "weight" if maker.kind == "CONSTANT" else "activation", codes
 
 
-def _evidence(
-    network: Network, layer: Layer, of: str, type: str, steps: Sequence[Step] | None
+def _fusion_state(
+    network: Network, layer: Layer, role: str, type: str, steps: Sequence[Step] | None
 ) -> tuple[bool | None, str]:
     """Return whether a pair is fused, and why."""
     if steps is None:
         return None, "the plan contains no program as text"
-    fused, why = _fusion(network, layer, of, steps)
-    is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and of == "weight"
+    fused, why = _fusion(network, layer, role, steps)
+    is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and role == "weight"
     return fused, why + (UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else "")
 
 
-def _fusion(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tuple[bool, str]:
+def _fusion(network: Network, layer: Layer, role: str, steps: Sequence[Step]) -> tuple[bool, str]:
     inside = [step for step in steps if layer.name in step.layers]
     readers = _readers(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}
     for step in steps:  # a plan merges equal pairs under the names of one: only their readers differ
         if step.is_product and len(step.codes) > 1 and (layer.name in step.layers or names & step.layers):
             return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
-        if step.is_product and step.codes and layer.name in step.layers and of == "weight":
+        if step.is_product and step.codes and layer.name in step.layers and role == "weight":
             return True, f"{step.name} reads {step.codes[0]}, and dequantizes it inside"
     reader_kinds = ", ".join(sorted({reader.kind for reader in readers})) or "nothing"
     separate = next((step for step in inside if step.codes and not step.is_product), None)
     if separate is not None:
         return False, f"{separate.name}, a kernel of its own, dequantizes it before {reader_kinds} reads it"
-    if of == "weight":
+    if role == "weight":
         return False, f"TensorRT dequantized the weight during the build: {reader_kinds} reads floats"
     return False, f"the values are rounded, but {reader_kinds} reads floats"
 
@@ -148,7 +147,7 @@ def _readers(network: Network, tensor: str) -> list[Layer]:
     return readers
 
 
-def _kernels(plan: Any) -> tuple[Step, ...] | None:
+def _read_kernels(plan: Any) -> tuple[Step, ...] | None:
     """Return the kernels of a plan's first program; None if the plan has no program as text."""
     found = _PROGRAM.search(plan)
     if found is None:

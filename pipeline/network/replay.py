@@ -47,7 +47,7 @@ class _Replay:
             new_input = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
             name_dimensions(new_input, tensor.dimension_names)
             self.tensors[tensor.name] = new_input
-        layers = [self.layer(row) for row in self.network.layers]
+        layers = [self.create_layer(row) for row in self.network.layers]
         for row, layer in zip(self.network.layers, layers, strict=True):
             self.connect(row, layer)
         for tensor in self.network.outputs:
@@ -56,7 +56,7 @@ class _Replay:
             self.net.set_weights_name(self.weight_of(weight.name), weight.name)
         return self.net
 
-    def layer(self, row: Layer) -> trt.ILayer:
+    def create_layer(self, row: Layer) -> trt.ILayer:
         """Create the row's layer, with its name and attributes; inputs from later layers are still missing."""
         mark = self.log.mark()
         layer = self.add_layer(row)
@@ -74,12 +74,12 @@ class _Replay:
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
             return self.attention(row, inputs)
         if row.kind in BOUNDARIES:
-            return BOUNDARIES[row.kind](self.owner(row), row, inputs, partial(self.weight, row))
+            return BOUNDARIES[row.kind](self.loop_or_conditional(row), row, inputs, partial(self.weight, row))
         if row.kind not in LAYERS:
             raise self.error(row, UNREPLAYED.get(row.kind, f"nothing replays layers of kind {row.kind}"))
         return LAYERS[row.kind](self.net, row, inputs, partial(self.weight, row))
 
-    def owner(self, row: Layer) -> Any:
+    def loop_or_conditional(self, row: Layer) -> Any:
         """Return the loop or conditional that a boundary layer belongs to."""
         number = row.attribute("loop")
         key = ("loop", number) if number is not None else ("conditional", row.attribute("conditional"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from pipeline.network.attributes import bits
+from pipeline.network.attributes import axes_to_bits
 from pipeline.network.description import Layer
 from pipeline.trt import dtype_called, trt
 
@@ -26,82 +26,82 @@ def _enum_member(name: str) -> Encode:
 def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
     """Return a function that creates a layer by a method that expects the first inputs, then attributes."""
 
-    def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+    def make(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
-        return getattr(net, f"add_{method}")(*given[:inputs], *values)
+        return getattr(net, f"add_{method}")(*tensors[:inputs], *values)
 
     return make
 
 
-def _add_layer_of_list(method: str, **arguments: Encode) -> Make:
+def _add_layer_with_list(method: str, **arguments: Encode) -> Make:
     """Return a function that creates a layer by a method that expects all inputs as a list."""
     return lambda net, row, given, weights: _add_layer(method, 1, **arguments)(net, row, [list(given)], weights)
 
 
 def _convolution(method: str) -> Make:
-    def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+    def make(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         maps, size = row.attribute("num_output_maps"), row.attribute("kernel_size_nd")
-        return getattr(net, f"add_{method}_nd")(given[0], maps, size, weights("kernel"), weights("bias"))
+        return getattr(net, f"add_{method}_nd")(tensors[0], maps, size, weights("kernel"), weights("bias"))
 
     return make
 
 
-def _constant(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _constant(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     return net.add_constant(row.attribute("shape"), weights("weights"))
 
 
-def _scale(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _scale(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     mode = trt.ScaleMode.__members__[row.attribute("mode")]
     roles = map(weights, ("shift", "scale", "power"))
-    return net.add_scale_nd(given[0], mode, *roles, row.attribute("channel_axis"))
+    return net.add_scale_nd(tensors[0], mode, *roles, row.attribute("channel_axis"))
 
 
 def _normalization(
-    net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
+    net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
     method = "normalization_v2" if row.attribute("is_v2") else "normalization"
-    return _add_layer(method, 3, axes=bits)(net, row, given, weights)
+    return _add_layer(method, 3, axes=axes_to_bits)(net, row, tensors, weights)
 
 
-def _matmul(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _matmul(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     first, second = (trt.MatrixOperation.__members__[row.attribute(name)] for name in ("op0", "op1"))
-    return net.add_matrix_multiply(given[0], first, given[1], second)
+    return net.add_matrix_multiply(tensors[0], first, tensors[1], second)
 
 
-def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _slice(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     """Create a slice; start, size or stride are zeros if inputs supply them."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
-    count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
-    return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))
+    count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(tensors[0].shape))
+    return net.add_slice(tensors[0], *((0,) * count if value is None else value for value in plain))
 
 
-def _fill(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _fill(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     operation, dtype = _enum_member("FillOperation")(row.attribute("operation")), dtype_called(row.attribute("to_type"))
     return net.add_fill(row.attribute("shape", (0,)), operation, dtype)
 
 
-def _topk(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    operation, axes = _enum_member("TopKOperation")(row.attribute("op")), bits(row.attribute("axes"))
-    return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
+def _topk(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+    operation, axes = _enum_member("TopKOperation")(row.attribute("op")), axes_to_bits(row.attribute("axes"))
+    return net.add_topk(tensors[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
 
 
-def _collective(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
+def _collective(net: trt.INetworkDefinition, row: Layer, inputs: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     """Create a collective, and write into its metadata what the bindings do not return."""
     operation, reduction = row.attribute("operation"), row.attribute("reduction")
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]
-    layer = net.add_dist_collective(given[0], *kinds, -1, None)
+    layer = net.add_dist_collective(inputs[0], *kinds, -1, None)
     if layer is not None:
         layer.metadata = f"{operation} {reduction}"
     return layer
 
 
 def _dynamic_quantize(
-    net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
+    net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
     types = {"to_type": dtype_called, "scale_type": dtype_called}
     if row.attribute("block_shape"):
-        return _add_layer("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, given, weights)
-    return _add_layer("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, given, weights)
+        return _add_layer("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, tensors, weights)
+    return _add_layer("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, tensors, weights)
 
 
 LAYERS: Mapping[str, Make] = MappingProxyType(
@@ -109,7 +109,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "ACTIVATION": _add_layer("activation", 1, type=_enum_member("ActivationType")),
         "ASSERTION": _add_layer("assertion", 1, message=str),
         "CAST": _add_layer("cast", 1, to_type=dtype_called),
-        "CONCATENATION": _add_layer_of_list("concatenation"),
+        "CONCATENATION": _add_layer_with_list("concatenation"),
         "CONSTANT": _constant,
         "CONVOLUTION": _convolution("convolution"),
         "CUMULATIVE": _add_layer("cumulative", 2, op=_enum_member("CumulativeOperation"), exclusive=bool, reverse=bool),
@@ -117,7 +117,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "DEQUANTIZE": _add_layer("dequantize", 2, to_type=dtype_called),
         "DIST_COLLECTIVE": _collective,
         "DYNAMIC_QUANTIZE": _dynamic_quantize,
-        "EINSUM": _add_layer_of_list("einsum", equation=str),
+        "EINSUM": _add_layer_with_list("einsum", equation=str),
         "ELEMENTWISE": _add_layer("elementwise", 2, op=_enum_member("ElementWiseOperation")),
         "FILL": _fill,
         "GATHER": _add_layer("gather_v2", 2, mode=_enum_member("GatherMode")),
@@ -135,7 +135,7 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "POOLING": _add_layer("pooling_nd", 1, type=_enum_member("PoolingType"), window_size_nd=tuple),
         "QUANTIZE": _add_layer("quantize", 2, to_type=dtype_called),
         "RAGGED_SOFTMAX": _add_layer("ragged_softmax", 2),
-        "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=bits, keep_dims=bool),
+        "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=axes_to_bits, keep_dims=bool),
         "RESIZE": _add_layer("resize", 1),
         "REVERSE_SEQUENCE": _add_layer("reverse_sequence", 2),
         "ROTARY_EMBEDDING": _add_layer("rotary_embedding", 3, interleaved=bool, rotary_embedding_dim=int),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
-from pipeline.network.attributes import ATTRIBUTES, always
+from pipeline.network.attributes import ATTRIBUTES, exists_always
 from pipeline.network.description import Layer, Network, Tensor, Weight
 
 MOST_BYTES: Final = 1 << 44
@@ -23,12 +23,12 @@ _OWNERS: Final = (*_BOUNDARIES, "attention")
 """Attributes of boundary layers: the loop, conditional or attention that the layer belongs to."""
 
 
-def fault(network: Network) -> str:
+def first_error(network: Network) -> str:
     """Return the first reason why a description is invalid; empty if it is valid."""
-    return next(_faults(network), "")
+    return next(_find_errors(network), "")
 
 
-def _faults(network: Network) -> Iterator[str]:
+def _find_errors(network: Network) -> Iterator[str]:
     made = [tensor.name for tensor in network.inputs] + [t.name for layer in network.layers for t in layer.outputs]
     layers, weights = [layer.name for layer in network.layers], [weight.name for weight in network.weights]
     for what, names in ("tensors", made), ("layers", layers), ("weights", weights):
@@ -40,7 +40,7 @@ def _faults(network: Network) -> Iterator[str]:
     for layer in network.layers:
         if absent := [name for name in layer.inputs if name is not None and name not in known]:
             yield f"layer {layer.name[:80]!r} reads {absent[0][:80]!r}, which nothing makes"
-        if why := _layer_fault(layer):
+        if why := _layer_error(layer):
             yield f"layer {layer.name[:80]!r} {why}"
         if absent := [name for _, name in layer.weights if name not in held]:
             yield f"layer {layer.name[:80]!r} has the weight {absent[0][:80]!r}, which the network has not"
@@ -48,16 +48,16 @@ def _faults(network: Network) -> Iterator[str]:
         yield f"nothing makes its output {absent[0][:80]!r}"
     rows: list[Tensor | Weight] = [*network.inputs, *network.outputs, *network.weights]
     for row in (*rows, *(tensor for layer in network.layers for tensor in layer.outputs)):
-        if why := _size_fault(row):
+        if why := _size_error(row):
             yield f"{row.name[:80]!r} {why}"
-    yield from _cycles(network)
+    yield from _find_cycles(network)
 
 
-def _layer_fault(layer: Layer) -> str:
+def _layer_error(layer: Layer) -> str:
     """Return the reason why a layer's attributes or weights are incomplete or invalid; empty if they are valid."""
     given, rows = Counter(name for name, _ in layer.attributes), ATTRIBUTES.get(layer.kind, ())
     present = {place for place, name in enumerate(layer.inputs) if name is not None}
-    needed = {row.name for row in rows if row.exists is always and row.unless not in present}
+    needed = {row.name for row in rows if row.exists is exists_always and row.unless not in present}
     if strange := given.keys() - {*_OWNERS, *(row.name for row in rows)}:
         return f"has the attribute {min(strange)[:40]!r}, which no {layer.kind[:40]} has"
     if missing := needed - given.keys():
@@ -68,13 +68,13 @@ def _layer_fault(layer: Layer) -> str:
     return "" if layer.weight("weights") or 0 in shape else "is a constant without a weight"
 
 
-def _size_fault(row: Tensor | Weight) -> str:
+def _size_error(row: Tensor | Weight) -> str:
     if min(row.shape, default=0) < -1 or len(row.shape) > 64:
         return f"has no sizes {list(row.shape)[:8]}"
     return f"claims more than {MOST_BYTES} bytes" if math.prod(map(abs, row.shape)) > MOST_BYTES // 8 else ""
 
 
-def _cycles(network: Network) -> Iterator[str]:
+def _find_cycles(network: Network) -> Iterator[str]:
     """Yield layers that depend on their own results. A recurrence layer depends only on its first input, the initial
     value; its second input, computed in the loop, is a dependency of the loop's outputs only."""
     makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}

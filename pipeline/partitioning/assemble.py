@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from attrs import define, field
 
-from pipeline.aten.graphs import results
+from pipeline.aten.graphs import results_of
 from pipeline.errors import Fallback, source_line
 from pipeline.partitioning.flow import (
     Node,
@@ -67,7 +67,7 @@ class _Assembly:
         self.validated, self.program, self.reasons = validated, validated.program, reasons
         self.place = {n: i for i, n in enumerate(self.program.graph.nodes)}
         self.named = {n.name: n for n in self.place}
-        self.returned = [n for n in results(self.program.graph) if isinstance(n, Node)]
+        self.returned = [n for n in results_of(self.program.graph) if isinstance(n, Node)]
         if unknown := [name for name in reasons if name not in self.named]:
             raise ValueError(f"reasons: {unknown[0]} is not an operator of the program")
         self.ports: dict[Node, Port] = {}

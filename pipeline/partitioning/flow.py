@@ -18,8 +18,8 @@ import torch
 from attrs import frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from pipeline.aten.graphs import results
-from pipeline.aten.op_predicates import draws_random, is_cheap, moves
+from pipeline.aten.graphs import results_of
+from pipeline.aten.op_predicates import has_randomness, is_cheap, is_move
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import Expr, bounds, expression, number, shape_of
 
@@ -71,14 +71,14 @@ def flow(program: Program, copied: frozenset[Node]) -> Flow:
                 before[i].update((makes[s], None) for s in sorted(symbols_of(source)) if s in makes)
             elif source.name not in program.constants and maker(source) not in copied:
                 readers[source][i] = None
-    for first, second in pairwise(i for i, node in enumerate(nodes) if draws_random(node)):
+    for first, second in pairwise(i for i, node in enumerate(nodes) if has_randomness(node)):
         before[second][first] = None  # random numbers are drawn in eager's order
     values = _values(program, {n: i for i, n in enumerate(nodes)}, readers)
     for value in values:
         if value.maker is not None:
             for i in value.readers:
                 before[i][value.maker] = None
-    returned = {maker(n) for n in results(program.graph) if isinstance(n, Node)}
+    returned = {maker(n) for n in results_of(program.graph) if isinstance(n, Node)}
     return Flow(
         nodes=tuple(nodes),
         before=tuple(map(tuple, before)),
@@ -88,7 +88,7 @@ def flow(program: Program, copied: frozenset[Node]) -> Flow:
         read=_inverse([value.readers for value in values], len(nodes)),
         leaves=tuple(n in returned for n in nodes),
         cheap=tuple(map(is_cheap, nodes)),
-        moves=tuple(map(moves, nodes)),
+        moves=tuple(map(is_move, nodes)),
     )
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from attrs import frozen
 
 from pipeline.aten.collectives import is_collective, is_wait
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.partitioning.flow import Edges, Flow
 
 LONGEST = 16
@@ -84,7 +84,7 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
         return i not in taken and supported(i)
 
     for i, node in enumerate(flow.nodes):
-        if does(node.target) in (Does.CONVOLVES, Does.MULTIPLIES, Does.PROJECTS):
+        if op_kind(node.target) in (Kind.CONVOLVES, Kind.MULTIPLIES, Kind.PROJECTS):
             found = (i,) if not free(i) else _attention(flow, i, free) or _epilogue(flow, i, free)
             if len(found) > 1:
                 taken.update(found)
@@ -96,7 +96,7 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
 def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     found = [start]
     for step in _steps(flow, start, free):
-        if not all(is_pointwise(flow.nodes[i]) or does(flow.nodes[i].target) is Does.SCALES for i in step):
+        if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):
             break
         found += step
     return tuple(found)
@@ -105,16 +105,16 @@ def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int,
 def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     """Return the operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
     found, normalised = [start], False
-    if does(flow.nodes[start].target) is not Does.MULTIPLIES:
+    if op_kind(flow.nodes[start].target) is not Kind.MULTIPLIES:
         return ()
     for step in _steps(flow, start, free):
         found += step
         last = flow.nodes[step[-1]]
-        if does(last.target) is Does.SOFTENS and not normalised:
+        if op_kind(last.target) is Kind.SOFTENS and not normalised:
             normalised = True
-        elif does(last.target) is Does.MULTIPLIES and normalised:
+        elif op_kind(last.target) is Kind.MULTIPLIES and normalised:
             return tuple(found)
-        elif not (is_pointwise(last) or moves(last)):
+        elif not (is_pointwise(last) or is_move(last)):
             return ()
     return ()
 

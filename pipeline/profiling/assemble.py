@@ -9,7 +9,7 @@ from statistics import median
 
 from attrs import evolve, field, frozen
 
-from pipeline.aten.naming import module_path, node_of
+from pipeline.aten.naming import module_path, node_name
 from pipeline.build.kernels import Kernel, steps
 from pipeline.compiled import Compiled
 from pipeline.errors import line_of
@@ -99,10 +99,10 @@ def _layers(
     own = compiled.layer_names(engine, network)
     planned: tuple[Kernel, ...] = ()
     with suppress(ValueError):
-        planned = steps(engine.checked())
+        planned = steps(engine.checked_plan())
     found = matched(names, planned, list(own), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
-        computed = dict.fromkeys(node_of(own.get(layer, layer)) for layer in match.layers)
+        computed = dict.fromkeys(node_name(own.get(layer, layer)) for layer in match.layers)
         nodes = tuple(_operators(compiled, computed))
         yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from attrs import frozen
 
-from pipeline.aten.naming import node_of
+from pipeline.aten.naming import node_name
 from pipeline.build.kernels import SIZES, STREAMS, Kernel
 
 _INSTANCE = re.compile(r"(?:_0x[0-9a-f]+)?(?:_myl\d+_\d+)?$")
@@ -61,7 +61,7 @@ class _Layers:
         self.steps, self.layers, self.metadata = steps, layers, metadata
         self.index = {layer: i for i, layer in enumerate(layers)}
         self.claimed = {layer for step in steps for layer in self.known(step.layers)}
-        self.owned = {node_of(layer) for layer in self.claimed}
+        self.owned = {node_name(layer) for layer in self.claimed}
 
     def match(self, row: str, step: Kernel | None) -> Match:
         """Match a row, given its step in the plan."""
@@ -91,7 +91,7 @@ class _Layers:
         if last is None:
             return ()
         free = takewhile(lambda layer: layer not in self.claimed, self.layers[last + 1 :])
-        return tuple(layer for layer in free if node_of(layer) not in self.owned)
+        return tuple(layer for layer in free if node_name(layer) not in self.owned)
 
 
 def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:

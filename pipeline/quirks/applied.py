@@ -1,5 +1,5 @@
-"""Determine which kernel bugs to avoid: those that the TensorRT in use has, unless an experiment says otherwise. Mark
-the nodes of a segment at which they are avoided."""
+"""Determine which kernel bugs to avoid: the bugs of the TensorRT in use, unless an experiment says otherwise. Mark the
+nodes of a segment that need a workaround."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from pipeline.network.marks import Mark
-from pipeline.quirks.quirk import Part
+from pipeline.quirks.quirk import SegmentNodes
 from pipeline.quirks.table import QUIRKS
 from pipeline.shapes.environment import Symbols
 from pipeline.trt import CAPABILITIES, has_gpu
@@ -35,19 +35,19 @@ class Experiment(ContextDecorator):
         self._variable.reset(self._tokens.pop())
 
 
-def applies(id: str) -> bool:
-    """Return whether a bug is avoided: TensorRT has it, and no experiment ignores it."""
-    return is_there(id) and id not in _ignored.get()
+def is_avoided(id: str) -> bool:
+    """Return whether to avoid a kernel bug: the TensorRT in use has the bug, and no experiment ignores it."""
+    return has_bug(id) and id not in _ignored.get()
 
 
-def is_there(id: str) -> bool:
-    """Return whether the TensorRT in use has a bug, on the current GPU if the bug depends on the GPU."""
+def has_bug(id: str) -> bool:
+    """Return whether the TensorRT in use has a kernel bug, on the current GPU if the bug depends on the GPU."""
     quirk = _BY_ID[id]
-    here = id in _assumed.get() or quirk.is_in(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
-    return here and (not quirk.capabilities or gpu_at_hand() in quirk.capabilities)
+    here = id in _assumed.get() or quirk.affects(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
+    return here and (not quirk.capabilities or current_compute_capability() in quirk.capabilities)
 
 
-def gpu_at_hand() -> str:
+def current_compute_capability() -> str:
     """Return the compute capability of the current GPU ("9.0"); empty if there is no GPU."""
     return ".".join(map(str, torch.cuda.get_device_capability())) if has_gpu() else ""
 
@@ -60,7 +60,7 @@ def without(*ids: str) -> Experiment:
     Raises:
         ValueError: the table has no such row.
     """
-    return Experiment(_ignored, _known(ids))
+    return Experiment(_ignored, _check_ids(ids))
 
 
 def assume(*ids: str) -> Experiment:
@@ -69,26 +69,23 @@ def assume(*ids: str) -> Experiment:
     Raises:
         ValueError: the table has no such row.
     """
-    return Experiment(_assumed, _known(ids))
+    return Experiment(_assumed, _check_ids(ids))
 
 
-def _known(ids: tuple[str, ...]) -> frozenset[str]:
+def _check_ids(ids: tuple[str, ...]) -> frozenset[str]:
     if unknown := sorted(set(ids) - _BY_ID.keys()):
-        raise ValueError(f"no fault {', '.join(unknown)}; the faults are {', '.join(_BY_ID)}")
+        raise ValueError(f"unknown ids of kernel bugs: {', '.join(unknown)}; known ids: {', '.join(_BY_ID)}")
     return frozenset(ids)
 
 
-def marks_of(
-    nodes: Iterable[torch.fx.Node],
-    ranges: Symbols,
-    constants: Iterable[str] = (),
-    outputs: Iterable[str] = (),
+def find_marks(
+    nodes: Iterable[torch.fx.Node], ranges: Symbols, constants: Iterable[str] = (), outputs: Iterable[str] = ()
 ) -> tuple[Mark, ...]:
-    """Return the marks of a segment (`Part`): for each bug that applies, the places that the bug's analysis finds."""
-    part = Part(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
+    """Return the marks of a segment: for each bug to avoid, the nodes that its analysis finds (`SegmentNodes`)."""
+    segment = SegmentNodes(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
-        Mark(quirk.id, *place)
+        Mark(quirk.id, *affected)
         for quirk in QUIRKS
-        if quirk.places is not None and applies(quirk.id)
-        for place in quirk.places(part)
+        if quirk.analysis is not None and is_avoided(quirk.id)
+        for affected in quirk.analysis(segment)
     )

@@ -14,11 +14,12 @@ from typing import Final, Literal, TypeAlias
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.op_predicates import moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
-from pipeline.quirks.quirk import Part, Place
-from pipeline.quirks.reduction_fusion import REDUCING, broadcast_inputs, is_broadcast, node_shape, passes, reduces
+from pipeline.quirks import reduction_fusion
+from pipeline.quirks.quirk import AffectedNode, SegmentNodes
+from pipeline.quirks.reduction_fusion import has_reduction, is_broadcast, keeps_positions, node_shape
 from pipeline.shapes.environment import Shape
 
 Role: TypeAlias = Literal["reduced", "behind"]
@@ -27,15 +28,15 @@ SHIFTED: Final = (aten.logsumexp.default,)
 """Reductions that add another reduction of the same elements to their result."""
 
 
-def places(part: Part) -> Iterator[Place]:
+def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes that broadcast values which a kernel may store in registers, each with these inputs."""
-    held = HeldValues(part.nodes)
-    for node in part.nodes:
-        if names := tuple(x.name for x in broadcast_inputs(node) if held.is_in(x, node)):
+    held = RegisterValues(segment.nodes)
+    for node in segment.nodes:
+        if names := tuple(x.name for x in reduction_fusion.expandable_inputs(node) if held.may_contain(x, node)):
             yield "expanded", node.name, names
 
 
-class HeldValues:
+class RegisterValues:
     """The values of a segment that kernels may store in registers. Equal computations are one node, as in TensorRT."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
@@ -48,78 +49,79 @@ class HeldValues:
         self._places = {node: place for place, node in enumerate(nodes)}
         known: dict[str, torch.fx.Node] = {}
         for node in nodes:
-            first = known.setdefault(self._key(node), node)
+            first = known.setdefault(self._computation_key(node), node)
             self._first[node] = first
-            for given in dict.fromkeys(map(self._one, node.all_input_nodes)):
+            for given in dict.fromkeys(map(self._representative, node.all_input_nodes)):
                 self._users.setdefault(given, []).append(first)
             self._roles[first] = self._role(first)
-            self._elements[first] = self._reduced(first)
+            self._elements[first] = self._reduced_shape(first)
         self._shifting = {node for node in self._roles if node.target in SHIFTED}
         for given in reversed(self._users):
             if any(self._leads_to_reduction(given, user) for user in self._users[given]):
                 self._read.add(given)
-            elif any(self._shifts(given, user) for user in self._users[given]):
+            elif any(self._leads_to_second_reduction(given, user) for user in self._users[given]):
                 self._shifting.add(given)
         self._kept = set(self._read)
         for node in self._roles:
-            inputs = {self._one(x) for x in node.all_input_nodes} if passes(node) else set()
+            inputs = {self._representative(x) for x in node.all_input_nodes} if keeps_positions(node) else set()
             if self._roles[node] == "behind" or inputs & self._kept:
                 self._kept.add(node)
             elif inputs & self._shifting:
                 self._shifting.add(node)
 
-    def is_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
+    def may_contain(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
         """Return whether a kernel may store an input that a node broadcasts in registers: an element in each thread, or
         a value that shifts the elements that it was reduced from and is broadcast to other elements."""
-        first = self._one(given)
+        first = self._representative(operand)
         if first in self._kept:
             return True
         if first not in self._shifting or self._elements[first] == node_shape(node):
             return False
-        return not any(self._depends_through_matmul(x, given) for x in node.all_input_nodes if x is not given)
+        return not any(self._depends_through_matmul(x, operand) for x in node.all_input_nodes if x is not operand)
 
-    def _one(self, node: torch.fx.Node) -> torch.fx.Node:
+    def _representative(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
 
-    def _key(self, node: torch.fx.Node) -> str:
+    def _computation_key(self, node: torch.fx.Node) -> str:
         """Return a key that is the same for equal computations."""
-        if not (passes(node) or does(node.target) in REDUCING):
+        if not (keeps_positions(node) or op_kind(node.target) in reduction_fusion.REDUCING):
             return node.name
-        given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._one(x).name}")
+        given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._representative(x).name}")
         return f"{node.target} {given}"
 
     def _role(self, node: torch.fx.Node) -> Role | None:
-        if reduces(node):
-            return "reduced" if does(node.target) in (Does.REDUCES, Does.POOLS) else "behind"
-        if not passes(node):
+        if has_reduction(node):
+            return "reduced" if op_kind(node.target) in (Kind.REDUCES, Kind.POOLS) else "behind"
+        if not keeps_positions(node):
             return None
         inputs = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor | tuple | list)]
-        roles = {x: self._roles.get(self._one(x)) for x in inputs}
+        roles = {x: self._roles.get(self._representative(x)) for x in inputs}
         if "behind" in roles.values():
             return "behind"
         reduced = [x for x in inputs if roles[x] == "reduced"]
         others = len(reduced) < len(inputs) and any(is_broadcast(node_shape(x), node_shape(node)) for x in reduced)
         return "behind" if others else "reduced" if reduced else None
 
-    def _reduced(self, node: torch.fx.Node) -> Shape | None:
+    def _reduced_shape(self, node: torch.fx.Node) -> Shape | None:
         """Return the shape of the elements from which a value was reduced, whose threads may store the value; None if
         there is not exactly one such shape."""
         if self._roles[node] != "reduced":
             return None
-        if reduces(node):
+        if has_reduction(node):
             return node_shape(node.all_input_nodes[0])
-        found = {self._elements.get(self._one(x)) for x in node.all_input_nodes} - {None}
+        found = {self._elements.get(self._representative(x)) for x in node.all_input_nodes} - {None}
         return found.pop() if len(found) == 1 else None
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Return whether a user, or a later node on the same elements, is a reduction."""
-        if reduces(user):
+        if has_reduction(user):
             return True
-        return user in self._read and (moves(user) or (passes(user) and node_shape(user) == node_shape(node)))
+        is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)
+        return user in self._read and (is_move(user) or is_in_place)
 
-    def _shifts(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
+    def _leads_to_second_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Return whether a user leads to a second reduction of the elements from which the node was reduced."""
-        if not passes(user) or self._roles.get(node) != "reduced":
+        if not keeps_positions(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])
 
@@ -130,12 +132,12 @@ class HeldValues:
             each, behind = waiting.pop()
             if each is source and behind:
                 return True
-            behind |= does(each.target) in SEPARATE and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
+            behind |= op_kind(each.target) in SEPARATE and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
             found = {(given, behind) for given in each.all_input_nodes if self._places.get(given, -1) >= first} - seen
             seen |= found
             waiting += found
         return False
 
 
-SEPARATE: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
+SEPARATE: Final = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES, Kind.ATTENDS, Kind.RECURS)
 """Operators that are never fused into a reduction kernel, except matmuls over a single element."""

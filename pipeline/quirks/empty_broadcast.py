@@ -11,42 +11,41 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch.utils._pytree import tree_leaves
 
-from pipeline.quirks.quirk import Part, Place
+from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.shapes.environment import Expr, Shape, bounds, shape_of
 
 
-def places(part: Part) -> Iterator[Place]:
+def find_sizes_that_may_be_zero(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the symbols of input sizes which may be 0 while a non-empty node is read by an empty node and also on a
-    path to an output. Most ranges begin at 0 only because no minimum was stated, and then usually nothing is left to
-    compute."""
-    names = [name for name, each in part.ranges.items() if each.min < 1 and not name.startswith("u")]
-    shapes = {node: _shapes(node) for node in part.nodes} if names else {}
-    found = [name for name in names if _leaves_elements(part, shapes, name)]
+    path to an output. Most ranges begin at 0 only for lack of a stated minimum."""
+    names = [name for name, each in segment.ranges.items() if each.min < 1 and not name.startswith("u")]
+    shapes = {node: _tensor_shapes(node) for node in segment.nodes} if names else {}
+    found = [name for name in names if _leaves_unwritten(segment, shapes, name)]
     if found:
         yield "may be empty", "", tuple(sorted(found))
 
 
-def _shapes(node: torch.fx.Node) -> list[Shape]:
+def _tensor_shapes(node: torch.fx.Node) -> list[Shape]:
     return [shape_of(value) for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
 
 
-def _leaves_elements(part: Part, shapes: Mapping[torch.fx.Node, Sequence[Shape]], symbol: str) -> bool:
+def _leaves_unwritten(segment: SegmentNodes, shapes: Mapping[torch.fx.Node, Sequence[Shape]], symbol: str) -> bool:
     """Return whether a symbol of 0 makes a node empty that depends on a non-empty node from which a path of non-empty
     nodes leads to an output."""
 
-    def may_be_none(size: Expr) -> bool:
+    def may_be_zero(size: Expr) -> bool:
         names = set() if isinstance(size, int) else {each.name for each in size.free_symbols}
-        return symbol in names and names <= part.ranges.keys() and bounds(size, part.ranges).min < 1
+        return symbol in names and names <= segment.ranges.keys() and bounds(size, segment.ranges).min < 1
 
-    empty = {node for node, each in shapes.items() if each and all(any(map(may_be_none, shape)) for shape in each)}
+    empty = {node for node, each in shapes.items() if each and all(any(map(may_be_zero, shape)) for shape in each)}
     leaving, read = set[torch.fx.Node](), set[torch.fx.Node]()
-    for node in reversed(part.nodes):
+    for node in reversed(segment.nodes):
         if node in empty or not shapes[node]:
             continue
         users = {*node.users}
         if users & (empty | read):
             read.add(node)
-        if node.name in part.outputs or users & leaving:
+        if node.name in segment.outputs or users & leaving:
             leaving.add(node)
         if node in read and node in leaving:
             return True

@@ -15,9 +15,9 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import Does, does
-from pipeline.quirks.quirk import Part, Place
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import Kind, op_kind
+from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
 
@@ -28,17 +28,17 @@ LIMIT: Final = 256
 FEW: Final = 6
 """The maximum number of elements of an inlined sum: sums of 7 elements have a separate kernel, and maxima of 5."""
 
-VIEWS: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES)
+VIEWS: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 Views = frozenset[torch.fx.Node]
 """The nodes that an elementwise expression reads at other positions than its own."""
 
 
-def places(part: Part) -> Iterator[Place]:
+def find_values_to_separate(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes to compute in separate kernels."""
-    expanded = ExpressionSizes(part.nodes)
-    return (("apart", node.name, ()) for node in part.nodes if node in expanded)
+    expanded = ExpressionSizes(segment.nodes)
+    return (("apart", node.name, ()) for node in segment.nodes if node in expanded)
 
 
 class ExpressionSizes:
@@ -50,75 +50,75 @@ class ExpressionSizes:
         self._apart: set[torch.fx.Node] = set()
         nodes = list(nodes)
         self._last = {given: node for node in nodes for given in node.all_input_nodes}
-        if any(self._read(node) > HARMLESS for node in nodes):
+        if any(self._expression_terms(node) > HARMLESS for node in nodes):
             for node in nodes:
-                if self._read(node) > LIMIT and can_be_summed(node):
+                if self._expression_terms(node) > LIMIT and can_be_separated(node):
                     self._apart.add(node)
                     self._terms[node], self._views[node] = 1, frozenset()
 
     def __contains__(self, node: object) -> bool:
         return node in self._apart
 
-    def _read(self, node: torch.fx.Node) -> int:
+    def _expression_terms(self, node: torch.fx.Node) -> int:
         """Return the number of terms of a node's expression, and drop the state of inputs that no later node reads."""
-        self._terms[node] = self._counted(node)
+        self._terms[node] = self._count_terms(node)
         for given in node.all_input_nodes:
             if self._last[given] is node:
                 self._views.pop(given, None)
         return self._terms[node]
 
-    def _counted(self, node: torch.fx.Node) -> int:
+    def _count_terms(self, node: torch.fx.Node) -> int:
         given = node.all_input_nodes
-        if is_pointwise(node) or (moves(node) and given and node_shape(given[0]) == node_shape(node)):
-            seen = [self._seen(x, node) for x in given]
+        if is_pointwise(node) or (is_move(node) and given and node_shape(given[0]) == node_shape(node)):
+            seen = [self._nodes_at_other_positions(x, node) for x in given]
             most = max(seen, key=len, default=frozenset[torch.fx.Node]())
             others = frozenset[torch.fx.Node]().union(*(views for views in seen if views is not most)) - most
             self._views[node] = views = most | others if others else most
             return 1 + sum(self._terms.get(x, 1) for x in views)
         within = sum(self._terms.get(x, 1) for x in given)
-        selects = does(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
-        if node.target is operator.getitem or moves(node) or selects:
+        selects = op_kind(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
+        if node.target is operator.getitem or is_move(node) or selects:
             self._views[node] = frozenset((node,))
             return within
-        return within * few if (few := summed(node)) is not None else 1
+        return within * few if (few := inlined_sum_length(node)) is not None else 1
 
-    def _seen(self, given: torch.fx.Node, node: torch.fx.Node) -> Views:
+    def _nodes_at_other_positions(self, operand: torch.fx.Node, node: torch.fx.Node) -> Views:
         """Return the nodes that an elementwise operator reads at other positions through an input."""
-        is_place_for_place = given in self._views and node_shape(given) == node_shape(node)
-        return self._views[given] if is_place_for_place else frozenset((given,))
+        is_place_for_place = operand in self._views and node_shape(operand) == node_shape(node)
+        return self._views[operand] if is_place_for_place else frozenset((operand,))
 
 
-def summed(node: torch.fx.Node) -> int | None:
+def inlined_sum_length(node: torch.fx.Node) -> int | None:
     """Return the number of elements in each sum of a node, if TensorRT inlines the sums; else None."""
-    kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
-    if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
-        return _few(sizes[0][-1:])
-    if kind is Does.REDUCES and sizes:
+    kind, sizes = op_kind(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
+    if kind in (Kind.MULTIPLIES, Kind.PROJECTS) and sizes:
+        return _product_if_small(sizes[0][-1:])
+    if kind is Kind.REDUCES and sizes:
         value = node.meta["val"]
         results = math.prod(shape_of(value[0] if isinstance(value, tuple | list) else value))
         total = math.prod(sizes[0])
         is_known = isinstance(total, int) and isinstance(results, int) and results
-        return _few([total // results]) if is_known else _few_dims(node)
-    if (kind is Does.SOFTENS or "log_softmax" in str(node.target)) and sizes:
-        few = _few_dims(node)
+        return _product_if_small([total // results]) if is_known else _reduced_length_if_small(node)
+    if (kind is Kind.SOFTENS or "log_softmax" in str(node.target)) and sizes:
+        few = _reduced_length_if_small(node)
         return None if few is None else few * few
     return None
 
 
-def _few_dims(node: torch.fx.Node) -> int | None:
+def _reduced_length_if_small(node: torch.fx.Node) -> int | None:
     """Return the number of elements reduced over the second argument, ``dim``; None if it is large or dynamic."""
     shape, dims = node_shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:
         return None  # a histogram's second argument is not dims
-    return _few([shape[d] for d in dims] or shape)
+    return _product_if_small([shape[d] for d in dims] or shape)
 
 
-def _few(sizes: Iterable[Expr]) -> int | None:
+def _product_if_small(sizes: Iterable[Expr]) -> int | None:
     total: Expr = math.prod(sizes)
     return total if isinstance(total, int) and 0 < total <= FEW else None
 
 
-def can_be_summed(node: torch.fx.Node) -> bool:
+def can_be_separated(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() < 8

@@ -3,8 +3,7 @@
 TensorRT-RTX fuses reductions, matmuls, softmax and normalization over few elements into the kernel that reads them. If
 that is a reduction kernel, versions 1.4 to 1.7.1 compute each such element once and reuse it for other elements:
 ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by 0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of
-``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. Expanding the operand first, or computing it in another kernel, avoids the
-bug.
+``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. Expanding the operand first, or a separate kernel for it, avoids the bug.
 """
 
 from __future__ import annotations
@@ -15,61 +14,61 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from pipeline.aten.arguments import argument, names_of
-from pipeline.aten.traits import Does, does
-from pipeline.quirks.expression_blowup import FEW, can_be_summed, summed
-from pipeline.quirks.quirk import Part, Place
-from pipeline.quirks.reduction_fusion import MOVING, broadcast_inputs, node_shape, passes, reduces
+from pipeline.aten.arguments import argument, argument_names
+from pipeline.aten.traits import Kind, op_kind
+from pipeline.quirks.expression_blowup import FEW, can_be_separated, inlined_sum_length
+from pipeline.quirks.quirk import AffectedNode, SegmentNodes
+from pipeline.quirks.reduction_fusion import MOVING, expandable_inputs, has_reduction, keeps_positions, node_shape
 from pipeline.shapes.environment import Shape
 
-MATMULS = (Does.MULTIPLIES, Does.PROJECTS)
+MATMULS = (Kind.MULTIPLIES, Kind.PROJECTS)
 
 
-def places(part: Part) -> Iterator[Place]:
+def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes that broadcast small sums into a reduction, with the sums' names, and the nodes to separate."""
-    reduced, few = _reduced(part.nodes), _few(part.nodes)
-    for node in part.nodes:
+    reduced, few = _inputs_of_reductions(segment.nodes), _small_sums(segment.nodes)
+    for node in segment.nodes:
         if node not in reduced:
             continue
         found = few.intersection(node.all_input_nodes)
-        if found and (names := tuple(x.name for x in broadcast_inputs(node) if x in found)):
+        if found and (names := tuple(x.name for x in expandable_inputs(node) if x in found)):
             yield "expanded", node.name, names
-        if _reads_elsewhere(node) and can_be_summed(node):
+        if _reads_sum_and_its_elements(node) and can_be_separated(node):
             yield "apart", node.name, ()
 
 
-def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+def _small_sums(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     """Return the nodes that are small sums, or expressions that contain small sums."""
     found = set[torch.fx.Node]()
     for node in nodes:
-        if summed(node) is not None or (_is_expression(node) and found.intersection(node.all_input_nodes)):
+        if inlined_sum_length(node) is not None or (_may_be_inlined(node) and found.intersection(node.all_input_nodes)):
             found.add(node)
     return found
 
 
-def _reduced(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+def _inputs_of_reductions(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     """Return the nodes that a reduction reads, directly or through expressions."""
     found = set[torch.fx.Node]()
     for node in reversed(nodes):
         for user in node.users:
-            if reduces(user) or does(user.target) is Does.PLACES or (_is_expression(user) and user in found):
+            if has_reduction(user) or op_kind(user.target) is Kind.PLACES or (_may_be_inlined(user) and user in found):
                 found.add(node)
     return found
 
 
-def _reads_elsewhere(node: torch.fx.Node) -> bool:
+def _reads_sum_and_its_elements(node: torch.fx.Node) -> bool:
     """Return whether an operator's expression may contain both a small sum and the elements that it sums."""
     if node.target is operator.getitem:
-        return bool(node.args[1] == 0) and _normalized(node.all_input_nodes[0])
-    kind = does(node.target)
-    return _normalized(node) or (kind in (*MATMULS, Does.NORMALIZES, Does.SOFTENS) and summed(node) is not None)
+        return bool(node.args[1] == 0) and _is_small_normalization(node.all_input_nodes[0])
+    kinds = (*MATMULS, Kind.NORMALIZES, Kind.SOFTENS)
+    return _is_small_normalization(node) or (op_kind(node.target) in kinds and inlined_sum_length(node) is not None)
 
 
-def _normalized(node: torch.fx.Node) -> bool:
+def _is_small_normalization(node: torch.fx.Node) -> bool:
     """Return whether an operator normalizes few elements, over the last dims or a group of channels."""
-    if does(node.target) not in (Does.NORMALIZES, Does.SCALES) or not reduces(node):
+    if op_kind(node.target) not in (Kind.NORMALIZES, Kind.SCALES) or not has_reduction(node):
         return False
-    names = names_of(node.target)
+    names = argument_names(node.target)
     if "normalized_shape" in names:
         sizes: Shape = tuple(argument(node, "normalized_shape"))
         return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= FEW
@@ -82,5 +81,5 @@ def _normalized(node: torch.fx.Node) -> bool:
     return math.prod(spatial) * channels <= FEW * (channels if of is None else argument(node, of))
 
 
-def _is_expression(node: torch.fx.Node) -> bool:
-    return passes(node) or does(node.target) in MOVING
+def _may_be_inlined(node: torch.fx.Node) -> bool:
+    return keeps_positions(node) or op_kind(node.target) in MOVING

@@ -8,20 +8,20 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.arguments import argument, bind, names_of
-from pipeline.aten.op_predicates import is_cheap, is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.arguments import argument, argument_names, bind
+from pipeline.aten.op_predicates import is_cheap, is_move, is_pointwise
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
-from pipeline.quirks.quirk import Part, Place
+from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
 
 WITHIN: Final = 6
 """The maximum number of operators after a matmul that are examined."""
 BEHIND: Final = 8
 """The maximum number of operators between a matmul and a ReLU or GELU."""
-PARTS: Final = (Does.SELECTS, Does.MIXES)
+PARTS: Final = (Kind.SELECTS, Kind.MIXES)
 """Operators, besides views, that return elements of their inputs."""
-PASSING: Final = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
+PASSING: Final = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.REPEATS)
 """Operators that leave the last dim at its position."""
 RESULT: Final = "result"
 """The name in a mark that stands for the matmul's result; the other names are inputs."""
@@ -30,30 +30,30 @@ BESIDE_SIZES: Final = "beside sizes that vary"
 """Names in a mark, for dynamic sizes of the matmul itself or of other linear layers."""
 
 
-def transposed(part: Part, dtypes: Collection[torch.dtype]) -> Iterator[Place]:
+def find_transposed_matmuls(segment: SegmentNodes, dtypes: Collection[torch.dtype]) -> Iterator[AffectedNode]:
     """Yield the matmuls of these dtypes with a transposed operand, or with a result that the next operator transposes
     (`transposed-matmuls`, `transposed-float32-matmuls`)."""
-    for node in part.nodes:
-        kind = does(node.target)
-        is_matmul = kind is Does.MULTIPLIES or node.target is aten.linear.default
+    for node in segment.nodes:
+        kind = op_kind(node.target)
+        is_matmul = kind is Kind.MULTIPLIES or node.target is aten.linear.default
         if is_matmul and node.meta["val"].dtype in dtypes:
-            given = list(bind(node.target, node.args, node.kwargs)) if kind is Does.MULTIPLIES else []
+            given = list(bind(node.target, node.args, node.kwargs)) if kind is Kind.MULTIPLIES else []
             del given[: node.target in ADDING]
-            names = [x.name for x in given if isinstance(x, torch.fx.Node) and _comes_transposed(x)]
-            if any(_moves_last(user) for user in node.users):
+            names = [x.name for x in given if isinstance(x, torch.fx.Node) and _is_transposed(x)]
+            if any(_moves_last_dim(user) for user in node.users):
                 names.append(RESULT)
             if names:
                 yield "converter", node.name, tuple(names)
 
 
-def _comes_transposed(node: object) -> bool:
+def _is_transposed(value: object) -> bool:
     """Return whether a value is a tensor whose last dim was moved, with changes of shape and dtype in between."""
-    while isinstance(node, torch.fx.Node) and does(node.target) in PASSING:
-        node = node.args[0]
-    return isinstance(node, torch.fx.Node) and _moves_last(node)
+    while isinstance(value, torch.fx.Node) and op_kind(value.target) in PASSING:
+        value = value.args[0]
+    return isinstance(value, torch.fx.Node) and _moves_last_dim(value)
 
 
-def _moves_last(node: torch.fx.Node) -> bool:
+def _moves_last_dim(node: torch.fx.Node) -> bool:
     if node.target is aten.t.default:
         return True
     rank = node.meta["val"].dim() if node.target in (aten.permute.default, aten.transpose.int) else 0
@@ -65,67 +65,66 @@ def _moves_last(node: torch.fx.Node) -> bool:
     return bool(dims[0] % rank != dims[1] % rank and rank - 1 in (dims[0] % rank, dims[1] % rank))
 
 
-def scaled(part: Part) -> Iterator[Place]:
+def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's kernel
     (`factors-of-matmuls`): of two computed tensors; or linear layers, if another linear layer has dynamic sizes."""
-    linear = [node for node in part.nodes if does(node.target) is Does.PROJECTS]
+    linear = [node for node in segment.nodes if op_kind(node.target) is Kind.PROJECTS]
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
-    for node in part.nodes:
-        kind = does(node.target)
-        if kind is Does.MULTIPLIES:
-            has_factor = "alpha" in names_of(node.target) and argument(node, "alpha") != 1
-            if has_factor or _is_read_elementwise(part, node):
+    for node in segment.nodes:
+        kind = op_kind(node.target)
+        if kind is Kind.MULTIPLIES:
+            has_factor = "alpha" in argument_names(node.target) and argument(node, "alpha") != 1
+            if has_factor or _is_read_elementwise(segment, node):
                 yield "converter", node.name, (OF_SIZES,)
-        elif kind is Does.PROJECTS and varying - {node} and _is_read_elementwise(part, node):
+        elif kind is Kind.PROJECTS and varying - {node} and _is_read_elementwise(segment, node):
             yield "converter", node.name, (BESIDE_SIZES,)
 
 
-def _is_read_elementwise(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
-    """Return whether an elementwise operator reads a node or a view of it, and no softmax follows; a softmax after a
-    matmul has separate kernels."""
+def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
+    """Return whether an elementwise operator without a following softmax, which has own kernels, reads a node."""
     return any(
-        (is_pointwise(user) and not _is_softened(part, user))
-        or (within > 0 and moves(user) and _is_read_elementwise(part, user, within - 1))
+        (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
+        or (depth > 0 and is_move(user) and _is_read_elementwise(segment, user, depth - 1))
         for user in node.users
     )
 
 
-def _is_softened(part: Part, node: torch.fx.Node, within: int = WITHIN) -> bool:
+def _leads_only_to_softmax(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
     """Return whether all paths from a node lead through elementwise operators and views to a softmax of its engine."""
-    if does(node.target) is Does.SOFTENS:
-        return node.name in part.inside
-    goes_on = within and is_cheap(node) and node.users and node.name in part.inside
-    return bool(goes_on) and all(_is_softened(part, user, within - 1) for user in node.users)
+    if op_kind(node.target) is Kind.SOFTENS:
+        return node.name in segment.names
+    goes_on = depth and is_cheap(node) and node.users and node.name in segment.names
+    return bool(goes_on) and all(_leads_only_to_softmax(segment, user, depth - 1) for user in node.users)
 
 
-def biased(part: Part) -> Iterator[Place]:
+def find_activations_after_bias(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield ReLU, GELU and possible parts of GELU after a matmul whose bias may be lost (`biases-of-matmuls`)."""
-    for node in part.nodes:
+    for node in segment.nodes:
         given = node.args[0] if node.target is aten.tanh.default else None
         loses = node.target in (aten.relu.default, aten.gelu.default, aten.erf.default)
         loses = loses or (isinstance(given, torch.fx.Node) and given.target is aten.mul.Tensor)
-        if loses and _is_behind_matmul(node):
+        if loses and _follows_matmul(node):
             yield "converter", node.name, ()
 
 
-def _is_behind_matmul(node: torch.fx.Node) -> bool:
+def _follows_matmul(node: torch.fx.Node) -> bool:
     before = [node]
     for _ in range(BEHIND):
         before = list(dict.fromkeys(source for node in before for source in node.all_input_nodes))
-        if any(does(node.target) in (Does.PROJECTS, Does.MULTIPLIES) for node in before):
+        if any(op_kind(node.target) in (Kind.PROJECTS, Kind.MULTIPLIES) for node in before):
             return True
-        before = [node for node in before if is_cheap(node) or node.target is getitem or does(node.target) in PARTS]
+        before = [node for node in before if is_cheap(node) or node.target is getitem or op_kind(node.target) in PARTS]
     return False
 
 
-def computed_wide(part: Part) -> Iterator[Place]:
+def find_readers_of_float32(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes that read a float32 result of an elementwise operator: if such a node is a matmul, its kernel
     must not round the result to half precision (`halves-behind-matmuls`)."""
-    for node in part.nodes:
-        if not (is_pointwise(node) or moves(node)) and any(map(_is_computed_wide, node.all_input_nodes)):
+    for node in segment.nodes:
+        if not (is_pointwise(node) or is_move(node)) and any(map(_is_elementwise_float32, node.all_input_nodes)):
             yield "converter", node.name, ()
 
 
-def _is_computed_wide(node: torch.fx.Node) -> bool:
+def _is_elementwise_float32(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return is_pointwise(node) and isinstance(value, torch.Tensor) and value.dtype == torch.float32

@@ -26,34 +26,34 @@ Sources: TypeAlias = Mapping[bytes, int]
 Found = TypeVar("Found")
 
 
-def by_plan(find: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, Sources], Iterable[Found]]:
+def ignore_sources(detector: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, Sources], Iterable[Found]]:
     """Adapt a detector that does not need kernel sources."""
-    return lambda plan, _: find(plan)
+    return lambda plan, _: detector(plan)
 
 
-def sources(plan: object) -> Sources:
+def find_kernel_sources(plan: object) -> Sources:
     """Return the offset of each kernel's source in a serialized engine."""
     found: dict[bytes, int] = {}
-    for each in _each(_SOURCE, b"__global__ void ", plan):
+    for each in _find_matches(_SOURCE, b"__global__ void ", plan):
         found.setdefault(each[1], each.start())
     return found
 
 
-def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
+def find_unwritten_results(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
     """Return the results that kernels of a plan never write, as (kernel, tensor) (`unwritten-results`); later kernels
     read uninitialized memory. Kernels without a source are not checked; empty tensors are not reported."""
-    calls = [call for call in _each(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
+    calls = [call for call in _find_matches(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
     found = [
         (call["name"], tensor)
         for call in calls
         if call["name"] in sources
-        for tensor in _forgotten(plan, sources[call["name"]], call)
+        for tensor in _unwritten_outputs(plan, sources[call["name"]], call)
     ]
-    empty = {each[1] for each in _each(_EMPTY, b"tensor={ ", plan)} if found else set()
+    empty = {each[1] for each in _find_matches(_EMPTY, b"tensor={ ", plan)} if found else set()
     return tuple((kernel.decode(), tensor.decode()) for kernel, tensor in found if tensor not in empty)
 
 
-def _forgotten(plan: Plan, start: int, call: re.Match[bytes]) -> list[bytes]:
+def _unwritten_outputs(plan: Plan, start: int, call: re.Match[bytes]) -> list[bytes]:
     head, _, body = plan[start : plan.find(b"\0", start)].partition(b")\n{")
     parameters = [*zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)]
     mentioned = {argument for argument, p in parameters if re.search(p + rb"\b", body)}
@@ -66,16 +66,16 @@ _ROUNDED = re.compile(
 _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
-def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
+def find_rounded_matmuls(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return the matmul kernels that end with a cast to bfloat16, as (kernel, result) (`halves-behind-matmuls`)."""
-    return _giving_halves(plan, _ROUNDED, True)
+    return _kernels_by_result(plan, _ROUNDED, True)
 
 
-def _giving_halves(plan: Plan, pattern: re.Pattern[bytes], expected: bool) -> tuple[tuple[str, str], ...]:
-    """Return the kernels that match a pattern, with their results, if whether these are bfloat16 is as ``expected``."""
-    found = [(each["name"], each["tensor"]) for each in _each(pattern, b"runtime_fusion={ name=", plan)]
+def _kernels_by_result(plan: Plan, pattern: re.Pattern[bytes], bfloat16: bool) -> tuple[tuple[str, str], ...]:
+    """Return the kernels that match a pattern and return bfloat16, or another dtype, with their results."""
+    found = [(each["name"], each["tensor"]) for each in _find_matches(pattern, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
-    return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is expected)
+    return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is bfloat16)
 
 
 _WIDENED_AGAIN = re.compile(
@@ -84,25 +84,24 @@ _WIDENED_AGAIN = re.compile(
 )
 
 
-def widened_again(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the transposed-convolution kernels that round to bfloat16 but return another dtype, as (kernel, result)
-    (`rounded-deconvolutions`)."""
-    return _giving_halves(plan, _WIDENED_AGAIN, False)
+def find_rounded_deconvolutions(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return the deconvolution kernels that round to bfloat16 but return another dtype (`rounded-deconvolutions`)."""
+    return _kernels_by_result(plan, _WIDENED_AGAIN, False)
 
 
 _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
-def of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
+def find_queries_of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Return the single-query attention kernels that read keys of other batches (`lone-queries`): they index keys batch
     by batch, in a plan whose kernels swap batches and rows."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
     if not found or plan.find(b"ReshTranResh") < 0:
         return ()
-    return tuple(name.decode() for name, start in found.items() if _by_batches(plan, start))
+    return tuple(name.decode() for name, start in found.items() if _indexes_batch_by_batch(plan, start))
 
 
-def _by_batches(plan: Plan, start: int) -> bool:
+def _indexes_batch_by_batch(plan: Plan, start: int) -> bool:
     """Return whether a kernel's keys of consecutive batches are adjacent; True if their number is dynamic."""
     source = plan[start : plan.find(b"\0", start)]
     keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
@@ -112,9 +111,8 @@ def _by_batches(plan: Plan, start: int) -> bool:
 _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mask", re.DOTALL)
 
 
-def summed_in_halves(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the fused attention kernels with an added mask that accumulate in float16, rounding after every 32 keys
-    (`masked-attention-sums`)."""
+def find_float16_attention_sums(plan: Plan, sources: Sources) -> tuple[str, ...]:
+    """Return the attention kernels with an added mask that accumulate in float16 (`masked-attention-sums`)."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
@@ -124,26 +122,27 @@ _FUSED = re.compile(rb"runtime_fusion=\{ name=(?P<name>\S+) input_args=\{(?P<arg
 _OF_TWO = re.compile(rb"Add|Mul|Sub|Div|Max|Min|Pow|Sele|Equ|Gtr|Lt|And|Or")
 
 
-def with_biases(plan: Plan) -> tuple[str, ...]:
+def find_matmuls_with_bias(plan: Plan) -> tuple[str, ...]:
     """Return the matmuls with a built-in bias, which TensorRT-RTX 1.6 does not add on an H100 (`biases-of-matmuls`),
     unlike a bias that is a separate step of the kernel.
 
     Some plans do not state the bias. Then it is an input of the kernel without a step in the kernel's name; it is not
     found if a step reads a number.
     """
-    found = [each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan)]
-    kernels = [each for each in _each(_FUSED, b"runtime_fusion={ name=", plan) if each["name"].startswith(b"__myl_Fc")]
+    found = [each["name"].decode() for each in _find_matches(_WITH_BIAS, b"fully_connected={ name=", plan)]
+    fused = _find_matches(_FUSED, b"runtime_fusion={ name=", plan)
+    kernels = [kernel for kernel in fused if kernel["name"].startswith(b"__myl_Fc")]
     read = [sum(b"proxy" not in name for name in _NAME.findall(each["args"])) for each in kernels]
     more = (each for each, count in zip(kernels, read, strict=True) if count - 2 > len(_OF_TWO.findall(each["name"])))
     return tuple(dict.fromkeys([*found, *(each["name"].decode() for each in more)]))
 
 
-def confused(plan: Plan) -> tuple[str, ...]:
+def find_confused_matmuls(plan: Plan) -> tuple[str, ...]:
     """Return names that several matmul kernels with a multiplication share although their numbers of size arguments
     differ: if the sizes are equal at run time, TensorRT-RTX 1.4 and 1.5 run one kernel for both matmuls, with the
     arguments of the other (`factors-of-matmuls`)."""
     taken: dict[bytes, set[int]] = {}
-    for each in _each(_FUSED, b"runtime_fusion={ name=", plan):
+    for each in _find_matches(_FUSED, b"runtime_fusion={ name=", plan):
         taken.setdefault(each["name"], set()).add(each["args"].count(b"proxy"))
     return tuple(name.decode() for name, counts in taken.items() if b"Mul" in name and len(counts) > 1)
 
@@ -157,15 +156,15 @@ _INDEX = re.compile(
 _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
-def of_one_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
+def find_copies_of_first_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Return the kernels that copy the first batch in place of all batches: they divide the batch index by the number
     of rows, so that it is 0 for as many batches as there are rows (`transposed-matmuls`)."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
-    names = (name.decode().removesuffix("_com") for name, source in found if _reads_no_batch(source))
+    names = (name.decode().removesuffix("_com") for name, source in found if _reads_only_first_batch(source))
     return tuple(dict.fromkeys(names))
 
 
-def _reads_no_batch(source: bytes) -> bool:
+def _reads_only_first_batch(source: bytes) -> bool:
     """Return whether a kernel reads at a batch index that is always 0: an index below N that is divided by N or more,
     or an index that is divided by N and then taken modulo N."""
     below: dict[bytes, bytes] = {}
@@ -193,15 +192,14 @@ _COUNTED = re.compile(rb"\(index/\w+\)%(\w+)")
 _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int64>\((live_inouts\[\d+\])\)")
 
 
-def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the reduction kernels that broadcast values from registers in which most threads do not have the values
-    (`broadcast-in-reductions`)."""
+def find_misplaced_registers(plan: Plan, sources: Sources) -> tuple[str, ...]:
+    """Return the reduction kernels that broadcast from registers that few threads set (`broadcast-in-reductions`)."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
-    names = (name.decode().removesuffix("_com") for name, source in found if _is_read_elsewhere(source))
+    names = (name.decode().removesuffix("_com") for name, source in found if _reads_unset_registers(source))
     return tuple(dict.fromkeys(names))
 
 
-def _is_read_elsewhere(source: bytes) -> bool:
+def _reads_unset_registers(source: bytes) -> bool:
     """Return whether a function that writes results has a step over sizes over which no function that reads and stores
     inputs iterates."""
     known: list[Counter[bytes]] = []
@@ -217,12 +215,12 @@ def _is_read_elsewhere(source: bytes) -> bool:
     return not all(any(size <= each for each in known) for size in used)
 
 
-def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
-    """Yield the matches of a pattern that begins with ``start``. Searching the plan's weights for a literal is twice as
-    fast as for a pattern: 0.02 s for 100 MB."""
-    at = plan.find(start)
+def _find_matches(pattern: re.Pattern[bytes], prefix: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
+    """Yield the matches of a pattern that begins with ``prefix``. Searching the plan's weights for a literal is twice
+    as fast as for a pattern: 0.02 s for 100 MB."""
+    at = plan.find(prefix)
     while at >= 0:
         found = pattern.match(plan, at)
         if found is not None:
             yield found
-        at = plan.find(start, found.end() if found else at + len(start))
+        at = plan.find(prefix, found.end() if found else at + len(prefix))

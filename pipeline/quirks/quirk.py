@@ -1,5 +1,5 @@
-"""`Quirk`: a row of the table of kernel bugs. `Part` and `Place`: the input of the analysis for a row, a segment, and
-its output, the places in the segment that have to avoid the bug."""
+"""`Quirk`: a row of the table of kernel bugs. A row's analysis reads the nodes of a segment (`SegmentNodes`) and yields
+the nodes that need a workaround (`AffectedNode`)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import TypeAlias
 import torch
 from attrs import define, field, frozen
 
-from pipeline.network.marks import Form
+from pipeline.network.marks import MarkKind
 from pipeline.quirks.plan_detectors import Plan, Sources
 from pipeline.shapes.environment import Symbols
 
-Place: TypeAlias = tuple[Form, str, tuple[str, ...]]
+AffectedNode: TypeAlias = tuple[MarkKind, str, tuple[str, ...]]
 """A mark without the id of its bug: the kind of the mark, the node, and the names of inputs or sizes."""
 
 
 @define(slots=False, eq=False)
-class Part:
-    """The nodes of a segment in order, the names of its outputs and of the placeholders that are its constants, and the
-    ranges of its symbols."""
+class SegmentNodes:
+    """The nodes of a segment in order, the names of its constant placeholders and outputs, and its symbols' ranges."""
 
     nodes: tuple[torch.fx.Node, ...]
     constants: frozenset[str]
@@ -29,14 +28,14 @@ class Part:
     ranges: Symbols
 
     @cached_property
-    def inside(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """The names of the nodes."""
         return frozenset(node.name for node in self.nodes)
 
 
 Version: TypeAlias = tuple[int, ...]
-Analysis: TypeAlias = Callable[[Part], Iterable[Place]]
-"""Finds the places in a segment at which a bug is avoided."""
+Analysis: TypeAlias = Callable[[SegmentNodes], Iterable[AffectedNode]]
+"""Finds the nodes of a segment that need a workaround for a bug."""
 Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
 """Finds the kernels with a bug in a plan: their names, or (name, result)."""
 
@@ -53,7 +52,7 @@ class Quirk:
     capabilities: the compute capabilities of the GPUs with the bug; empty for all.
     trigger: what in a program triggers the bug.
     instead: what the compiler does instead, and in which part.
-    places: finds the places to mark in a segment; None if no mark is needed.
+    analysis: finds the nodes of a segment to mark; None if no mark is needed.
     seen: how the bug shows in a plan or when an engine is loaded; empty if it does not show.
     detector: finds the kernels with the bug in a plan; None if the plan does not show them.
     finding: the description of such a kernel in a warning; {} stands for a result of the kernel.
@@ -72,7 +71,7 @@ class Quirk:
     capabilities: tuple[str, ...] = ()
     since: Version | None = None
     before: Version | None = None
-    places: Analysis | None = field(default=None, repr=False)
+    analysis: Analysis | None = field(default=None, repr=False)
     seen: str = ""
     detector: Detector | None = field(default=None, repr=False)
     finding: str = ""
@@ -87,7 +86,7 @@ class Quirk:
             return f"{first} to before {end}"
         return f"{first} and newer" if first else f"before {end}" if end else "all"
 
-    def is_in(self, flavour: str, version: Version) -> bool:
+    def affects(self, flavour: str, version: Version) -> bool:
         if flavour not in self.flavours:
             return False
         is_new_enough = self.since is None or version >= self.since

@@ -9,29 +9,29 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
 
-REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
+REDUCING: Final = (Kind.NORMALIZES, Kind.SOFTENS, Kind.REDUCES, Kind.POOLS)
 """Operators that reduce; the first two kinds return as many elements as they read."""
-MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
+MOVING: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.RESAMPLES)
 """Operators that may be elementwise at the given sizes, as ``tril`` is."""
 
 
-def reduces(node: torch.fx.Node) -> bool:
+def has_reduction(node: torch.fx.Node) -> bool:
     """Return whether an operator includes a reduction, as group norms do; batch norms in inference do not."""
-    kind = does(node.target)
-    return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
+    kind = op_kind(node.target)
+    return kind in REDUCING or (kind is Kind.SCALES and bool(re.search("group|instance", str(node.target))))
 
 
-def passes(node: torch.fx.Node) -> bool:
+def keeps_positions(node: torch.fx.Node) -> bool:
     """Return whether an operator may be elementwise, or leaves elements at their positions."""
-    if node.target is operator.getitem or is_pointwise(node) or moves(node):
+    if node.target is operator.getitem or is_pointwise(node) or is_move(node):
         return True
     given = node.all_input_nodes
-    return does(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)
+    return op_kind(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)
 
 
 def node_shape(node: torch.fx.Node) -> Shape | None:
@@ -47,7 +47,7 @@ ADDING: Final[Mapping[object, int]] = {
 """Matmuls with an added operand, and its index among the arguments."""
 
 
-def broadcast_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
+def expandable_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the inputs that an operator broadcasts, if they can be expanded before the operator instead."""
     given, size = node.all_input_nodes, node_shape(node)
     if not is_pointwise(node):
@@ -56,23 +56,23 @@ def broadcast_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [x for x in given if is_broadcast(node_shape(x), size) and _keeps_dtype(x, node)]
 
 
-def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
+def _keeps_dtype(operand: torch.fx.Node, node: torch.fx.Node) -> bool:
     """Return whether an expanded input promotes to the same dtype: 0-d tensors have lower priority, conditions none."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
-    if node_shape(given) != () or given in conditions:
+    if node_shape(operand) != () or operand in conditions:
         return True
     counted = (x for x in node.all_input_nodes if x not in conditions and node_shape(x) is not None)
     return len({x.meta["val"].dtype for x in counted}) == 1
 
 
-def is_broadcast(given: Shape | None, size: Shape | None) -> bool:
-    """Return whether broadcasting a shape to ``size`` expands a dim."""
-    if given is None or size is None or len(given) > len(size):
+def is_broadcast(shape: Shape | None, target: Shape | None) -> bool:
+    """Return whether broadcasting a shape to ``target`` expands a dim."""
+    if shape is None or target is None or len(shape) > len(target):
         return False
-    return any(new != -1 for new in repeated(given, size))
+    return any(new != -1 for new in expanded_sizes(shape, target))
 
 
-def repeated(given: Shape, size: Shape) -> list[Expr]:
+def expanded_sizes(shape: Shape, target: Shape) -> list[Expr]:
     """Return the new sizes of the expanded dims, and -1 for all other dims."""
-    padded = (1,) * (len(size) - len(given)) + given
-    return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, size, strict=True)]
+    padded = (1,) * (len(target) - len(shape)) + shape
+    return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, target, strict=True)]

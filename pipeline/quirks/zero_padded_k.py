@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Target
-from pipeline.quirks.quirk import Part, Place
+from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
 
 SOME: Final = 0.7
@@ -27,77 +27,78 @@ WITHIN: Final = 32
 """The maximum number of elementwise operators before a matmul that are evaluated."""
 
 
-def places(part: Part) -> Iterator[Place]:
+def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the matmuls to which padding with zeros may add a nonzero term."""
-    for node in part.nodes:
-        if factors := _factors(node):
-            values = [of_zeros(x, part.inside, part.constants) for x in factors]
-            if does(node.target) is Does.RECURS:
+    for node in segment.nodes:
+        if factors := _matmul_operands(node):
+            values = [padded_values(x, segment.names, segment.constants) for x in factors]
+            if op_kind(node.target) is Kind.RECURS:
                 values.append({0.0})
             if any(math.prod(each) != 0 for each in itertools.product(*values)):
                 yield "converter", node.name, ()
 
 
-def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _matmul_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the operands of a matmul. For a recurrent layer, return its input, which weights multiply."""
-    if does(node.target) is Does.RECURS:
+    if op_kind(node.target) is Kind.RECURS:
         return node.all_input_nodes[:1]
-    if does(node.target) not in (Does.MULTIPLIES, Does.PROJECTS):
+    if op_kind(node.target) not in (Kind.MULTIPLIES, Kind.PROJECTS):
         return []
     return [x for i, x in enumerate(node.args) if i != ADDING.get(node.target) and isinstance(x, torch.fx.Node)]
 
 
-def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
+def padded_values(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
     """Return the values that a node may have at padded positions. The padding may be added to the node, or to any
     tensor from which elementwise operators compute the node.
 
     inside: the names of the nodes in the network; empty for all. constants: the names of the network's constants.
     """
-    chain = sorted(_elementwise(node, inside))
+    chain = sorted(_elementwise_chain(node, inside))
     if len(chain) > WITHIN:
         return {0.0, math.nan}
-    read = {x for each in chain for x in _read(each) if not (x.name in constants or _is_filled(x))}
+    read = {x for each in chain for x in _tensor_inputs(each) if not (x.name in constants or _is_filled(x))}
     try:
-        found = [_from(start, chain, constants) for start in sorted(read | {node})]
+        found = [_evaluate(start, chain, constants) for start in sorted(read | {node})]
         return {float(values[node]) for values in found if node in values}
     except Exception:
         return {0.0, math.nan}
 
 
-def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
+def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
     """Evaluate the operators that depend only on constants and one tensor, for a padded element of that tensor."""
-    values = {start: _scalar(start, 0)}
+    values = {start: _full_scalar(start, 0)}
     for node in chain:
-        read = _read(node)
+        read = _tensor_inputs(node)
         fixed = (x.name in constants or _is_filled(x) for x in read if x not in values)
         if node is start or not all(fixed) or values.keys().isdisjoint(read):
             continue
-        if moves(node):
+        if is_move(node):
             values[node] = values[read[0]].to(node.meta["val"].dtype)
         else:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _element(x))
+            given = node.args, dict(node.kwargs)
+            args, kwargs = map_arg(given, lambda x: values[x] if x in values else _any_element(x))
             target: Target = node.target
             values[node] = torch.as_tensor(target(*args, **kwargs))
     return values
 
 
-def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
+def _elementwise_chain(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
     """Return a node and the elementwise operators and views that compute it."""
     found, waiting = set[torch.fx.Node](), [node]
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()
         is_inside = each.op == "call_function" and (not inside or each.name in inside)
-        if each not in found and is_inside and (is_pointwise(each) or moves(each)):
+        if each not in found and is_inside and (is_pointwise(each) or is_move(each)):
             found.add(each)
-            waiting += _read(each)
+            waiting += _tensor_inputs(each)
     return found
 
 
-def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _tensor_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
 
 
-def _scalar(node: torch.fx.Node, value: float) -> Tensor:
+def _full_scalar(node: torch.fx.Node, value: float) -> Tensor:
     return torch.full((), value, dtype=node.meta["val"].dtype)
 
 
@@ -105,7 +106,7 @@ def _is_filled(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and not node.all_input_nodes
 
 
-def _element(node: torch.fx.Node) -> Tensor:
+def _any_element(node: torch.fx.Node) -> Tensor:
     """Return a representative element of a constant or filled tensor."""
     number = node.args[-1] if _is_filled(node) and node.args else SOME
-    return _scalar(node, number if isinstance(number, int | float) else SOME)
+    return _full_scalar(node, number if isinstance(number, int | float) else SOME)

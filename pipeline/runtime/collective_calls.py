@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from torch.fx import Node
 
-from pipeline.aten.collectives import groups_of, is_collective, is_wait
+from pipeline.aten.collectives import is_collective, is_wait, process_groups
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.records.sharding import Alone, Sharding
@@ -39,7 +39,7 @@ def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argum
     """
     if isinstance(sharding, Alone):
         return ALONE[node.target]
-    if device.type == "cuda" and any(map(runs_on_host, groups_of([node]))):
+    if device.type == "cuda" and any(map(runs_on_host, process_groups([node]))):
         collective: Argument = node.target
         return lambda x, *args: _ops.wait_tensor(collective(x.cpu(), *args)).to(x.device)
     return node.target

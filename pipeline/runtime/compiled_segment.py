@@ -21,7 +21,7 @@ from pipeline.aten.calls import callee
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.interpreter import Change
 from pipeline.aten.kv_cache_ops import IN_PLACE
-from pipeline.aten.op_predicates import draws_random, drops_nothing
+from pipeline.aten.op_predicates import has_no_dropout, has_randomness
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf, aten
@@ -78,7 +78,7 @@ def obstacle(program: Program, segment: Segment) -> str:
         "the program was loaded from a file": any(isinstance(n.meta.get("val"), TensorType) for n in inside),
         "it has control flow": any(source.op == "get_attr" for node in inside for source in node.all_input_nodes),
         "it has collectives": any(map(is_collective, inside)),
-        "it draws random numbers": any(draws_random(node) and not drops_nothing(node) for node in inside),
+        "it draws random numbers": any(has_randomness(node) and not has_no_dropout(node) for node in inside),
         "an operator of it has a form of its own": not all(map(_is_plain, inside)),
     }
     return next((why for why, found in reasons.items() if found), "")

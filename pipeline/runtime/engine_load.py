@@ -60,8 +60,8 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     if flavour != CAPABILITIES.flavour:
         raise ExecutionError(f"{engine.name} was built by {engine.library}, and {LIBRARY} is loaded", rebuild)
     with _loading, listening() as messages:
-        loaded = _runtime().deserialize_cuda_engine(engine.checked())
-        engine.checked()  # its file may have been overwritten meanwhile
+        loaded = _runtime().deserialize_cuda_engine(engine.checked_plan())
+        engine.checked_plan()  # its file may have been overwritten meanwhile
         if loaded is None:
             # A version-compatible plan of another version may load, so the versions are compared only after a failure.
             if engine.library != LIBRARY:

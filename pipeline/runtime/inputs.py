@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pipeline.aten.dtypes import short
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.inputs import Constant
@@ -108,7 +108,7 @@ def _check(port: Port, value: object) -> None:
         array = ": torch.from_numpy makes one of it" if type(value).__name__ == "ndarray" else ""
         raise TypeError(f"input {port.name} is {kind_of(value)}, expected a tensor{array}")
     elif port.dtype is not None and value.dtype != port.dtype:
-        raise DtypeError(port.name, short(value.dtype), short(port.dtype), "as in the compiled program")
+        raise DtypeError(port.name, short_name(value.dtype), short_name(port.dtype), "as in the compiled program")
     elif value.layout != port.layout:
         raise TypeError(f"input {port.name} is {value.layout}, the program was compiled for {port.layout}")
     elif value.is_meta:

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.collectives import groups_of
+from pipeline.aten.collectives import process_groups
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
@@ -191,7 +191,7 @@ def group_in(compiled: Compiled, index: int) -> str:
     if compiled.program.sharding is None:
         return ""
     inside = {name for segment in compiled.partitioned.engine_segments[index : index + 1] for name in segment.nodes}
-    return next(iter(groups_of(node for node in compiled.program.graph.nodes if node.name in inside)), "")
+    return next(iter(process_groups(node for node in compiled.program.graph.nodes if node.name in inside)), "")
 
 
 def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.collectives import is_collective
-from pipeline.aten.interpreter import Builder, Change, held_by, placed
+from pipeline.aten.interpreter import Builder, Change, get_attribute, interpret
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import Argument, Leaf, Node, aten
@@ -47,7 +47,7 @@ def torch_segment(
     for name in segment.nodes:
         if name not in steps.left_out:
             steps.add(steps.nodes[name])
-    call: Run = steps.builder.built(tuple(steps.nodes[port.name] for port in segment.outputs))
+    call: Run = steps.builder.build(tuple(steps.nodes[port.name] for port in segment.outputs))
     if mode is not None and (run_compiled := compiled_segment(program, segment, mode, steps.moved)) is not None:
         call = OrInterpreted(segment.name, run_compiled, tuple(constants.values()), call)
     leaving = {output.value for output in program.outputs if not output.constant} - steps.updated
@@ -112,8 +112,8 @@ class _Steps:
         if node.name in self.builder.places:
             return
         if node.op == "get_attr":
-            graph = held_by(self.program.graph_module, str(node.target))
-            flow = placed(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
+            graph = get_attribute(self.program.graph_module, str(node.target))
+            flow = interpret(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
             self.builder.constant(node.name, flow)
             return
         args, kwargs = node.args, node.kwargs

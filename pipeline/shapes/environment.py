@@ -19,7 +19,7 @@ from attrs import evolve, field, frozen
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from pipeline.aten.calls import power, shifted
+from pipeline.aten.calls import checked_power, checked_shift
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
@@ -264,7 +264,7 @@ class _Computing(_Printer):
         return f"shifted({', '.join(map(self._print, expr.args))})"
 
 
-_KNOWN = {"math": math, "torch": torch, "power": power, "shifted": shifted}
+_KNOWN = {"math": math, "torch": torch, "power": checked_power, "shifted": checked_shift}
 
 
 def in_words(expr: object, names: Mapping[str, str]) -> str:

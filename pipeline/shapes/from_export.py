@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import branches
+from pipeline.aten.op_predicates import branch_graphs
 from pipeline.aten.types import Argument, aten
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
@@ -211,7 +211,7 @@ def _graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
     yield graph
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            for module in branches(node):
+            for module in branch_graphs(node):
                 yield from _graphs(module.graph)
 
 

@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.shapes.environment import shape_of
 
@@ -38,7 +38,7 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
 def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
     """Yield the element counts that reshapes need (``view(-1, 4)``): a saved ExportedProgram lacks them."""
     for node in graph.nodes:
-        if does(node.target) is Does.RESHAPES:
+        if op_kind(node.target) is Kind.RESHAPES:
             before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
             if before != after:
                 yield sympy.Eq(before, after, evaluate=False)

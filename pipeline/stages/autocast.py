@@ -16,11 +16,11 @@ import torch
 from attrs import field, frozen
 from torch.fx.node import map_arg
 
-from pipeline.aten.graphs import copied_node
-from pipeline.aten.naming import module_path, origin
+from pipeline.aten.graphs import copy_node
+from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
-from pipeline.improvements.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
+from pipeline.improvements.precision import STATISTICS, Excluded, Rule, check_excluded, excludes, op_name, rule_for
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import qualified_name
 
@@ -58,7 +58,7 @@ class Autocast:
     """The autocast stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their original dtype."""
 
     dtype: torch.dtype = field(default=torch.float16, validator=_half)
-    exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
+    exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
     name: str = "autocast"
 
     def __call__(self, program: Program) -> Program:
@@ -126,7 +126,7 @@ class _Caster:
                 returned = [self.as_dtype(n, _dtype(n)) if isinstance(n, Node) else n for n in node.args[0]]
                 self.graph.output(tuple(returned)).meta = dict(node.meta)
             else:
-                self.copies[node] = copied_node(node, self.graph, self.copies.__getitem__)
+                self.copies[node] = copy_node(node, self.graph, self.copies.__getitem__)
                 if self.is_parameter(node):
                     self.weights.add(node)
         copies = {copy: node for node, copy in self.copies.items()}
@@ -167,7 +167,7 @@ class _Caster:
             return {n: self.options.dtype if _dtype(n) == torch.float32 else _dtype(n) for n in inputs}
         if rule.mode == "float32" or any(_dtype(n) == torch.float64 for n in inputs):
             return {n: _dtype(n) for n in inputs}
-        if name_of(node.target) in STATISTICS:
+        if op_name(node.target) in STATISTICS:
             return {n: _dtype(self.copies[n]) if n is node.args[0] else _dtype(n) for n in inputs}
         widest = self.widest(node)
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
@@ -227,7 +227,7 @@ class _Caster:
         else:
             value = fake_result(self.mode, target, args, kwargs)
         node = self.graph.create_node("call_function", target, args, kwargs, name)
-        node.meta = {**origin(like.meta), "val": value}
+        node.meta = {**origin_of(like.meta), "val": value}
         return node
 
 

@@ -22,10 +22,10 @@ from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
-from pipeline.network.pairs import pairs
+from pipeline.network.pairs import find_pairs
 from pipeline.program import Built, Converted
-from pipeline.quirks import QUIRKS, is_there
-from pipeline.quirks.plan_detectors import sources
+from pipeline.quirks import QUIRKS, has_bug
+from pipeline.quirks.plan_detectors import find_kernel_sources
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
         how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
-    if required and (apart := [pair for pair in pairs(order.network, data) if not pair.fused]):
+    if required and (apart := [pair for pair in find_pairs(order.network, data) if not pair.fused]):
         raise QuantizationError(order.name, apart)
     leave_memory(data)
     given = order.name, data, plan.library, order.refittable, plan.digest, plan.bindings
@@ -113,11 +113,11 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
 
 def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     """Return the kernels of a plan that are known to compute wrong results, each with a description of the bug."""
-    read, dtypes = sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
+    read, dtypes = find_kernel_sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
     return [
         (kernel, quirk.finding.format(*result))
         for quirk in QUIRKS
-        if quirk.detector is not None and quirk.dtype in ("", *dtypes) and is_there(quirk.id)
+        if quirk.detector is not None and quirk.dtype in ("", *dtypes) and has_bug(quirk.id)
         for found in quirk.detector(data, read)
         for kernel, *result in [(found,) if isinstance(found, str) else found]
     ]

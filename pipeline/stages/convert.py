@@ -17,7 +17,7 @@ import torch
 from attrs import evolve
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.naming import layer_name, unlike
+from pipeline.aten.naming import layer_name, make_unique
 from pipeline.aten.support import CallingConvention
 from pipeline.aten.types import Argument
 from pipeline.build.memory import MemoryMappedWeights
@@ -28,8 +28,8 @@ from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
 from pipeline.impl.result_check import check_tensor
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
-from pipeline.network.description import Held, Network, Weight, describe, weights_in
-from pipeline.network.handle import NetworkHandle, held_as, name_dimensions
+from pipeline.network.description import LayerWeights, Network, Weight, describe, layer_weights
+from pipeline.network.handle import NetworkHandle, name_dimensions, weights_of_tensor
 from pipeline.network.marks import Marks
 from pipeline.network.net import LegacyNetwork, Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
@@ -109,7 +109,7 @@ class _Conversion:
             return
         self.env[port.name] = inner = base.cast(self.ctx, port.name, source, dtype)
         for tensor in (source, inner):
-            self.ctx.note_shape(tensor, port.shape)
+            self.ctx.record_shape(tensor, port.shape)
 
     def size(self, expr: Expr) -> int:
         """Return an input's size in the network: -1 if it is dynamic, within the segment's profile if it has one."""
@@ -154,7 +154,7 @@ class _Conversion:
         self.adopt(layers)
         self.note_computed(node, literals)
         self.name_layers(node, layers, result)
-        self.ctx.note_result(result, node.meta.get("val"))
+        self.ctx.record_result_shapes(result, node.meta.get("val"))
         self.env[name] = result
 
     def blamed(self, node: torch.fx.Node, error: Exception) -> str:
@@ -207,12 +207,12 @@ class _Conversion:
         """Record weights that a converter passed to TensorRT directly, and move them to our memory."""
         for i in range(first, self.ctx.net.num_layers):
             layer = layer_of(self.ctx.net, i)
-            for held in (each for each in weights_in(layer) if each.pointer is not None):
+            for held in (each for each in layer_weights(layer) if each.pointer is not None):
                 known = self.ctx.weights.get(held.pointer or 0)
                 if known is None or math.prod(known.shape) != held.count:
                     setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
 
-    def held(self, held: Held) -> torch.Tensor:
+    def held(self, held: LayerWeights) -> torch.Tensor:
         """Return the segment's constant that shares memory with a layer's weights, or else a copy of the weights."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
@@ -257,11 +257,11 @@ class _Conversion:
         taken = name in {layer.name for layer in layers}
         for layer in layers:
             if layer.name.startswith("(Unnamed Layer"):
-                layer.name = self.ctx.unique(f"{name}:{layer.type.name.lower()}")
+                layer.name = self.ctx.make_unique_name(f"{name}:{layer.type.name.lower()}")
         if layers and isinstance(result, trt.ITensor) and not taken:
             last = layers[-1]
             if last.name.startswith(f"{name}:") and last.num_outputs and last.get_output(0) is result:
-                last.name = self.ctx.unique(name)
+                last.name = self.ctx.make_unique_name(name)
 
     def finish(self) -> None:
         """Mark outputs, name tensors and weights, and create the description of the network."""
@@ -274,7 +274,7 @@ class _Conversion:
         for pointer, weight in known.items():
             tensor = self.ctx.weight_refit_map[weight.name]
             if tensor.data_ptr() == pointer and tensor.numel():
-                self.ctx.net.set_weights_name(held_as(tensor, weight), weight.name)
+                self.ctx.net.set_weights_name(weights_of_tensor(tensor, weight), weight.name)
         first, *others = profiles_of(self.program, self.segment, self.is_shape) or (None,)
         described = describe(self.ctx.net, name=self.segment.name, weight_name=known.get, profile=first)
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
@@ -331,7 +331,7 @@ class _Conversion:
             for j, tensor in enumerate(map(layer.get_output, range(layer.num_outputs))):
                 if tensor is not None and not tensor.is_network_output:
                     named = not tensor.name.startswith(("(Unnamed Layer", f"{layer.name}_output"))  # TensorRT's own
-                    tensor.name = unlike(tensor.name if named else after if j == 0 else f"{after}:{j}", taken)
+                    tensor.name = make_unique(tensor.name if named else after if j == 0 else f"{after}:{j}", taken)
 
 
 def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:

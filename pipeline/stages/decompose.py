@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 from pipeline.capture.origin import origin_of
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.registry import ConverterRegistry
-from pipeline.converters.user_registrations import Claims
+from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Ways
 from pipeline.decomposition.fold import fold
 from pipeline.decomposition.quantized import normalized, source_of
@@ -40,7 +40,7 @@ class Decompose:
 
     def __call__(self, program: Program) -> Program:
         """Return the program in the registry's opset, with constants folded."""
-        claims = Claims.of(self.registry, self.decompositions, program.settings)
+        claims = UserRegistrations.of(self.registry, self.decompositions, program.settings)
         uniform = normalized(program)
         rewriter = Rewriter(uniform, claims, Ways(self.decompositions, self.disabled))
         source = program.source or source_of(program, uniform)

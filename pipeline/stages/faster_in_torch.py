@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import moves
-from pipeline.aten.traits import Does, does
+from pipeline.aten.op_predicates import is_move
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node, aten
 from pipeline.program import Program
 from pipeline.runtime.few_rows import attends, installed
@@ -44,7 +44,7 @@ def in_words(program: Program, names: Sequence[str]) -> str:
 def _matmuls(program: Program) -> Iterator[str]:
     """Yield the names of half-precision matmuls by large weights, or by views of large weights."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and does(node.target) in (Does.MULTIPLIES, Does.PROJECTS):
+        if node.op == "call_function" and op_kind(node.target) in (Kind.MULTIPLIES, Kind.PROJECTS):
             sources = (_source(operand) for operand in node.all_input_nodes)
             weights = (source.meta["val"] for source in sources if source.name in program.constants)
             if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
@@ -72,6 +72,6 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
 
 def _source(node: Node) -> Node:
     """Return the node whose elements a chain of moving operators returns."""
-    while moves(node) and isinstance(node.args[0], Node):
+    while is_move(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

@@ -53,7 +53,7 @@ class Improve:
         rewriting = Rewriting(program, self.registry)
         for each in self.passes:
             rewriting.run_protected(each) if each in PASSES else each.apply(rewriting)
-        return rewriting.finished()
+        return rewriting.changed_program()
 
     def without(self, *names: str) -> Self:
         """Return the stage without these passes; raise a `ValueError` for a pass that it does not have."""

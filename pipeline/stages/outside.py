@@ -12,7 +12,7 @@ import torch
 from attrs import Attribute, evolve, field, frozen
 
 from pipeline.aten.own_ops import SELECTIVE_SCAN
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.build.profiles import profiles_of
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Port, Program, Segment, port
@@ -22,7 +22,7 @@ LEAST = 64
 MOST = 16 << 20
 """The maximum bytes of weights that several engines may each hold."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-READERS = (Does.MULTIPLIES, Does.PROJECTS, Does.POINTWISE, Does.NORMALIZES)
+READERS = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.POINTWISE, Kind.NORMALIZES)
 """The operators, besides `TABLES`, whose converters accept weights as constants or as inputs."""
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
@@ -126,7 +126,7 @@ def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
     """Return whether a node's converter is ours and also accepts network tensors as weights."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
-    return ours and (does(node.target) in READERS or node.target in TABLES)
+    return ours and (op_kind(node.target) in READERS or node.target in TABLES)
 
 
 def _determines_sizes(segment: Segment) -> bool:

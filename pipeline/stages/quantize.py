@@ -19,8 +19,8 @@ import torch
 from attrs import field, frozen
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.graphs import copied, pasted
-from pipeline.aten.naming import module_path, origin
+from pipeline.aten.graphs import call_graph, copy_graph
+from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.quantized import TYPES, operators
 from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode, fake_result
@@ -28,8 +28,8 @@ from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.precision import Excluded, excluded_entries, excludes
-from pipeline.improvements.quantizing import block_of, rounded, weight_of
+from pipeline.improvements.precision import Excluded, check_excluded, excludes
+from pipeline.improvements.quantizing import fake_quantize_weight, scale_block, weight_of
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import identity, qualified_name
 from pipeline.records.wording import kind_of, one_of
@@ -70,7 +70,7 @@ class Quantize:
     weights: Weights = field(default="int8", validator=one_of("int8", "int4", "fp8"))
     activations: Activations | None = field(default=None, validator=one_of(None, "int8", "fp8"))
     calibration: tuple[object, ...] = field(default=(), converter=_entries, eq=False, repr=False)
-    exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
+    exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
     percentile: float | None = None
     name: str = "quantize"
 
@@ -134,7 +134,7 @@ class _Quantizer:
 
     def __init__(self, program: Program, options: Quantize) -> None:
         self.program, self.options = program, options
-        self.graph = copied(program.graph)
+        self.graph = copy_graph(program.graph)
         self.mode = fake_mode(program.graph)
         self.templates = Templates(self.mode)
         self.constant: dict[Node, bool] = {}
@@ -170,7 +170,7 @@ class _Quantizer:
             why = f"the weight is {weight.meta['val'].dtype}"
         elif any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
             why = "exclude names it"
-        elif block_of(self.options.weights, node) is None:
+        elif scale_block(self.options.weights, node) is None:
             rows = "linear layers whose rows are blocks of 128, 64 or 32, and whose outputs are even in number"
             why = f"INT4 is for {rows}"
         else:
@@ -203,7 +203,7 @@ class _Quantizer:
     def replace(self, node: Node, found: Mapping[str, float]) -> None:
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
-        block = block_of(options.weights, node)
+        block = scale_block(options.weights, node)
         if weight not in self.weights:
             self.weights[weight] = self.rounded(weight, block, node)
         node.replace_input_with(weight, self.weights[weight])
@@ -219,7 +219,7 @@ class _Quantizer:
         options = self.options
 
         def rounding(given: torch.Tensor) -> torch.Tensor:
-            return rounded(given, options.weights, block or ())
+            return fake_quantize_weight(given, options.weights, block or ())
 
         rounding.__name__ = f"rounded_{options.weights}_{block}"
         template = self.templates.of(rounding, "quantize", (weight,), {}, weight.meta["val"])
@@ -230,10 +230,10 @@ class _Quantizer:
         def emit(call: Node, args: object, kwargs: object) -> Node:
             with self.graph.inserting_before(anchor):
                 made = self.graph.call_function(call.target, args, kwargs)  # type: ignore[arg-type]
-            made.meta = {**origin(before.meta), "val": call.meta.get("val")}
+            made.meta = {**origin_of(before.meta), "val": call.meta.get("val")}
             return made
 
-        made: Argument = pasted(template.graph, [weight], emit)
+        made: Argument = call_graph(template.graph, [weight], emit)
         self.graph.erase_node(anchor)
         return made  # type: ignore[no-any-return]
 
@@ -254,7 +254,7 @@ class _Quantizer:
             args = (source, scale, type, [-1] * source.meta["val"].dim())
             with self.inserting_after(source):
                 made = self.graph.call_function(operators.fake_quantize.default, args)
-            made.meta = {**origin(reader.meta), "val": fake_result(self.mode, made.target, args, {})}
+            made.meta = {**origin_of(reader.meta), "val": fake_result(self.mode, made.target, args, {})}
             self.pairs[source.name] = made
         return self.pairs[source.name]
 

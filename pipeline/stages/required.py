@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from typing import Final
 
-from pipeline.aten.calls import operator_named
-from pipeline.aten.traits import Does, does
+from pipeline.aten.calls import find_operator
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.compiled import Compiled
 from pipeline.errors import CoverageWarning, Fallback, QuantizationError, UnsupportedOperatorException, warn
 from pipeline.program import Partitioned
 
-QUANTIZED: Final = (Does.QUANTIZES, Does.DEQUANTIZES)
+QUANTIZED: Final = (Kind.QUANTIZES, Kind.DEQUANTIZES)
 SHOWN: Final = 3
 """The number of reasons that a warning lists."""
 
@@ -65,5 +65,5 @@ def _reason(fallback: Fallback) -> str:
 
 
 def _is_quantized(target: str) -> bool:
-    operator = operator_named(target)
-    return operator is not None and does(operator) in QUANTIZED
+    operator = find_operator(target)
+    return operator is not None and op_kind(operator) in QUANTIZED

@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.support import Choice, Declaration, Rejection
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.decompositions import DecompositionTable, Op
-from pipeline.converters.lookup import rejection_of
+from pipeline.converters.lookup import find_rejection
 from pipeline.converters.registry import BoundRegistry, ConverterRegistry
-from pipeline.converters.user_registrations import Claims
+from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Ways
 from pipeline.decomposition.complex import is_border
 from pipeline.decomposition.control_flow import obstacle
@@ -71,13 +71,13 @@ class Validate:
 
     def __call__(self, program: Program) -> Validated:
         """Return a verdict for each call in the graph."""
-        claims = Claims.of(self.registry, self.decompositions, program.settings)
+        claims = UserRegistrations.of(self.registry, self.decompositions, program.settings)
         ways = Ways(self.decompositions, self.disabled)
         verdicts = _verdicts(program, claims.lookup)
         refusals: dict[Declaration, Rejection] = {}
         while refused := _refused(program, verdicts, claims):
             asked = ((each, node) for node in refused for each in claims.declarations if each.key == node.target)
-            found = ((each, rejection_of(each.support, node, claims.lookup.settings)) for each, node in asked)
+            found = ((each, find_rejection(each.support, node, claims.lookup.settings)) for each, node in asked)
             refusals |= {declaration: rejection for declaration, rejection in found if rejection is not None}
             further = _taken_apart(program, refused, claims, ways)
             if further is program:
@@ -97,14 +97,14 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
     return FrozenDict(verdicts)
 
 
-def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: Claims) -> list[torch.fx.Node]:
+def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: UserRegistrations) -> list[torch.fx.Node]:
     """Return the calls that were not decomposed because of the user's converters, none of which accepts them."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
 
 
-def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: Claims, ways: Ways) -> Program:
+def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: UserRegistrations, ways: Ways) -> Program:
     """Decompose these calls as if there were no user's converters; return the same program if nothing changes."""
     rewriter = Rewriter(program, claims, ways)
     names = {node.name for node in refused}
@@ -120,7 +120,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
     allocated = choice is not None and choice.support.requires_output_allocator
     limits = tuple(_limits(node, program, earlier, allocated))
     if choice is not None and not limits:
-        return Verdict(node.name, target, choice, others=lookup.others(node))
+        return Verdict(node.name, target, choice, others=lookup.other_choices(node))
     reasons = () if isinstance(found, Choice) else found.reasons
     return Verdict(node.name, target, None, (*limits, *reasons), source_line(node))
 
@@ -209,5 +209,5 @@ def _of_data(size: Expr) -> bool:
 def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
     """Yield the node's result and inputs, each with a description for messages."""
     yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
-    held = node.args[:2] if does(node.target) is Does.DEQUANTIZES else ()  # quantized values and scales, in few bits
+    held = node.args[:2] if op_kind(node.target) is Kind.DEQUANTIZES else ()  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

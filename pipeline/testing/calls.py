@@ -11,7 +11,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.support import of_kind
+from pipeline.aten.support import must_be
 from pipeline.aten.types import Argument, Function, Leaf, Target
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
@@ -82,7 +82,7 @@ class TensorSpec:
     """
 
     shape: tuple[Dim, ...] = field(converter=_shape)
-    dtype: torch.dtype = field(default=torch.float32, validator=of_kind(torch.dtype))
+    dtype: torch.dtype = field(default=torch.float32, validator=must_be(torch.dtype))
     values: Argument = field(default="normal", converter=_frozen)
     constant: bool = False
     seed: int = 0

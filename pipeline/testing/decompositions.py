@@ -10,7 +10,7 @@ import hypothesis
 
 from pipeline.aten.types import Function, Operator, Target
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
-from pipeline.converters.declare import targets_of
+from pipeline.converters.declare import targets_of_key
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.program import Program, is_operator
@@ -82,7 +82,7 @@ Named: TypeAlias = dict[str, frozenset[Target]]
 
 
 def _named(keys: Iterable[Target]) -> Named:
-    return {str(key): frozenset(targets_of(key)) for key in keys}
+    return {str(key): frozenset(targets_of_key(key)) for key in keys}
 
 
 def _check_operators(call: Call, program: Program, expected: Named, unexpected: Named) -> None:

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pipeline.aten.graphs import pasted
-from pipeline.aten.naming import origin
+from pipeline.aten.graphs import call_graph
+from pipeline.aten.naming import origin_of
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function, Target, aten
 from pipeline.capture.fake_tensors import quietly
@@ -50,7 +50,7 @@ def in_float32(program: Program, nodes: Sequence[str]) -> Program:
         raise NotPossibleError("no node of it computes in float16 or bfloat16")
     for node in found:
         _widened(rewriting, node)
-    return rewriting.finished()
+    return rewriting.changed_program()
 
 
 def _widened(rewriting: Rewriting, node: Node) -> None:
@@ -102,11 +102,11 @@ def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Progra
         def emit(each: Node, args: Argument, kwargs: Argument, *, before: Node = node) -> Node:
             with rewriting.graph.inserting_before(before):
                 made = rewriting.graph.create_node("call_function", each.target, args, kwargs)
-            made.meta = {**origin(before.meta), "val": each.meta.get("val")}
+            made.meta = {**origin_of(before.meta), "val": each.meta.get("val")}
             return made
 
-        _take_place(rewriting, node, pasted(template.graph, inputs, emit))
-    return rewriting.finished()
+        _take_place(rewriting, node, call_graph(template.graph, inputs, emit))
+    return rewriting.changed_program()
 
 
 def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:

@@ -14,11 +14,11 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.calls import callee
-from pipeline.aten.graphs import results
-from pipeline.aten.interpreter import held_by, placed
-from pipeline.aten.traits import CONTRACTIONS, Does, does
+from pipeline.aten.graphs import results_of
+from pipeline.aten.interpreter import get_attribute, interpret
+from pipeline.aten.traits import CONTRACTIONS, Kind, op_kind
 from pipeline.aten.types import Argument
-from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
+from pipeline.improvements.precision import EXPONENTS, TABLE, op_name
 from pipeline.program import Program
 from pipeline.runtime.call_memory import Bound
 from pipeline.runtime.opened_file import check_files
@@ -26,7 +26,7 @@ from pipeline.runtime.opened_file import check_files
 WIDENED = 4
 """The factor by which float64 is larger than a half, in bytes."""
 
-INEXACT = (*CONTRACTIONS, Does.NORMALIZES, Does.SCALES, Does.SOFTENS)
+INEXACT = (*CONTRACTIONS, Kind.NORMALIZES, Kind.SCALES, Kind.SOFTENS)
 INEXACT_NAMES = frozenset(
     (*TABLE[EXPONENTS].split(), *["sum", "mean", "var", "std", "norm", "add", "sub", "mul", "div"])
 )
@@ -83,7 +83,7 @@ class Eager:
                 for done in unused[node]:
                     del self.env[done]
             env, self.env = self.env, {}
-        return tuple(env[value] if isinstance(value, torch.fx.Node) else value for value in results(self.program.graph))
+        return tuple(env[x] if isinstance(x, torch.fx.Node) else x for x in results_of(self.program.graph))
 
     def note(self, node: torch.fx.Node, value: object) -> None:
         """Save the value of a node if ``kept`` names it."""
@@ -97,10 +97,10 @@ class Eager:
         name = node.name
         if node.op == "placeholder":
             return self.moved(given[name] if name in given else self.weight(name))
-        value = held_by(self.program.graph_module, str(node.target))
+        value = get_attribute(self.program.graph_module, str(node.target))
         if not isinstance(value, torch.fx.GraphModule):
             return self.moved(value)
-        return placed(value, lambda held: held.to(self.device, wider(held.dtype, self.dtype)), self.constant)
+        return interpret(value, lambda held: held.to(self.device, wider(held.dtype, self.dtype)), self.constant)
 
     def weight(self, placeholder: str) -> torch.Tensor:
         """Return a parameter, a buffer, or a constant computed from them; the model's own tensor, if possible."""
@@ -123,7 +123,7 @@ class Eager:
         result = callee(target)(*args, **kwargs)
         if self.generator is None:
             return result
-        inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES
+        inexact = op_kind(target) in INEXACT or op_name(target) in INEXACT_NAMES
         return tree_map(partial(self.rounded, node), result) if inexact else result
 
     def argument(self, value: object) -> Argument:
@@ -181,7 +181,7 @@ def products_in_tf32(on: bool) -> Iterator[None]:
 
 def ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
     """Return, for each output of a program, the nodes on which it depends; none for a constant."""
-    return [_above(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results(program.graph)]
+    return [_above(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results_of(program.graph)]
 
 
 def _above(node: torch.fx.Node) -> frozenset[torch.fx.Node]:

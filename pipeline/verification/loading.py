@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import torch
 from attrs import define, evolve, field
 
-from pipeline.aten.naming import node_of
+from pipeline.aten.naming import node_name
 from pipeline.aten.op_predicates import is_cheap
 from pipeline.build.kernels import kernels
 from pipeline.capture.capture import capture
@@ -196,11 +196,11 @@ def _named(compiled: Compiled, segment: Segment, words: str) -> frozenset[str]:
     """Return the operators whose layers or kernels an error message names."""
     index = [network.name for network in compiled.networks].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
-    found = {node_of(part.strip(".")) for part in re.findall(r"[^\s\"'\[\](){},;+=]+", words)}
+    found = {node_name(part.strip(".")) for part in re.findall(r"[^\s\"'\[\](){},;+=]+", words)}
     with suppress(ValueError):
         own = compiled.layer_names(engine, network)
         layers = (x for kernel in kernels(engine.plan) if kernel.name in words for x in kernel.layers)
-        found |= {node_of(own.get(x, x)) for x in layers}
+        found |= {node_name(own.get(x, x)) for x in layers}
     return frozenset(found)
 
 

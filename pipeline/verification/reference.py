@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.op_predicates import draws_random, drops_nothing
+from pipeline.aten.op_predicates import has_no_dropout, has_randomness
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
@@ -234,4 +234,4 @@ def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
 
 def random_outputs(program: Program) -> list[bool]:
     """Return, for each output, whether it depends on random numbers."""
-    return [any(draws_random(n) and not drops_nothing(n) for n in above) for above in ancestors(program)]
+    return [any(has_randomness(n) and not has_no_dropout(n) for n in above) for above in ancestors(program)]

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.aten.op_predicates import moves
+from pipeline.aten.op_predicates import is_move
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import leaf_of
@@ -222,6 +222,6 @@ def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
 
 def _origin(node: torch.fx.Node) -> str:
     """Return the name of the node whose elements ``node`` only moves or casts."""
-    while moves(node) and isinstance(node.args[0], torch.fx.Node):
+    while is_move(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 from sympy import preorder_traversal
 
-from pipeline.aten.naming import module_path, module_stack, node_of
+from pipeline.aten.naming import module_path, module_stack, node_name
 from pipeline.aten.tensor_type import TensorType
 from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled, RefitMap
@@ -180,7 +180,7 @@ class _Collector:
         rows = defaultdict(list)
         for network in self.compiled.networks:
             for layer in network.layers:
-                rows[network.name, node_of(layer.name)].append(layer)
+                rows[network.name, node_name(layer.name)].append(layer)
         return rows
 
     @cached_property
@@ -193,11 +193,11 @@ class _Collector:
         """Yield the kernels of one engine; none if its plan has no text."""
         own = self.compiled.layer_names(engine, network)
         try:
-            found = kernels(engine.checked())
+            found = kernels(engine.checked_plan())
         except ValueError:
             return
         for kernel in found:
-            nodes = dict.fromkeys(node_of(own.get(layer, layer)) for layer in kernel.layers)
+            nodes = dict.fromkeys(node_name(own.get(layer, layer)) for layer in kernel.layers)
             yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
 
     @cached_property

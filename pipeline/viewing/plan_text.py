@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.aten.naming import node_of
+from pipeline.aten.naming import node_name
 from pipeline.network.description import Network
 from pipeline.network.pairs import Pair
 from pipeline.records.wording import in_bytes
@@ -80,7 +80,7 @@ def _quantized(network: Network) -> Iterator[tuple[str, str]]:
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     for layer in network.layers:
         if layer.kind == "DEQUANTIZE":
-            yield node_of(layer.name), layer.name
+            yield node_name(layer.name), layer.name
             maker = makers.get(str(layer.inputs[0]))
             if maker is not None and maker.kind in _QUANTIZES:
-                yield node_of(maker.name), layer.name
+                yield node_name(maker.name), layer.name

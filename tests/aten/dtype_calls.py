@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pipeline.aten.dtypes import ALIKE, ONLY, misfits
+from pipeline.aten.dtypes import ALIKE, ONLY, find_dtype_violations
 
 F, AT = torch.ones, torch.zeros(2, dtype=torch.int64)
 CELLS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -106,7 +106,7 @@ def is_misfit(name: str, arguments: list[Any]) -> bool:
         node.meta["val"] = value
         return node
 
-    return bool(list(misfits(graph.call_function(target(name), tuple(tree_map(placed, arguments))))))
+    return bool(list(find_dtype_violations(graph.call_function(target(name), tuple(tree_map(placed, arguments))))))
 
 
 NAMES = sorted({*ALIKE, *ONLY})

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.aten.calls import FUNCTIONS, MOST_BITS, TooLargeError, callee, operator_named, power
-from pipeline.aten.interpreter import interpreter_of
+from pipeline.aten.calls import FUNCTIONS, MOST_BITS, TooLargeError, callee, checked_power, find_operator
+from pipeline.aten.interpreter import make_interpreter
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def test_a_graph_runs_as_torch_fx_runs_it() -> None:
     root.register_buffer("held", torch.randn(3, 4))
     given = torch.randn(3, 4), 3
     expected = torch.fx.GraphModule(root, graph)(*given)
-    run = interpreter_of(graph, root.get_buffer)
+    run = make_interpreter(graph, root.get_buffer)
     for found in (run(*given), run(*given)):
         assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:]
         assert type(found[1]["x"]) is list and type(found[1]["n"]) is tuple
@@ -77,7 +77,7 @@ def test_products_of_products_are_bounded() -> None:
     with pytest.raises(TooLargeError):
         for _ in range(40):
             value = product(value, value)
-    assert value.bit_length() <= MOST_BITS and power(2, 2000) and callee(round)(5, -(10**9)) == 0
+    assert value.bit_length() <= MOST_BITS and checked_power(2, 2000) and callee(round)(5, -(10**9)) == 0
     assert callee(math.pow)(2, 3) == 8.0
 
 
@@ -90,7 +90,7 @@ def test_new_memory_holds_zeros() -> None:
 
 
 def test_names_lead_to_operators_and_nowhere_else() -> None:
-    assert operator_named("aten.permute.default") is aten.permute.default
+    assert find_operator("aten.permute.default") is aten.permute.default
     for name in (
         "aten.permute",
         "aten.__class__.mro",
@@ -100,4 +100,4 @@ def test_names_lead_to_operators_and_nowhere_else() -> None:
         "",
         "os.x.y",
     ):
-        assert operator_named(name) is None
+        assert find_operator(name) is None

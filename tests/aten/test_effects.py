@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 
 import pipeline
 from pipeline.aten import effects
-from pipeline.aten.effects import SPACES, decided, refusal
-from pipeline.aten.traits import ROWS, Does, does
+from pipeline.aten.effects import SPACES, _decide_by_rules, reason_to_refuse
+from pipeline.aten.traits import ROWS, Kind, op_kind
 from tests.artifact import own_operators
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ OF_CONSTRAINTS = pytest.mark.skipif(
 @OF_CONSTRAINTS
 def test_every_operator_is_decided() -> None:
     assert len(OVERLOADS) > 3000 and pipeline.load
-    undecided = [op.name() for op in OVERLOADS if decided(op) is None]
+    undecided = [op.name() for op in OVERLOADS if _decide_by_rules(op) is None]
     assert not undecided, (
         "an operator of this torch: does it only compute? Put it into REFUSED or PURE of aten/effects.py"
     )
@@ -51,8 +51,10 @@ def test_every_operator_is_decided() -> None:
 def test_what_traits_list_may_be_called_unless_it_writes() -> None:
     listed = {name.partition(".")[0] for name in ROWS if name.partition(".")[0] not in SPACES}
     known = [op for op in OVERLOADS if op._schema.name.removeprefix("aten::") in listed]
-    refused = {op for op in known if decided(op) not in ("", "is TorchScript's own", "writes to its arguments")}
-    assert {op.overloadpacket for op in refused if does(op) is not Does.ELSEWHERE} == {aten.pin_memory}
+    refused = {
+        op for op in known if _decide_by_rules(op) not in ("", "is TorchScript's own", "writes to its arguments")
+    }
+    assert {op.overloadpacket for op in refused if op_kind(op) is not Kind.ELSEWHERE} == {aten.pin_memory}
 
 
 @OF_CONSTRAINTS
@@ -76,13 +78,13 @@ def test_what_touches_more_than_values_is_refused(name: str) -> None:
     packet = getattr(aten, name.split(".")[0], None)
     if packet is None or name.split(".")[1] not in packet.overloads():
         pytest.skip("this torch has no such operator")
-    assert refusal(getattr(packet, name.split(".")[1]))
+    assert reason_to_refuse(getattr(packet, name.split(".")[1]))
 
 
 def test_other_libraries_are_allowed_by_name() -> None:
     op = own_operators.twice._opoverload
-    assert refusal(op) == "is of the library tests_artifact, which is not allowed"
-    assert not refusal(op, {"tests_artifact"})
-    assert refusal(aten.from_file.default, {"aten"})
-    assert refusal(torch.ops.pipeline.run.default)
-    assert refusal(print)
+    assert reason_to_refuse(op) == "is of the library tests_artifact, which is not allowed"
+    assert not reason_to_refuse(op, {"tests_artifact"})
+    assert reason_to_refuse(aten.from_file.default, {"aten"})
+    assert reason_to_refuse(torch.ops.pipeline.run.default)
+    assert reason_to_refuse(print)

@@ -13,11 +13,11 @@ from hypothesis import given
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten import traits
-from pipeline.aten.op_predicates import is_pointwise, moves
-from pipeline.aten.traits import PART, SAME, Does, does, is_view, states_sizes
+from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.traits import PART, SAME, Kind, has_explicit_sizes, is_view, op_kind
 from pipeline.capture.aliases import FRESH
 from pipeline.converters import DYNAMO_CONVERTERS
-from pipeline.improvements.rewriting import permutation
+from pipeline.improvements.rewriting import permuted_dims
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call
 from pipeline.testing.strategies import for_target
@@ -37,29 +37,29 @@ def all_operators() -> Iterator[Any]:
 def test_every_view_has_a_row() -> None:
     views = [op for op in all_operators() if is_view(op)]
     assert len(views) > 80
-    assert not [str(op) for op in views if does(op) is None], "say what it does in pipeline/aten/traits.py"
+    assert not [str(op) for op in views if op_kind(op) is None], "say what it does in pipeline/aten/traits.py"
 
 
 def test_every_operator_that_converts_has_a_row() -> None:
-    assert not [str(op) for op in CONVERTED if does(op) is None], "say what it does in pipeline/aten/traits.py"
+    assert not [str(op) for op in CONVERTED if op_kind(op) is None], "say what it does in pipeline/aten/traits.py"
 
 
 def test_each_operator_has_one_row() -> None:
     names = [name for row in traits.TABLE.values() for name in row.split()]
     assert len(names) == len(set(names))
-    assert traits.TABLE.keys() == set(Does)
+    assert traits.TABLE.keys() == set(Kind)
 
 
 def test_rows_are_operators() -> None:
-    known = {str(op).removeprefix("aten.") for op in traits.targets(*Does)}
+    known = {str(op).removeprefix("aten.") for op in traits.operators_of_kind(*Kind)}
     known |= {name.rpartition(".")[0] for name in known}
     since_2_12, until_2_12 = {"_grouped_mm"}, {"rename", "refine_names", "align_to"}
     assert {name for name in traits.ROWS if name not in known} <= since_2_12 | until_2_12
 
 
-def of_kind(*kinds: Does) -> Any:
+def of_kind(*kinds: Kind) -> Any:
     """The operators that convert and do one of these."""
-    targets = [op for op in CONVERTED if does(op) in kinds and for_target(op) is not None]
+    targets = [op for op in CONVERTED if op_kind(op) in kinds and for_target(op) is not None]
     return pytest.mark.parametrize("target", targets, ids=qualified_name)
 
 
@@ -80,9 +80,9 @@ def test_the_result_has_no_elements_but_those_of_the_first_argument(target: Any)
     def holds(call: Call) -> None:
         args, kwargs = call.bound()
         result = target(*args, **kwargs)
-        found = elements(result[:1] if does(target) is Does.SELECTS and "indices" in str(target._schema) else result)
+        found = elements(result[:1] if op_kind(target) is Kind.SELECTS and "indices" in str(target._schema) else result)
         assert found <= elements(args[0])
-        assert does(target) not in SAME or not found or found == elements(args[0])
+        assert op_kind(target) not in SAME or not found or found == elements(args[0])
 
     for_calls(target, holds)
 
@@ -99,7 +99,7 @@ def test_fresh_results_share_no_memory_with_an_argument(target: Any) -> None:
     for_calls(target, holds)
 
 
-@of_kind(Does.PLACES)
+@of_kind(Kind.PLACES)
 def test_places_are_not_negative(target: Any) -> None:
     def holds(call: Call) -> None:
         args, kwargs = call.bound()
@@ -108,7 +108,7 @@ def test_places_are_not_negative(target: Any) -> None:
     for_calls(target, holds)
 
 
-@of_kind(Does.POINTWISE)
+@of_kind(Kind.POINTWISE)
 def test_elementwise_operators_broadcast(target: Any) -> None:
     def holds(call: Call) -> None:
         args, kwargs = call.bound()
@@ -119,13 +119,13 @@ def test_elementwise_operators_broadcast(target: Any) -> None:
     for_calls(target, holds)
 
 
-@of_kind(Does.RESHAPES)
+@of_kind(Kind.RESHAPES)
 def test_what_states_its_sizes_has_them(target: Any) -> None:
     def holds(call: Call) -> None:
         args, kwargs = call.bound()
         result = target(*args, **kwargs)
         torch.testing.assert_close(result.flatten(), args[0].flatten(), rtol=0, atol=0, equal_nan=True)
-        assert not states_sizes(target) or all(s in (-1, n) for s, n in zip(args[1], result.shape, strict=True))
+        assert not has_explicit_sizes(target) or all(s in (-1, n) for s, n in zip(args[1], result.shape, strict=True))
 
     for_calls(target, holds)
 
@@ -153,17 +153,17 @@ X = torch.randn(2, 3, 4, 5)
     ],
 )
 def test_the_order_of_transposed_dims(target: Any, args: Any) -> None:
-    order = permutation(node(target, X, *args))
+    order = permuted_dims(node(target, X, *args))
     assert torch.equal(X.permute(order), target(X, *args))
 
 
 def test_what_is_cheap_is_told_from_what_computes() -> None:
     for target, args in ((aten.movedim.int, (0, 1)), (aten.narrow.default, (0, 0, 1)), (aten.view_as.default, (X,))):
-        assert moves(node(target, X, *args))
-    assert not moves(node(aten.flip.default, X, [0]))
+        assert is_move(node(target, X, *args))
+    assert not is_move(node(aten.flip.default, X, [0]))
     assert is_pointwise(node(aten.hardswish.default, X)) and is_pointwise(node(aten.relu.default, X))
     assert not is_pointwise(node(aten.prelu.default, X, torch.rand(3)))
-    assert does(operator.add) is None
-    assert does(aten.max.other) is Does.POINTWISE and does(aten.max.dim) is Does.REDUCES
-    assert does(aten.view.dtype) is Does.REINTERPRETS
-    assert does(aten.rand.default) is Does.DRAWS
+    assert op_kind(operator.add) is None
+    assert op_kind(aten.max.other) is Kind.POINTWISE and op_kind(aten.max.dim) is Kind.REDUCES
+    assert op_kind(aten.view.dtype) is Kind.REINTERPRETS
+    assert op_kind(aten.rand.default) is Kind.DRAWS

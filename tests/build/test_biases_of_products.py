@@ -14,8 +14,8 @@ from torch.nn.functional import gelu
 
 import pipeline
 from pipeline import quirks
-from pipeline.quirks import applies
-from pipeline.quirks.plan_detectors import with_biases
+from pipeline.quirks import is_avoided
+from pipeline.quirks.plan_detectors import find_matmuls_with_bias
 
 MAXIMUM, RELU = "op=MAX", "type=RELU"
 FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -71,10 +71,10 @@ def test_what_relu_reads_is_kept_apart(form: str) -> None:
     assert str(compiled.networks[0]).count(MAXIMUM) == str(compiled.networks[0]).count(RELU) > 0
     torch.testing.assert_close(compiled.module("reference")(x), model(x))
     if LOSES_THEM:
-        assert not with_biases(bytes(compiled.engines[0].plan))
+        assert not find_matmuls_with_bias(bytes(compiled.engines[0].plan))
 
 
-LOSES_THEM = applies("biases-of-matmuls")
+LOSES_THEM = is_avoided("biases-of-matmuls")
 GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gate": lambda y, z: gelu(y) * z,
     "halves": lambda y, z: (gelu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1]).repeat(1, 1, 2),
@@ -117,7 +117,7 @@ def test_what_gelu_reads_is_kept_apart(form: str, dtype: torch.dtype, vary: bool
     x, model = torch.randn(2, 12, 64).to(dtype), Gated(form).eval().to(dtype)
     torch.testing.assert_close(compiled.module("reference")(x), model(x).detach(), rtol=0.05, atol=0.02)
     if LOSES_THEM:
-        assert not with_biases(bytes(compiled.engines[0].plan))
+        assert not find_matmuls_with_bias(bytes(compiled.engines[0].plan))
 
 
 @pytest.mark.skipif(not LOSES_THEM, reason="this TensorRT adds them")
@@ -131,7 +131,7 @@ def test_a_bias_that_is_part_of_a_product_is_warned_of(
     form: str, dtype: torch.dtype, vary: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert with_biases(bytes(gated(form, dtype, vary).engines[0].plan))
+        assert find_matmuls_with_bias(bytes(gated(form, dtype, vary).engines[0].plan))
     assert "may leave out its bias" in caplog.text
 
 

@@ -11,10 +11,10 @@ from torch.export import Dim
 
 import pipeline
 from pipeline import quirks
-from pipeline.quirks import applies
-from pipeline.quirks.plan_detectors import confused
+from pipeline.quirks import is_avoided
+from pipeline.quirks.plan_detectors import find_confused_matmuls
 
-needed = pytest.mark.skipif(not applies("factors-of-matmuls"), reason="this TensorRT is taken to have them right")
+needed = pytest.mark.skipif(not is_avoided("factors-of-matmuls"), reason="this TensorRT is taken to have them right")
 FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "factor": lambda y: y * 0.3,
     "two": lambda y: y * 0.3 * 0.5,
@@ -57,7 +57,7 @@ def compiled(model: torch.nn.Module, dtype: torch.dtype, **settings: Any) -> pip
 @pytest.mark.parametrize("form", FORMS)
 def test_no_two_kernels_have_one_name_and_other_arguments(form: str, dtype: torch.dtype) -> None:
     made = compiled(Chained(form), dtype)
-    assert not confused(bytes(made.engines[0].plan))
+    assert not find_confused_matmuls(bytes(made.engines[0].plan))
     for rows, columns in ((4, 4), (3, 8)):
         x = torch.randn(2, rows, columns, dtype=dtype) / 4
         torch.testing.assert_close(made.module("reference")(x), Chained(form)(x), rtol=2e-2, atol=2e-2)
@@ -67,7 +67,7 @@ def test_no_two_kernels_have_one_name_and_other_arguments(form: str, dtype: torc
 @quirks.without("factors-of-matmuls")
 def test_what_would_be_confused_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     made = compiled(Chained("factor"), torch.float32)
-    assert confused(bytes(made.engines[0].plan)) == ("__myl_FcMul",)
+    assert find_confused_matmuls(bytes(made.engines[0].plan)) == ("__myl_FcMul",)
     assert "kernel __myl_FcMul may take another one's factor" in caplog.text
 
 
@@ -135,10 +135,10 @@ def test_layers_whose_sizes_are_known_have_other_names(dtype: torch.dtype, caplo
     compile, shapes = pipeline.default(compute_capabilities=("8.9",)), (tuple(STREAMS.values()),)
     made = compile(model, args=rows, dynamic_shapes=shapes)
     plan = bytes(made.engines[0].plan)
-    assert not confused(plan) and b"__myl_FcAddMaxMul" in plan, "no other kernel is needed"
+    assert not find_confused_matmuls(plan) and b"__myl_FcAddMaxMul" in plan, "no other kernel is needed"
     torch.testing.assert_close(made.module("reference")(*rows), model(*rows), rtol=2e-2, atol=2e-2)
     assert "may take" not in caplog.text
     assert "op=MAX" not in str(compile(model, args=rows).networks[0]), "nothing varies"
     with quirks.without("factors-of-matmuls"):
-        assert confused(bytes(compile(model, args=rows, dynamic_shapes=shapes).engines[0].plan))
+        assert find_confused_matmuls(bytes(compile(model, args=rows, dynamic_shapes=shapes).engines[0].plan))
     assert "may take another one's factor" in caplog.text

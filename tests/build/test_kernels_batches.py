@@ -10,7 +10,7 @@ from torch.export import Dim
 import pipeline
 from benchmarks.kernels import CAPABILITY, of
 from pipeline import quirks
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import ROUNDED, Rounded
@@ -41,7 +41,7 @@ def test_attention_is_one_kernel(form: str, dtype: torch.dtype, dynamic: bool) -
     assert not rounding(found)
 
 
-@pytest.mark.skipif(not applies("halves-behind-matmuls"), reason="this TensorRT has such kernels right")
+@pytest.mark.skipif(not is_avoided("halves-behind-matmuls"), reason="this TensorRT has such kernels right")
 @HALVES
 @pytest.mark.parametrize("form", ["one key head", "by hand"])
 def test_no_product_of_batches_ends_in_a_cast(form: str, dtype: torch.dtype, dynamic: bool) -> None:

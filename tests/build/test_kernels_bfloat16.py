@@ -14,8 +14,8 @@ import pipeline
 from benchmarks.kernels import CAPABILITY
 from examples.models import small
 from pipeline import quirks
-from pipeline.quirks import applies
-from pipeline.quirks.plan_detectors import rounded_last
+from pipeline.quirks import is_avoided
+from pipeline.quirks.plan_detectors import find_rounded_matmuls
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(
@@ -58,13 +58,13 @@ def compiled(piece: str) -> pipeline.Compiled:
     return compile(make().eval().to(torch.bfloat16), args=(torch.randn(shape, dtype=torch.bfloat16),))
 
 
-needed = pytest.mark.skipif(not applies("halves-behind-matmuls"), reason="this TensorRT has such kernels right")
+needed = pytest.mark.skipif(not is_avoided("halves-behind-matmuls"), reason="this TensorRT has such kernels right")
 
 
 @needed
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_kernel_of_a_product_ends_in_a_cast(piece: str) -> None:
-    assert rounded_last(compiled(piece).engines[0].plan) == ()
+    assert find_rounded_matmuls(compiled(piece).engines[0].plan) == ()
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -72,7 +72,7 @@ def test_no_kernel_of_a_product_ends_in_a_cast(piece: str) -> None:
 @quirks.without("halves-behind-matmuls")
 def test_the_kernels_that_there_would_be(piece: str, caplog: pytest.LogCaptureFixture) -> None:
     """And what building them says. When this fails, TensorRT makes other kernels."""
-    found = rounded_last(compiled(piece).engines[0].plan)
+    found = find_rounded_matmuls(compiled(piece).engines[0].plan)
     assert found
     for kernel, tensor in found:
         said = f"TensorRT's kernel {kernel} gives {tensor} by a cast to bfloat16 at its end, so results may be wrong"
@@ -85,7 +85,7 @@ def test_nor_does_one_of_a_model(name: str) -> None:
     case = small(name, torch.bfloat16)
     compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
     compiled = compile(case.model, args=(), kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
-    assert rounded_last(compiled.engines[0].plan) == ()
+    assert find_rounded_matmuls(compiled.engines[0].plan) == ()
 
 
 @needed
@@ -94,7 +94,7 @@ def test_nor_does_one_of_a_convolution_of_one_spatial_dim() -> None:
     layers = nn.Conv1d(64, 64, 9, padding=4, groups=64, bias=False), nn.Conv1d(64, 32, 1)
     compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
     x = torch.randn(2, 64, 33, dtype=torch.bfloat16)
-    assert rounded_last(compile(nn.Sequential(*layers).eval().to(x.dtype), args=(x,)).engines[0].plan) == ()
+    assert find_rounded_matmuls(compile(nn.Sequential(*layers).eval().to(x.dtype), args=(x,)).engines[0].plan) == ()
 
 
 class Rounded(nn.Module):
@@ -126,7 +126,7 @@ def test_nor_does_one_before_a_move(name: str, dynamic: bool) -> None:
     shapes = {"x": {0: Dim("batch", max=8)}} if dynamic else None
     compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
     compiled = compile(Rounded(layer, move).eval(), args=(torch.randn(sizes),), dynamic_shapes=shapes)
-    assert rounded_last(compiled.engines[0].plan) == ()
+    assert find_rounded_matmuls(compiled.engines[0].plan) == ()
 
 
 @pytest.mark.parametrize(("groups", "wide"), [(1, False), (4, False), (8, True)])
@@ -149,4 +149,4 @@ def test_long_windows_are_computed_in_float32(kernel: int, stride: int, wide: bo
     half = pipeline.default(require_full_compilation=True)(model, args=(x,))
     [layer] = [layer for layer in half.networks[0].layers if layer.kind == "CONVOLUTION"]
     assert (layer.outputs[0].dtype == "float32") is wide
-    assert not applies("halves-behind-matmuls") or rounded_last(half.engines[0].plan) == ()
+    assert not is_avoided("halves-behind-matmuls") or find_rounded_matmuls(half.engines[0].plan) == ()

@@ -13,8 +13,8 @@ from torch.export import Dim
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline import quirks
-from pipeline.quirks import applies
-from pipeline.quirks.plan_detectors import widened_again
+from pipeline.quirks import is_avoided
+from pipeline.quirks.plan_detectors import find_rounded_deconvolutions
 
 FORMS = ("two", "normed", "normed, alone", "alone", "in float32")
 """What is behind a transposed convolution."""
@@ -49,16 +49,16 @@ def compiled(form: str) -> pipeline.Compiled:
 @quirks.assume("rounded-deconvolutions")
 def test_nothing_is_computed_behind_the_rounding(form: str) -> None:
     made, x = compiled(form), torch.randn(2, 8, 8, 8).bfloat16()
-    assert not widened_again(bytes(made.engines[0].plan))
+    assert not find_rounded_deconvolutions(bytes(made.engines[0].plan))
     torch.testing.assert_close(made.module("reference")(x), Upward(form).eval().bfloat16()(x), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.skipif(not applies("rounded-deconvolutions"), reason="this TensorRT has such kernels right")
+@pytest.mark.skipif(not is_avoided("rounded-deconvolutions"), reason="this TensorRT has such kernels right")
 @pytest.mark.parametrize("form", ["two", "normed"])
 @quirks.without("rounded-deconvolutions")
 def test_what_would_be_wrong_is_warned_of(form: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        ((kernel, tensor), *_) = widened_again(bytes(compiled(form).engines[0].plan))
+        ((kernel, tensor), *_) = find_rounded_deconvolutions(bytes(compiled(form).engines[0].plan))
     assert f"TensorRT's kernel {kernel} rounds to bfloat16 before it gives {tensor}" in caplog.text
 
 

@@ -15,8 +15,8 @@ from torch.export import Dim
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline.build.kernels import kernels
-from pipeline.quirks import applies
-from pipeline.quirks.plan_detectors import sources, summed_in_halves
+from pipeline.quirks import is_avoided
+from pipeline.quirks.plan_detectors import find_float16_attention_sums, find_kernel_sources
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(
@@ -64,21 +64,21 @@ def test_halves_are_summed_in_float32(case: str) -> None:
     made = plan(torch.float16, **CASES[case])
     assert [kernel.role for kernel in kernels(made)].count("attention") == 1
     assert sums(made) == [b"fp32", b"fp32"]
-    assert summed_in_halves(made, sources(made)) == ()
+    assert find_float16_attention_sums(made, find_kernel_sources(made)) == ()
 
 
-@pytest.mark.skipif(applies("matmul-sums"), reason="its products of halves are spelled in float32 anyway")
+@pytest.mark.skipif(is_avoided("matmul-sums"), reason="its products of halves are spelled in float32 anyway")
 def test_what_would_be_summed_in_halves_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in the network of somebody's own converter: TensorRT's choice for a product of halves."""
     attention = importlib.import_module("pipeline.impl.attention")
     plainly = lambda net, weights, value, masked: attention.matmul(net, weights, value, empty=False)  # noqa: E731
-    monkeypatch.setattr(attention, "_summed", plainly)
+    monkeypatch.setattr(attention, "_weighted_sum", plainly)
     with caplog.at_level(logging.WARNING):
         made = plan(torch.float16, **CASES["one row"])
     assert sums(made) == [b"fp32", b"fp16"]
-    [kernel] = summed_in_halves(made, sources(made))
+    [kernel] = find_float16_attention_sums(made, find_kernel_sources(made))
     assert f"TensorRT's kernel {kernel} sums a masked attention in float16" in caplog.text
 
 
@@ -87,7 +87,7 @@ def test_without_a_mask_halves_may_be_summed_in_halves() -> None:
     compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
     [engine] = compile(Attention().eval(), args=(query, query, query, None)).engines
     made = bytes(engine.plan)
-    assert len(sums(made)) == 2 and summed_in_halves(made, sources(made)) == ()
+    assert len(sums(made)) == 2 and find_float16_attention_sums(made, find_kernel_sources(made)) == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -11,12 +11,12 @@ import torch
 import pipeline
 from benchmarks.kernels import CAPABILITY, of
 from pipeline import quirks
-from pipeline.quirks import applies
-from pipeline.quirks.plan_detectors import of_one_batch, sources
+from pipeline.quirks import is_avoided
+from pipeline.quirks.plan_detectors import find_copies_of_first_batch, find_kernel_sources
 from tests.build.attentions import COMPARED, Compared, Mixed, Repeated
 
-pytestmark = pytest.mark.skipif(not applies("transposed-matmuls"), reason="this TensorRT has such kernels right")
-OF_FLOATS = pytest.mark.skipif(not applies("transposed-float32-matmuls"), reason="this TensorRT has none in float32")
+pytestmark = pytest.mark.skipif(not is_avoided("transposed-matmuls"), reason="this TensorRT has such kernels right")
+OF_FLOATS = pytest.mark.skipif(not is_avoided("transposed-float32-matmuls"), reason="this TensorRT has none in float32")
 AS_IT_IS = quirks.without("transposed-matmuls", "transposed-float32-matmuls")
 """Networks in which nothing keeps matmuls apart."""
 
@@ -35,7 +35,7 @@ def compared(form: str, dtype: torch.dtype = torch.float32, batch: int = 2) -> p
 
 def copied(result: pipeline.Compiled) -> tuple[str, ...]:
     plan = bytes(result.engines[0].plan)
-    return of_one_batch(plan, sources(plan))
+    return find_copies_of_first_batch(plan, find_kernel_sources(plan))
 
 
 def repeated(dtype: torch.dtype) -> pipeline.Compiled:
@@ -119,7 +119,10 @@ def test_a_batch_that_is_divided_by_rows_is_none(form: str, lost: bool) -> None:
         "__v32 = ((__myln_half*)__v1)[(0 + ((__v20) * 32) + ((2 == 1)?0:((__v26) * __v14)))];",
     )
     plan = "\n".join(("__global__ void __myl_MoveReshTran_0x1(__myln_half* __restrict__ __v1)\n{", *lines, "}\n\0"))
-    assert of_one_batch(plan.encode(), sources(plan.encode())) == ("__myl_MoveReshTran_0x1",) * lost
+    assert (
+        find_copies_of_first_batch(plan.encode(), find_kernel_sources(plan.encode()))
+        == ("__myl_MoveReshTran_0x1",) * lost
+    )
 
 
 def test_a_kernel_of_sizes_known_at_run_time_is_read_by_itself() -> None:
@@ -129,7 +132,7 @@ def test_a_kernel_of_sizes_known_at_run_time_is_read_by_itself() -> None:
     others = "__myln_int32 __v19 = __v17 / 2;\n__myln_int32 __v21 = __v19 / 32;\n__myln_int32 __v22 = __v21 % 2;\n"
     read = "__v24 = ((__myln_float*)__v1)[(0 + (__v22 * 128))];\n}\n"
     plan = (head.format("_com") + tuned + head.format("") + others + read + "\0").encode()
-    assert len(sources(plan)) == 2 and of_one_batch(plan, sources(plan)) == ()
+    assert len(find_kernel_sources(plan)) == 2 and find_copies_of_first_batch(plan, find_kernel_sources(plan)) == ()
 
 
 @AS_IT_IS

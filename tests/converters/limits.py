@@ -113,7 +113,7 @@ LIMITS = (
     ),
     Limit("dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
     Limit(
-        "one dim more than TensorRT's 8",
+        "need a further dim, and TensorRT supports at most 8",
         call(aten.bitwise_and.Scalar, x(*[1] * 7, 3, dtype=LONG), 7),
         call(aten.bitwise_or.Tensor, *[x(*[1] * 7, 3, dtype=LONG)] * 2),
     ),
@@ -134,7 +134,7 @@ LIMITS = (
         "converts|builds",
     ),
     Limit(
-        "runs no NonZero layer",
+        "has no NonZero layer",
         call(aten.index.Tensor, x("n", 3), [indices(4)]),
         call(aten.nonzero.default, x(4, 3)),
         "builds",
@@ -146,7 +146,7 @@ LIMITS = (
         "values",
     ),
     Limit(
-        "accumulates into a tensor of rank 8",
+        "accumulating into rank 8 needs rank 9",
         call(aten.index_put.default, x(*[2] * 7), [indices(3)], x(1), True),
         call(aten.index_put.default, x(*[2] * 8), [indices(3)], x(1), True),
     ),
@@ -184,7 +184,7 @@ LIMITS = (
         "values",
     ),
     Limit(
-        "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes",
+        "averaging with ceil_mode, which RTX 1.4 builds but may refuse to run at some sizes",
         pool(aten.avg_pool2d.default, x("n", 2, 6, 6), [2, 2], [2, 2], [0, 0], True),
         pool(aten.avg_pool2d.default, x(2, 2, 6, "n"), [2, 2], [2, 2], [0, 0], True),
         measured="built and then would not run at some sizes",
@@ -230,13 +230,13 @@ LIMITS = (
         "converts|values",
     ),
     Limit(
-        "comparing every index with every place takes",
+        "comparing every index with every position takes",
         call(aten.scatter_add.default, x(2, 3), 1, indices(2, 4), x(2, 4)),
         call(aten.scatter_add.default, x(1, 1 << 15), 1, indices(1, 1 << 16), x(1, 1 << 16)),
         measured="A tensor of 2^31 elements",
     ),
     Limit(
-        "reduces into a tensor of rank 8",
+        "reducing into rank 8 needs rank 9",
         call(aten.scatter_add.default, x(*[2] * 7), 1, indices(*[2] * 7), x(*[2] * 7)),
         call(aten.scatter_add.default, x(*[2] * 8), 1, indices(*[2] * 8), x(*[2] * 8)),
     ),
@@ -295,7 +295,7 @@ MODELS = (
         (aten._local_scalar_dense.default,),
     ),
     Model(
-        "is read by Python from what",
+        "from the result of",
         lambda x, n: (x * 2)[: n.item()] + 1,
         (IMAGE, torch.tensor(2)),
         (aten._local_scalar_dense.default,),

@@ -14,8 +14,8 @@ from torch.export import Dim
 import pipeline
 from pipeline.build.kernels import kernels
 from pipeline.impl import attention_limits
-from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
-from pipeline.quirks import applies
+from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, first_unmet_condition
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 from tests.build.attentions import Attend
 
@@ -79,21 +79,21 @@ REFUSED = {
 class TestConditions:
     @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
     def test_what_is_taken_builds(self, case: Case) -> None:
-        assert unmet(case) is None
+        assert first_unmet_condition(case) is None
         assert builds(case)
 
     @pytest.mark.parametrize(("case", "why"), REFUSED.values(), ids=REFUSED)
     def test_what_is_refused_does_not_build(self, case: Case, why: str) -> None:
-        condition = unmet(case)
+        condition = first_unmet_condition(case)
         assert condition is not None and why in condition.needs
         assert not builds(case)
 
     def test_a_mask_beside_causal_builds_but_the_documentation_excludes_it(self) -> None:
-        condition = unmet(evolve(masked((2, 1, 16, 16), torch.bool), causal=True))
+        condition = first_unmet_condition(evolve(masked((2, 1, 16, 16), torch.bool), causal=True))
         assert condition is not None and "not both" in condition.needs
 
     def test_every_condition_has_a_case_that_breaks_it(self) -> None:
-        broken: set[Any] = {unmet(case) for case, _ in REFUSED.values()}
+        broken: set[Any] = {first_unmet_condition(case) for case, _ in REFUSED.values()}
         untried = [c.needs for c in CONDITIONS if c not in broken]
         assert untried == ["a TensorRT that has the layer", "a mask or causal, not both"]
 
@@ -104,7 +104,7 @@ def attended(*inputs: Any, causal: bool = False, by_layer: bool = False) -> None
     compiled = pipeline.default(require_full_compilation=True)(Attend(causal, 0.3).eval(), args=inputs)
     assert ("ATTENTION_INPUT" in compiled.networks[0].kinds()) == by_layer
     dtypes = [t.dtype for row in rows(compiled, "MATRIX_MULTIPLY") for t in row.outputs]
-    halves = "float16" if not applies("matmul-sums") else "float32"
+    halves = "float16" if not is_avoided("matmul-sums") else "float32"
     assert dtypes == ([] if by_layer else [halves, "float32" if len(inputs) > 3 else halves])
     result = compiled.module(executor="reference")(*inputs)
     torch.testing.assert_close(result, Attend(causal, 0.3)(*inputs), rtol=2e-3, atol=2e-3)
@@ -327,7 +327,7 @@ def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: p
         return [reason.reason for verdict in check.verdicts.values() for reason in verdict.reasons]
 
     assert not fallbacks(1024)
-    monkeypatch.setattr(table, "gpu_at_hand", lambda: "9.0")
+    monkeypatch.setattr(table, "current_compute_capability", lambda: "9.0")
     assert "PyTorch's kernel is faster on GPUs of this" in str(fallbacks(1024))
     assert not fallbacks(1024, torch.float32) and not fallbacks(512)
     assert not fallbacks(1024, faster_in_torch=False) and not fallbacks(1024, require_full_compilation=True)
@@ -335,7 +335,7 @@ def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: p
 
 def test_masks_of_attentions_that_run_in_pytorch_are_simplified(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not decomposed into the kernel that torch selects here, and no rows are selected after them."""
-    monkeypatch.setattr(importlib.import_module("pipeline.quirks.applied"), "gpu_at_hand", lambda: "9.0")
+    monkeypatch.setattr(importlib.import_module("pipeline.quirks.applied"), "current_compute_capability", lambda: "9.0")
     x = torch.zeros(1, 1, 1024, 16, dtype=torch.float16)
     program = pipeline.default().until("improve")(Causal().eval(), args=(x, x, x))
     [call] = [node for node in program.graph.nodes if node.op == "call_function"]

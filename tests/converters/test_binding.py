@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.aten.arguments import names_of
-from pipeline.converters import families
+from pipeline.aten.arguments import argument_names
+from pipeline.converters import converter_modules
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import declarations_of
 from pipeline.network.context import ConversionContext
@@ -101,7 +101,7 @@ def test_what_is_declared_goes_by_the_functions_own_name_and_docstring() -> None
 
 
 def test_every_converter_of_ours_is_declared_so_and_listed_where_it_is_written() -> None:
-    written = {family.__name__ for family in families()}
+    written = {family.__name__ for family in converter_modules()}
     for declaration in pipeline.DYNAMO_CONVERTERS.declarations():
         function = declaration.support.converter_implementation
         assert function.__module__ in written
@@ -111,9 +111,9 @@ def test_every_converter_of_ours_is_declared_so_and_listed_where_it_is_written()
 
 def test_without_torch_distributed_there_are_no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    assert "pipeline.converters.collectives" not in {family.__name__ for family in families()}
+    assert "pipeline.converters.collectives" not in {family.__name__ for family in converter_modules()}
 
 
 def test_names_are_the_schemas() -> None:
-    assert names_of(aten.clamp.default) == ("input", "min", "max")
-    assert names_of(operator.getitem) == ("a", "b")
+    assert argument_names(aten.clamp.default) == ("input", "min", "max")
+    assert argument_names(operator.getitem) == ("a", "b")

@@ -10,7 +10,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Mod, ModularIndexing, PythonMod
 
-from pipeline.impl.expression import operation
+from pipeline.impl.expression import operation_of
 from pipeline.network.context import NetworkError
 
 A, B = sympy.symbols("s0 s1", positive=True, integer=True)
@@ -43,7 +43,7 @@ def value(expr: Any, sizes: dict[Any, int]) -> int:
         return sizes[expr]
     if expr.is_Integer:
         return int(expr)
-    layer, operands = operation(expr)
+    layer, operands = operation_of(expr)
     return functools.reduce(LAYERS[layer], [value(operand, sizes) for operand in operands])
 
 
@@ -57,4 +57,4 @@ def test_layers_give_the_value(name: str) -> None:
 
 def test_what_layers_cannot_compute_is_named() -> None:
     with pytest.raises(NetworkError, match="log is not supported"):
-        operation(sympy.log(A))
+        operation_of(sympy.log(A))

@@ -241,7 +241,7 @@ def test_a_recorded_weight_keeps_its_name_and_its_recipe() -> None:
 
 def test_converters_are_listed_where_they_are_written() -> None:
     listed = {d.key: d.support.name for d in pipeline.DYNAMO_CONVERTERS.declarations()}
-    assert listed[aten.exp.default] == "pipeline.converters.unary.of_one"
+    assert listed[aten.exp.default] == "pipeline.converters.unary.unary_function"
     for name in listed.values():
         module, _, function = name.rpartition(".")
         assert callable(getattr(importlib.import_module(module), function)), name

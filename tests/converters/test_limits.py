@@ -32,12 +32,12 @@ ELSEWHERE = {"quantized.py": "tests/quantized/test_limits.py", "collectives.py":
 several processes."""
 
 HAND_MADE = {
-    "the number of classes is the largest index": "test_one_hot_needs_its_number_of_classes",
+    "the number of classes is data-dependent": "test_one_hot_needs_its_number_of_classes",
     "has no cumulative sum": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
     "has no form on pairs of reals": "tests/stages/test_complex.py",
     "has layout": "test_sparse_tensors_are_refused",
     "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
-    "depends on sizes, and stays in Python": "test_a_condition_on_sizes_is_refused",
+    "depends on dynamic sizes, and engines have no Python bools": "test_a_condition_on_sizes_is_refused",
     "that depends on data and has no bound": "tests/shapes/test_data_dependent.py",
     "which are equal only for some data": "tests/shapes/test_data_dependent.py",
 }
@@ -170,7 +170,7 @@ def test_one_hot_needs_its_number_of_classes() -> None:
 
 
 def test_a_condition_on_sizes_is_refused() -> None:
-    assert "depends on sizes" in refused(made(torch.sym_not, None, value=torch.empty(0)))
+    assert "depends on dynamic sizes" in refused(made(torch.sym_not, None, value=torch.empty(0)))
 
 
 def test_without_cumulative_sums_nothing_is_scattered_by_mask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.aten.collectives import SPACE
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.recipes import qualified_name
 from pipeline.testing import check_target
@@ -27,7 +27,7 @@ def computes_tensors(target: Any) -> bool:
     """Evaluators of sizes and assertions have tests of their own (test_evaluators), as quantization has
     (tests/quantized): its results are compared with those of the libraries that export it. Collectives take several
     processes (tests/distributed)."""
-    if target in REFUSED or does(target) is Does.DEQUANTIZES or getattr(target, "namespace", "") == SPACE:
+    if target in REFUSED or op_kind(target) is Kind.DEQUANTIZES or getattr(target, "namespace", "") == SPACE:
         return False
     return isinstance(target, torch._ops.OpOverload) and any("Tensor" in str(r.type) for r in target._schema.returns)
 

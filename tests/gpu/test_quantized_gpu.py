@@ -13,8 +13,8 @@ import pipeline
 from benchmarks.quantized_cells import Cell, Form, cells, given, outcome, validated
 from benchmarks.quantized_models import MODELS
 from pipeline.aten.quantized import operators
-from pipeline.improvements.quantizing import rounded
-from pipeline.quirks import applies
+from pipeline.improvements.quantizing import fake_quantize_weight
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES
 from tests.quantized.schemas import define_missing
 
@@ -157,7 +157,7 @@ def test_weights_of_4096(kind: Any, rows: int) -> None:
     model = nn.Linear(WIDTH, WIDTH, bias=False).eval().half().cuda()
     x = torch.randn(rows, WIDTH, device=model.weight.device).half()
     compiled = compiler().insert(pipeline.quantize(kind), before="decompose")(model, args=(x,))
-    weight = rounded(model.weight.detach(), kind, BLOCKS[kind])
+    weight = fake_quantize_weight(model.weight.detach(), kind, BLOCKS[kind])
     assert error(compiled.module(HERE)(x), x.double() @ weight.double().T) <= PRODUCTS[torch.float16]
 
 
@@ -176,7 +176,7 @@ def test_floats_of_4096(rows: int, dtype: torch.dtype) -> None:
     assert floats_of_4096(rows, dtype) <= (ROUNDED_ONCE if dtype == torch.float16 else PRODUCTS[dtype])
 
 
-@pytest.mark.xfail(applies("matmul-sums"), reason="TensorRT-RTX 1.6 sums float16 in float16", strict=True)
+@pytest.mark.xfail(is_avoided("matmul-sums"), reason="TensorRT-RTX 1.6 sums float16 in float16", strict=True)
 @pytest.mark.parametrize("rows", [128, WIDTH])
 def test_floats_of_4096_as_tensorrt_sums_them(rows: int) -> None:
     assert floats_of_4096(rows, torch.float16, use_fp32_acc=False) <= ROUNDED_ONCE

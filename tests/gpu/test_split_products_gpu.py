@@ -11,11 +11,11 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not applies("unsplit-sums"), reason="this TensorRT is taken to split sums itself"),
+    pytest.mark.skipif(not is_avoided("unsplit-sums"), reason="this TensorRT is taken to split sums itself"),
 ]
 BATCH = Dim("batch", max=8)
 PROFILES: dict[str, Any] = {

@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 import pipeline
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 
 pytestmark = pytest.mark.gpu
 FACTOR = 2
 MATMULS = [(rows, terms) for rows in (1, 4, 64, 512, 4096) for terms in (1024, 4096, 14336)] + [(64, 32768)]
 inexact = pytest.mark.xfail(
-    applies("matmul-sums-always"), reason="sums in float16, however it is spelled", strict=False
+    is_avoided("matmul-sums-always"), reason="sums in float16, however it is spelled", strict=False
 )
 
 

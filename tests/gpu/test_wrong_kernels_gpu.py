@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline import quirks
-from pipeline.quirks import applies
+from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Repeated, Rounded
 from tests.build.test_biases_of_products import FORMS as SQUARES
@@ -92,14 +92,14 @@ def test_products_with_what_is_transposed(form: str, dtype: torch.dtype) -> None
     assert compared(form, dtype) <= BOUND[dtype]
 
 
-@pytest.mark.skipif(not applies("transposed-float32-matmuls"), reason="this TensorRT is taken to have them right")
-@pytest.mark.xfail(strict=True, reason="what `impl.matmul.transposed` is for")
+@pytest.mark.skipif(not is_avoided("transposed-float32-matmuls"), reason="this TensorRT is taken to have them right")
+@pytest.mark.xfail(strict=True, reason="what `impl.matmul.separate_transpose` is for")
 @quirks.without("transposed-float32-matmuls")
 def test_products_whose_factor_is_copied_by_a_kernel() -> None:
     assert compared("second factor", torch.float32) <= BOUND[torch.float32]
 
 
-@pytest.mark.skipif(not applies("rounded-deconvolutions"), reason="this TensorRT is taken to have them right")
+@pytest.mark.skipif(not is_avoided("rounded-deconvolutions"), reason="this TensorRT is taken to have them right")
 @pytest.mark.xfail(strict=True, reason="what `impl.conv` is for")
 @quirks.without("rounded-deconvolutions")
 def test_transposed_convolutions_that_are_rounded_and_widened() -> None:
@@ -107,7 +107,7 @@ def test_transposed_convolutions_that_are_rounded_and_widened() -> None:
     assert error(model, (x,)) <= BOUND[torch.bfloat16]
 
 
-@pytest.mark.skipif(not applies("transposed-matmuls"), reason="this TensorRT is taken to have them right")
+@pytest.mark.skipif(not is_avoided("transposed-matmuls"), reason="this TensorRT is taken to have them right")
 @pytest.mark.xfail(strict=True, reason="what `impl.matmul.linear` is for")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @quirks.without("transposed-matmuls")

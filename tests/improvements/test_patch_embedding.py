@@ -102,4 +102,4 @@ def test_a_pass_ends_where_it_asks_what_data_knows() -> None:
     program = decomposed(nn.Sequential(nn.ReLU(), nn.Linear(12, 12), nn.ReLU()), X)
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     rewriting.run_protected(asks)
-    assert targets(rewriting.finished()) == ["sigmoid.default", "linear.default", "relu.default"]
+    assert targets(rewriting.changed_program()) == ["sigmoid.default", "linear.default", "relu.default"]

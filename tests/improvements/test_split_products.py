@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline import Program, quirks
-from pipeline.improvements.split_products import parts_of
+from pipeline.improvements.split_products import number_of_parts
 from pipeline.stages.improve import Improve
 from tests.improvements.programs import agree, decomposed, improved, targets, values
 
@@ -149,7 +149,7 @@ def test_two_profiles_share_the_parts() -> None:
     ],
 )
 def test_as_many_parts_as_occupy_a_gpu(tuned: list[int], inner: int, columns: int, expected: int) -> None:
-    assert parts_of(tuned, inner, columns) == expected
+    assert number_of_parts(tuned, inner, columns) == expected
 
 
 @pytest.mark.parametrize(

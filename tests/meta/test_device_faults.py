@@ -39,7 +39,7 @@ def test_the_property_finds_statistics_of_the_cpu(monkeypatch: pytest.MonkeyPatc
 
 def test_the_zoo_finds_edges_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = next(each for each in zoo.architectures("text") if each.name == "qwen3_moe")
-    monkeypatch.setattr(reduce, "_edges", edges_that_are_cut)
+    monkeypatch.setattr(reduce, "_bin_edges", edges_that_are_cut)
     assert "failed" in zoo_devices.row(experts)
 
 

@@ -17,10 +17,10 @@ from pipeline.network.description import (
     Profile,
     Tensor,
     Weight,
-    _distinct,
+    _make_unique,
     describe,
-    held_weights,
-    printed,
+    network_weights,
+    value_text,
 )
 from pipeline.trt import CAPABILITIES, Log, enum_name, layer_class, layer_kind, new_network, trt, weights_of
 
@@ -93,11 +93,11 @@ def test_digests_tell_apart_what_equality_does_not() -> None:
     [((1, (2,)), "[1,[2]]"), ("MAX", "MAX"), ("ij->i", "'ij->i'"), (None, "None"), (0.1, "0.1"), ((), "[]")],
 )
 def test_values_print_on_one_line(value: Any, text: str) -> None:
-    assert printed(value) == text
+    assert value_text(value) == text
 
 
 def test_weights_nobody_knows_are_an_error_that_names_the_layer() -> None:
-    with pytest.raises(ValueError, match=r"the kernel of layer 'stem/conv' \(54 x float32\) was not recorded"):
+    with pytest.raises(ValueError, match=r"no name was recorded for the kernel of layer 'stem/conv' \(54 x float32\)"):
         describe(convolution(), name="net", weight_name=lambda pointer: None)
 
 
@@ -128,7 +128,7 @@ def test_weights_by_layer_and_role_come_first() -> None:
 
 def test_weights_that_numpy_lacks_are_found_too() -> None:
     kernel = KERNEL.bfloat16()
-    (row,) = held_weights(convolution(kernel))
+    (row,) = network_weights(convolution(kernel))
     assert (row.layer, row.role, row.dtype, row.count) == ("stem/conv", "kernel", "bfloat16", 54)
     assert row.pointer == kernel.data_ptr()
 
@@ -157,7 +157,7 @@ def test_equal_names_are_told_apart() -> None:
 
 def test_a_taken_name_gets_a_number() -> None:
     taken = {"y"}
-    assert [_distinct("y", taken), _distinct("y", taken), _distinct("z", taken)] == ["y#2", "y#3", "z"]
+    assert [_make_unique("y", taken), _make_unique("y", taken), _make_unique("z", taken)] == ["y#2", "y#3", "z"]
 
 
 def test_an_invalid_layer_is_an_error() -> None:

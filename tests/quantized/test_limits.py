@@ -68,18 +68,22 @@ def blocks(*shape: int, size: int = 16) -> torch.fx.Node:
 
 Case = tuple[Callable[..., Any], Callable[[], torch.fx.Node], str]
 REFUSED: dict[str, Case] = {
-    "computed codes": (quantized.dequantizes, lambda: dequantize(computed=(0,)), "the quantized values are computed"),
-    "an odd row": (quantized.dequantizes, lambda: dequantize("int4"), "a row has an odd number of int4 values"),
-    "ragged blocks": (quantized.dequantizes, lambda: dequantize(block=(4, 1)), "blocks of 4 do not divide dim 0"),
-    "float64": (quantized.dequantizes, lambda: dequantize(dtype=torch.float64), "the tensor is torch.float64"),
-    "a computed scale": (quantized.fake_quantizes, lambda: fake_quantize(computed=(1,)), "the scale is computed"),
+    "computed codes": (
+        quantized.check_dequantize,
+        lambda: dequantize(computed=(0,)),
+        "the quantized values are computed",
+    ),
+    "an odd row": (quantized.check_dequantize, lambda: dequantize("int4"), "a row has an odd number of int4 values"),
+    "ragged blocks": (quantized.check_dequantize, lambda: dequantize(block=(4, 1)), "blocks of 4 do not divide dim 0"),
+    "float64": (quantized.check_dequantize, lambda: dequantize(dtype=torch.float64), "the tensor is torch.float64"),
+    "a computed scale": (quantized.check_fake_quantize, lambda: fake_quantize(computed=(1,)), "the scale is computed"),
     "float64 again": (
-        quantized.fake_quantizes,
+        quantized.check_fake_quantize,
         lambda: fake_quantize(dtype=torch.float64),
         "the tensor is torch.float64",
     ),
-    "a rank of 4": (quantized.quantizes_blocks, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
-    "a ragged row": (quantized.quantizes_blocks, lambda: blocks(4, 24), "do not divide the last dim, 24"),
+    "a rank of 4": (quantized.check_blocks, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
+    "a ragged row": (quantized.check_blocks, lambda: blocks(4, 24), "do not divide the last dim, 24"),
 }
 
 
@@ -99,23 +103,25 @@ def test_what_is_refused_says_why(name: str) -> None:
 
 @pytest.mark.usefixtures("builds_quantized")
 def test_what_is_within_the_limits_is_taken() -> None:
-    assert quantized.dequantizes(dequantize(), NEWEST) is True
-    assert quantized.dequantizes(dequantize("int4", of=codes(6, 4, dtype=torch.uint8), block=(2, 1)), NEWEST) is True
-    assert quantized.fake_quantizes(fake_quantize(), NEWEST) is True
-    assert quantized.quantizes_blocks(blocks(4, 32), NEWEST) is True
+    assert quantized.check_dequantize(dequantize(), NEWEST) is True
+    assert (
+        quantized.check_dequantize(dequantize("int4", of=codes(6, 4, dtype=torch.uint8), block=(2, 1)), NEWEST) is True
+    )
+    assert quantized.check_fake_quantize(fake_quantize(), NEWEST) is True
+    assert quantized.check_blocks(blocks(4, 32), NEWEST) is True
 
 
 @pytest.mark.usefixtures("builds_quantized")
 def test_fp4_is_for_gpus_that_have_it() -> None:
-    refused = quantized.quantizes_blocks(blocks(4, 32), CompilationSettings(compute_capabilities=("8.9", "12.0")))
+    refused = quantized.check_blocks(blocks(4, 32), CompilationSettings(compute_capabilities=("8.9", "12.0")))
     assert not refused and "8.9 is requested" in refused.reason and "12.0" in refused.hint
-    refused = quantized.quantizes_blocks(blocks(4, 32), CompilationSettings())
+    refused = quantized.check_blocks(blocks(4, 32), CompilationSettings())
     assert not refused and "by default" in refused.reason
 
 
 def test_a_tensorrt_that_builds_none_names_the_version_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "CAPABILITIES", attrs.evolve(quantized.CAPABILITIES, quantization=False))
-    refused = quantized.fake_quantizes(fake_quantize(), NEWEST)
+    refused = quantized.check_fake_quantize(fake_quantize(), NEWEST)
     assert not refused and "builds no quantized network" in refused.reason and ">=1.6.1" in refused.hint
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.capture.capture import capture
-from pipeline.quirks.applied import marks_of
+from pipeline.quirks.applied import find_marks
 
 
 def _shifted(x: torch.Tensor, y: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -68,5 +68,5 @@ def test_what_is_broadcast_before(name: str) -> None:
 
     graph = capture(Model().eval(), (torch.randn(1, 8), torch.randn(4, 8))).graph
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    marks = [mark for mark in marks_of(nodes, {}) if mark.form == "expanded"]
+    marks = [mark for mark in find_marks(nodes, {}) if mark.form == "expanded"]
     assert [name for mark in marks for name in mark.names] == due

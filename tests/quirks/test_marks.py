@@ -76,7 +76,7 @@ def network(record: Partitioned) -> str:
 
 
 def test_each_row_that_marks_has_a_program() -> None:
-    assert CASES.keys() == {quirk.id for quirk in QUIRKS if quirk.places is not None}
+    assert CASES.keys() == {quirk.id for quirk in QUIRKS if quirk.analysis is not None}
 
 
 @pytest.mark.parametrize("id", CASES)
@@ -118,5 +118,5 @@ def test_files_keep_marks() -> None:
 
 
 def test_unknown_rows_are_errors() -> None:
-    with pytest.raises(ValueError, match="no fault padded_zeros; the faults are convolution-sums, "):
+    with pytest.raises(ValueError, match="unknown ids of kernel bugs: padded_zeros; known ids: convolution-sums, "):
         quirks.without("padded_zeros")

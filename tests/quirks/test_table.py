@@ -37,8 +37,8 @@ def test_what_a_row_names_exists(quirk: Quirk) -> None:
 def test_versions(since: object, before: object, has: set[str], words: str) -> None:
     quirk = Quirk("a", "b", "c", "d", "e", "f", "g", (), since, before)  # type: ignore[arg-type]
     versions = {"1.4": (1, 4, 0, 76), "1.6": (1, 6, 1, 120)}
-    assert {name for name, version in versions.items() if quirk.is_in("tensorrt_rtx", version)} == has
-    assert not any(quirk.is_in("tensorrt", version) for version in versions.values())
+    assert {name for name, version in versions.items() if quirk.affects("tensorrt_rtx", version)} == has
+    assert not any(quirk.affects("tensorrt", version) for version in versions.values())
     assert quirk.versions == words
 
 

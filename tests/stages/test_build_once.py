@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.aten.naming import node_of
+from pipeline.aten.naming import node_name
 from pipeline.build import deduplicate
 from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled
@@ -185,7 +185,7 @@ def test_kernels_are_told_by_the_nodes_of_their_own_segment() -> None:
     ):
         names = result.layer_names(engine, network)
         assert set(names.values()) == {layer.name for layer in network.layers}
-        computed = {node_of(names.get(layer, layer)) for kernel in kernels(engine.plan) for layer in kernel.layers}
+        computed = {node_name(names.get(layer, layer)) for kernel in kernels(engine.plan) for layer in kernel.layers}
         assert computed & set(segment.nodes) and computed <= set(segment.nodes)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 import pipeline
-from pipeline.aten.op_predicates import branches
+from pipeline.aten.op_predicates import branch_graphs
 from pipeline.decomposition import control_flow
 from tests.stages.flows import (
     ANY_SIZE,
@@ -116,8 +116,8 @@ def within(m: Flow, y: Tensor) -> Any:
         (literal, "is a tensor that the inner graph creates from numbers", False),
         (written_numbers, "is a tensor that the inner graph creates from numbers", False),
         (recurrence, "the number of steps is a dynamic size", True),
-        (convolved, "control flow that torch.vmap does not make one call, of any number of rows", True),
-        (repeated, "control flow: which of its graphs runs, and how often, is known only when it runs", False),
+        (convolved, "torch.vmap cannot turn this control flow into one call for any number of rows", True),
+        (repeated, "control flow: which of its graphs runs, and how often, is known only at run time", False),
         (within, "while_loop cannot be expanded", False),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -156,7 +156,7 @@ def test_networks_print_alike() -> None:
 def test_verify_compares_with_the_branch_that_eager_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     verified = FULL | pipeline.verify()
     assert verified(Flow(chosen).eval(), (X,)).agreement
-    monkeypatch.setattr(control_flow, "branches", lambda node: branches(node)[::-1])
+    monkeypatch.setattr(control_flow, "branch_graphs", lambda node: branch_graphs(node)[::-1])
     with pytest.raises(pipeline.AgreementError):
         verified(Flow(chosen).eval(), (X,))
 

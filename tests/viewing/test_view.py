@@ -9,9 +9,9 @@ import torch
 from attrs import evolve
 
 import pipeline
-from pipeline.aten.naming import node_of
+from pipeline.aten.naming import node_name
 from pipeline.errors import ArtifactError
-from pipeline.network.pairs import pairs
+from pipeline.network.pairs import find_pairs
 from pipeline.trt import CAPABILITIES
 from pipeline.viewing.collect import view
 from pipeline.viewing.page import write
@@ -85,7 +85,7 @@ def test_layers_belong_to_nodes(name: str) -> None:
     compiled = architecture(name)
     names = {each.name for each in view(compiled).nodes} | {*compiled.program.constants}
     layers = [layer.name for network in compiled.networks for layer in network.layers]
-    assert not [layer for layer in layers if node_of(layer) not in names]
+    assert not [layer for layer in layers if node_name(layer) not in names]
 
 
 def test_a_kept_program_looks_the_same(tmp_path: Path, seen: ProgramView) -> None:
@@ -137,7 +137,7 @@ def test_quantizing_nodes_say_what_the_report_says() -> None:
     """Nodes of weights, and both of an activation; a weight that the engine holds in floats is not fused."""
     network = quantized_pairs.NETWORK
     for program, fused in ((quantized_pairs.BOTH, True), (quantized_pairs.BUILT, False)):
-        rows = pairs(network, quantized_pairs.plan(program))
+        rows = find_pairs(network, quantized_pairs.plan(program))
         found = fusions([network], rows)
         assert {name for _, name in found} == {"weight", "rounded", "back"}
         assert found["engine", "back"] == found["engine", "rounded"]
@@ -146,7 +146,7 @@ def test_quantizing_nodes_say_what_the_report_says() -> None:
             assert said.startswith("fused" if fused else "not fused")
             assert pair.why in said
             assert f"{pair.type} {pair.of}" in said
-    assert fusions([network], pairs(network, b"weights"))["engine", "weight"].startswith("not known")
+    assert fusions([network], find_pairs(network, b"weights"))["engine", "weight"].startswith("not known")
 
 
 @pytest.mark.skipif(not CAPABILITIES.quantization, reason="TensorRT-RTX builds quantized networks from 1.6 on")

@@ -10,9 +10,9 @@ from typing import Final
 
 from pipeline.trt import CAPABILITIES
 
-DATA = "how many elements there are is data"
-STEPS = "TensorRT has no layer for it, and how many steps it takes is data"
-DIGITS = "TensorRT has no layer for it, and none that could make it to the last digits"
+DATA = "the number of elements is data-dependent"
+STEPS = "TensorRT has no layer for it, and the number of steps is data-dependent"
+DIGITS = "TensorRT has no layer for it, and its other layers cannot compute it exactly enough"
 RANK = "has rank 9, TensorRT takes at most 8"
 STATIC = "needs static sizes"
 FREE = "interpolate [n,2,h,w]"

@@ -13,7 +13,7 @@ from tests.zoo.rows import RANGES, Row, b, f, i, t
 X, AT = t("n", 4, 5), i("n", 3, 5, below=4)
 FROM_TWO = {**RANGES, "n": Range(2, 3, 5)}
 """Where torch.export tells a batch of one from others: a value of size 1 is broadcast."""
-MANY = "how many elements there are is data"
+MANY = "the number of elements is data-dependent"
 
 
 def _scatters() -> Iterator[Row]:

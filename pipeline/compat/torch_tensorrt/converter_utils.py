@@ -19,7 +19,7 @@ from pipeline.compat.torch_tensorrt.emit import emit
 from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
 from pipeline.compat.torch_tensorrt.values import Conversion, SourceIR, context_of, of_parameter, per_dim, torch_dtype
 from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
-from pipeline.converters.lookup import symbolic_places
+from pipeline.converters.lookup import describe_symbolic_dims
 from pipeline.converters.types import enforce_tensor_types
 from pipeline.impl import base
 from pipeline.program import described
@@ -243,7 +243,7 @@ def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | 
 
 def has_dynamic_shapes(node: Node) -> bool:
     """Return whether the node's result or one of its arguments has a dynamic size."""
-    return any(symbolic_places(node.args, node.kwargs, node.meta.get("val")))
+    return any(describe_symbolic_dims(node.args, node.kwargs, node.meta.get("val")))
 
 
 def has_static_shapes(node: Node) -> bool:
@@ -258,7 +258,7 @@ def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = No
     def dynamic(node: Node) -> bool:
         """Sizes of these arguments vary."""
         positions = range(len(node.args)) if arg_positions_to_check is None else arg_positions_to_check
-        return any(symbolic_places([node.args[i] for i in positions], {}, None))
+        return any(describe_symbolic_dims([node.args[i] for i in positions], {}, None))
 
     return dynamic
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.graphs import over, results
+from pipeline.aten.graphs import graph_module, results_of
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
@@ -21,7 +21,7 @@ from pipeline.impl import barriers, base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.marks import Marks
 from pipeline.program import Output, Program, Validated
-from pipeline.quirks.applied import marks_of
+from pipeline.quirks.applied import find_marks
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import ShapeEnvironment, expression
 from pipeline.stages import Decompose, Validate
@@ -68,7 +68,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
             return list(map(tensors, made))
         return None if made is None else base.tensor(ctx, name, made)
 
-    found = [tensors(each) for each in results(validated.program.graph)]
+    found = [tensors(each) for each in results_of(validated.program.graph)]
     return found if several else found[0]
 
 
@@ -77,7 +77,7 @@ def _converted(
 ) -> dict[str, Argument]:
     """Convert each node of a program; return the values in the network."""
     program, env, around = validated.program, dict(given), (ctx.node, ctx.marks)
-    marks = marks_of([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
+    marks = find_marks([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
     ctx.marks = Marks([*ctx.marks.of_segment(), *marks])
     try:
         for node in program.graph.nodes:
@@ -86,7 +86,7 @@ def _converted(
             elif node.op == "call_function":
                 ctx.node = node
                 env[node.name] = _convert(ctx, name, node, validated, env)
-                ctx.note_result(env[node.name], node.meta.get("val"))
+                ctx.record_result_shapes(env[node.name], node.meta.get("val"))
     finally:
         ctx.node, ctx.marks = around
     return env
@@ -166,9 +166,9 @@ class _Graph:
         """Return the graph as a program without inputs; ``env`` has the values of its placeholders."""
         ctx = self.stand_ins.ctx
         return Program(
-            graph_module=over(torch.nn.Module(), self.graph),
+            graph_module=graph_module(torch.nn.Module(), self.graph),
             inputs=(),
-            outputs=tuple(Output(getattr(r, "name", r)) for r in results(self.graph)),
+            outputs=tuple(Output(getattr(r, "name", r)) for r in results_of(self.graph)),
             constants=FrozenDict(),
             buffers=FrozenDict(),
             parameters=FrozenDict(),

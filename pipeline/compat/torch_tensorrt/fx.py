@@ -12,7 +12,7 @@ from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
 from pipeline.compat.torch_tensorrt.emit import call, emit
 from pipeline.compat.torch_tensorrt.values import Conversion, context_of
-from pipeline.converters.declare import ATTRIBUTE, attach, attached, target_of
+from pipeline.converters.declare import ATTRIBUTE, attach, records_of, target_of
 from pipeline.frozen import FrozenDict
 
 Arguments: TypeAlias = Sequence[Argument]
@@ -58,7 +58,7 @@ def tensorrt_converter(
 
 def by_name(function: Function) -> Function:
     """Wrap a function to receive all arguments by FX's names; return a wrapped function unchanged."""
-    if attached(function, "__by_name__"):
+    if records_of(function, "__by_name__"):
         return function
 
     @functools.wraps(function)

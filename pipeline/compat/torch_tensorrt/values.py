@@ -65,7 +65,7 @@ def context_of(given: Conversion) -> ConversionContext:
 
 def of_parameter(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
     """Express a transposed view of a constant as layers that transpose the constant; other tensors are unchanged."""
-    constant = None if ctx.constant_at(value) is not None else ctx.constant_below(value)
+    constant = None if ctx.find_constant(value) is not None else ctx.find_base_constant(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():
         return value

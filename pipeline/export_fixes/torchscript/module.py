@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeGuard
 import torch
 from torch.fx import traceback as provenance
 
-from pipeline.aten.naming import unlike
+from pipeline.aten.naming import make_unique
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.module_copy import copied
 from pipeline.export_fixes.torchscript.graph import Graph, Value, read
@@ -98,7 +98,7 @@ def _entry(arguments: Sequence[Value]) -> Callable[..., Value]:
         kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
         name = "".join(c if c.isalnum() else "_" for c in argument.name)
-        name = unlike(name if name.isidentifier() else f"arg_{name}", taken)
+        name = make_unique(name if name.isidentifier() else f"arg_{name}", taken)
         found.append(inspect.Parameter(name, kind, default=default))
     signature = inspect.Signature(found)
 
@@ -147,7 +147,7 @@ class _Interpreted(_Part):
         super().__init__(torch.nn.Module().eval() if script is None else script, names, {})
         self._graph, self._evaluators, self._is_method = graph, evaluators, script is not None
         taken = {*names, *dir(self)}
-        self._literals = {value: unlike(f"constant_{i}", taken) for i, value in enumerate(graph.constants)}
+        self._literals = {value: make_unique(f"constant_{i}", taken) for i, value in enumerate(graph.constants)}
         for value, name in self._literals.items():
             setattr(self, name, graph.constants[value])
 
