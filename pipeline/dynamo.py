@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from pipeline.artifact.refit import refit_module_weights
 from pipeline.aten.types import Argument, Function
 from pipeline.capture.dynamo_graph import DynamoGraph, NotCapturedError
-from pipeline.capture.returned_views import returned_views
+from pipeline.capture.returned_views import split_returned_views
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.compose.stage_signature import accepts
@@ -100,7 +100,7 @@ class Backend:
         if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
             self.warn("an input requires a gradient, and programs have none (torch.no_grad() compiles it)")
             return graph_module.forward
-        views = returned_views(graph_module)
+        views = split_returned_views(graph_module)
         try:
             runner = _runner_of(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:

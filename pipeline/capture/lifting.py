@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.graphs import results
 from pipeline.aten.types import Argument
-from pipeline.capture.as_strided import without_as_strided
-from pipeline.capture.functional import functional
-from pipeline.capture.shared_tensors import check_views
+from pipeline.capture.as_strided import replace_as_strided
+from pipeline.capture.functional import functionalize
+from pipeline.capture.shared_tensors import check_overlaps
 from pipeline.errors import CaptureError, source_line
 from pipeline.export_fixes import GENERATOR, ExportNotes
 from pipeline.frozen import FrozenDict
@@ -27,37 +27,37 @@ from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import ShapeEnvironment
-from pipeline.shapes.from_export import environment
+from pipeline.shapes.from_export import shape_environment
 
 HINT: Final = (
     "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
 )
 
 
-def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
+def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
     """Return an export as a functional program, with its parameters and buffers lifted and the ranges of its sizes.
 
     Raises:
         CaptureError: a write cannot be functionalized, or the model holds, writes or returns unsupported objects.
     """
-    exported, graph_module, signature = _functional(exported)
+    exported, graph_module, signature = _functionalize(exported)
     parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     leaves = notes.inputs or tree_leaves(exported.example_inputs)
     examples = {a.name: v for a, v in zip(arguments, leaves, strict=False) if isinstance(v, torch.Tensor)}
-    graph_module = without_as_strided(graph_module, examples)
+    graph_module = replace_as_strided(graph_module, examples)
     graph = graph_module.graph
     names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
     read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]
     changed = zip(signature.output_specs, results(graph), strict=True)
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
-    check_views(parameters, lines, read)
+    check_overlaps(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
-    tuned = {a.name: _optimal_sizes(v) for a, v in zip(arguments, notes.inputs, strict=False)}
+    tuned = {a.name: _tuned_sizes(v) for a, v in zip(arguments, notes.inputs, strict=False)}
     sizes = {name: shape for name, shape in tuned.items() if shape is not None}
     own = {s.arg.name: parameters[str(s.target)] for s in signature.input_specs if str(s.target) in parameters}
     inputs = {argument.name: values[argument.name] for argument in arguments}
-    shapes = environment(exported, graph, inputs, sizes, notes.ranges, own | examples)
+    shapes = shape_environment(exported, graph, inputs, sizes, notes.ranges, own | examples)
     return Program(
         graph_module=graph_module,
         inputs=tuple(_port(argument, values, shapes) for argument in arguments),
@@ -76,11 +76,11 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     )
 
 
-def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
-            return functional(exported)
+            return functionalize(exported)
     except CaptureError:
         raise
     except Exception as error:
@@ -88,7 +88,7 @@ def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gr
         raise CaptureError(why, HINT) from error
 
 
-def _optimal_sizes(value: object) -> Sequence[int] | None:
+def _tuned_sizes(value: object) -> Sequence[int] | None:
     """Return the sizes of a tensor or Input for which engines are tuned."""
     if isinstance(value, Input):
         return [opt for _, opt, _ in value.ranges]

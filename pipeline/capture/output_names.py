@@ -30,11 +30,11 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
     """
     if given is None:
         taken: set[str] = set()
-        return tuple(unlike(name, taken) for name in _names(spec))
+        return tuple(unlike(name, taken) for name in _default_names(spec))
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
     if len(given) != spec.num_leaves:
-        outputs = f"{spec.num_leaves} outputs: {', '.join(_names(spec))}"
+        outputs = f"{spec.num_leaves} outputs: {', '.join(_default_names(spec))}"
         raise ValueError(f"output_names has {len(given)} names, the model {outputs}")
     if wrong := [name for name, count in Counter(given).items() if count > 1 or not name]:
         raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
@@ -43,14 +43,14 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
     return tuple(given)
 
 
-def named(program: Program, given: Sequence[str] | None = None) -> Program:
+def name_outputs(program: Program, given: Sequence[str] | None = None) -> Program:
     """Return the program with named outputs; outputs for mutated inputs and buffers keep their names."""
     names = iter(output_names(program.out_spec, given))
     outputs = (evolve(o, name=next(names) if o.kind == "user" else o.target) for o in program.outputs)
     return evolve(program, outputs=tuple(outputs))
 
 
-def _names(spec: Spec) -> list[str]:
+def _default_names(spec: Spec) -> list[str]:
     count = spec.num_leaves
     if count == 1 and not spec.num_children:
         return ["output"]
@@ -59,10 +59,10 @@ def _names(spec: Spec) -> list[str]:
         paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(leaves, spec))[0]]
     except Exception:  # a type that was registered without keys, or that takes no such tensors
         paths = []
-    return [_dotted(path) for path in paths] if len(paths) == count else [f"output.{i}" for i in range(count)]
+    return [_dotted_path(path) for path in paths] if len(paths) == count else [f"output.{i}" for i in range(count)]
 
 
-def _dotted(path: Sequence[Any]) -> str:
+def _dotted_path(path: Sequence[Any]) -> str:
     keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None))) for entry in path]
     if any(key is None for key in keys):
         return keystr(tuple(path))

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Spec
-from pipeline.capture.exported_checks import check_fits
+from pipeline.capture.exported_checks import check_input_fits
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.export_fixes import onnx_file
 from pipeline.export_fixes.input_checks import bound, check_module
@@ -208,7 +208,7 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"the file takes {kind_of(value)}, which --input cannot describe")
         try:
-            check_fits(str(name), evolve(wish, name=None), value, exported)
+            check_input_fits(str(name), evolve(wish, name=None), value, exported)
         except ValueError as error:
             raise UsageError(str(error)) from None
     return found

@@ -28,7 +28,7 @@ from pipeline.export_fixes.input_checks import bound, by_dim, check_shapes, in_o
 from pipeline.export_fixes.module_copy import unaliased
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
-from pipeline.shapes.lines import solved
+from pipeline.shapes.lines import solve_for_symbol
 
 log = logging.getLogger(__name__)
 
@@ -314,8 +314,8 @@ def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator
         return
     name = str(*size.free_symbols)
     ends = [
-        (low or 0) if size.is_Symbol else solved(size, name, low or 0),
-        None if high is None else solved(size, name, high),
+        (low or 0) if size.is_Symbol else solve_for_symbol(size, name, low or 0),
+        None if high is None else solve_for_symbol(size, name, high),
     ]
     if ends[0] is not None and (high is None or ends[1] is not None):
         yield name, ends[0], ends[1]

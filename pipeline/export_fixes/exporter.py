@@ -41,7 +41,7 @@ from pipeline.records.parameter import Parameter
 from pipeline.records.wording import kind_of
 from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.guards import fixed_numbers
+from pipeline.shapes.guards import count_specialized_numbers
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class _Export:
             narrower = bool(violations) and not ranges.has_derived(shapes)
             first = First(self.model, shapes, way, error, ours, fixed, narrower)
             if exported is not None and error is None:
-                count = fixed_numbers(exported.graph) if way == "python" else 0
+                count = count_specialized_numbers(exported.graph) if way == "python" else 0
                 return (self.attempted(first, count) if count else None) or exported
         assert error is not None
         found = self.attempted(first)
@@ -198,7 +198,7 @@ class _Export:
             for shapes, way in attempt.tries(first):
                 try:
                     exported = self.exported(shapes, way)
-                    fewer = fixed is None or fixed_numbers(exported.graph) < fixed
+                    fewer = fixed is None or count_specialized_numbers(exported.graph) < fixed
                     if self.has_ranges(exported, first.shapes) and fewer:
                         log.info("%s is exported by the attempt %r: %s", name, attempt.name, attempt.changes)
                         return exported

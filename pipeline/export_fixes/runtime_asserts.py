@@ -70,7 +70,7 @@ def none_is_caught() -> Iterator[None]:
     """Return a context for a trace of a model. Raise `CaptureError` if the model caught torch.export's error about a
     data-dependent branch: the program would always run the ``except`` branch."""
     errors: list[Exception] = []
-    with set_to(guard_provenance.unanswered, errors):
+    with set_to(guard_provenance.data_dependent_errors, errors):
         yield
         for error in errors:
             frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]

@@ -157,13 +157,13 @@ TABLE: Final = (
     _export(
         symbolic_shapes.ShapeEnv,
         "evaluate_expr",
-        guard_provenance.noting,
+        guard_provenance.record_model_conditions,
         "notes no condition where a model asks what an operator asked before it for a memory layout",
     ),
     _export(
         symbolic_shapes,
         "uninteresting_files",
-        guard_provenance.placing,
+        guard_provenance.add_framework_files,
         "says that we asked: the row above passes questions on",
     ),
     Replacement(

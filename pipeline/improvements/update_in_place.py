@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import results
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE, CACHE_WRITE
-from pipeline.capture.fake_tensors import quietly
+from pipeline.capture.fake_tensors import suppress_guards
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output
 from pipeline.improvements.writes import indexed, write_of
@@ -176,7 +176,7 @@ def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> N
         return held.placeholder
     if shape_of(value) != shape:
         sizes = [-1 if not isinstance(size, int) else size for size in shape]
-        with quietly(rewriting.mode):
+        with suppress_guards(rewriting.mode):
             value = value.reshape(sizes)
     with rewriting.graph.inserting_before(held.placeholder):
         rows = rewriting.graph.placeholder(f"{held.placeholder.name}_rows")

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Argument, Leaf, Target, aten
-from pipeline.capture.output_names import named
+from pipeline.capture.output_names import name_outputs
 from pipeline.errors import PipelineError
 from pipeline.export_fixes.fake_device_copy import ensure_cuda_guard
 from pipeline.export_fixes.patch_contexts import exporting, tracing_for
@@ -168,7 +168,7 @@ class _Builder:
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,
         )
-        return named(made)
+        return name_outputs(made)
 
 
 def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
