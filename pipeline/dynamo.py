@@ -28,7 +28,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.compose.stage_signature import accepts
 from pipeline.defaults import default, in_precision
-from pipeline.export_fixes.export_steps import said_already
+from pipeline.export_fixes.export_steps import suppress_repeated_warning
 from pipeline.program import Program
 from pipeline.records.wording import kind_of
 from pipeline.runtime.data_writes import DataWrites, watch
@@ -105,7 +105,7 @@ class Backend:
             runner = _runner_of(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
             self.warn(str(refusal))
-            said_already(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
+            suppress_repeated_warning(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
             raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
         self.compiled += 1
         results: Argument = views.results

@@ -22,7 +22,7 @@ from pipeline.capture.origin import record_origin
 from pipeline.capture.output_names import name_outputs
 from pipeline.capture.shared_tensors import flatten_subclasses
 from pipeline.distributed.sharded import as_local
-from pipeline.export_fixes import ExportNotes, export, interruptible, opened, signature_of, tracing_for
+from pipeline.export_fixes import ExportNotes, export, interruptible, open_onnx_model, patch_for_device, signature_of
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.recipes import numbers_of
@@ -70,8 +70,8 @@ def capture(
             not fit it; the number of ``output_names`` is wrong.
     """
     settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
-    model, args = opened(model, args, kwargs)
-    with one_export, tracing_for(settings.device, settings.compute_capabilities):
+    model, args = open_onnx_model(model, args, kwargs)
+    with one_export, patch_for_device(settings.device, settings.compute_capabilities):
         with as_local(model, args, kwargs, settings.device) as local:
             if isinstance(model, ExportedProgram):
                 exported, notes = (model, check_export(model, args, kwargs, dynamic_shapes, profiles, settings.device))

@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 from pipeline.aten.dtypes import Misfit, misfits, short
 from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, DtypeError, source_line
-from pipeline.export_fixes import ExportNotes, asked, check_values, requested
+from pipeline.export_fixes import ExportNotes, check_request, check_values, requested_bounds
 from pipeline.inputs import Input
 from pipeline.program import Program
 from pipeline.shapes.environment import Range, bounds, expression
@@ -38,7 +38,7 @@ def check_export(
         CaptureError: a tensor of the ``ExportedProgram`` has no value.
         ValueError: it was exported on another device, or the inputs do not fit it.
     """
-    request = requested(exported, args, kwargs, dynamic_shapes, profiles)
+    request = check_request(exported, args, kwargs, dynamic_shapes, profiles)
     if request.constants:
         raise TypeError("an ExportedProgram has its graph already: pass the module for inputs that are a Constant")
     if request.dynamic_shapes is not None:
@@ -83,7 +83,7 @@ def flatten_inputs(
             check_input_fits(name, given, expected, exported)
             ends = ((dim, given.ranges[dim]) for dim in given.dynamic_dims)
             wishes += [(expected.shape[dim], Dim.DYNAMIC(min=low, max=high)) for dim, (low, _, high) in ends]
-    return tuple(found), asked(wishes)
+    return tuple(found), requested_bounds(wishes)
 
 
 def _warn_of_shared_inputs(exported: ExportedProgram) -> None:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
 from pipeline.aten.types import Argument, Target
-from pipeline.export_fixes import tracing
+from pipeline.export_fixes import patch_for_trace
 from pipeline.shapes.environment import expression, shape_of
 
 
@@ -25,7 +25,7 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
 def suppress_guards(mode: FakeTensorMode) -> Iterator[None]:
     """Return a context with the program's fake mode in which torch adds no guards on the program's symbols."""
     environment = mode.shape_env
-    with mode, tracing(), environment.suppress_guards() if environment is not None else nullcontext():
+    with mode, patch_for_trace(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
 
 

@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pipeline.aten.naming import unlike
 from pipeline.aten.types import aten
 from pipeline.errors import CaptureError, line_of
-from pipeline.export_fixes import ExportNotes, Wish
+from pipeline.export_fixes import ExportNotes, ProfileRanges
 from pipeline.frozen import FrozenDict
 from pipeline.program import Port, Program
 from pipeline.recipes import identity
 from pipeline.shapes.environment import Range, ShapeEnvironment
 from pipeline.shapes.from_export import balanced_split_ranges
-from pipeline.shapes.lines import solve_for_symbol
+from pipeline.shapes.linear import solve_for_symbol
 
 log = logging.getLogger(__name__)
 
@@ -121,20 +121,20 @@ def add_profiles(program: Program, notes: ExportNotes) -> Program:
 
 
 def _profile_ranges(
-    at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: ShapeEnvironment
+    at: int, wishes: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
 ) -> dict[str, Range]:
     found: dict[str, Range] = {}
     for wish in wishes:
-        for name, given in _implied_ranges(wish, inputs[wish.leaf]):
+        for name, given in _implied_ranges(wish, inputs[wish.input]):
             known = found.get(name, shapes[name])
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
-                raise ValueError(f"profile {at} leaves {inputs[wish.leaf].name} no size that the model takes")
+                raise ValueError(f"profile {at} leaves {inputs[wish.input].name} no size that the model takes")
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found
 
 
-def _implied_ranges(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
+def _implied_ranges(wish: ProfileRanges, port: Port) -> Iterator[tuple[str, Range]]:
     """Yield the symbols in an input's sizes, with the ranges that a profile implies."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None

@@ -26,7 +26,7 @@ from pipeline.capture.aliases import UnknownAliasError
 from pipeline.capture.mutation import functionalize_subgraphs, remove_mutation
 from pipeline.capture.shared_tensors import merge_aliased_constants
 from pipeline.errors import CaptureError, line_of
-from pipeline.export_fixes import exporting, has_transforms, is_determined_by_sizes, undoing
+from pipeline.export_fixes import has_transforms, is_determined_by_sizes, patch_for_export, undo_at_exit
 from pipeline.shapes.environment import expression, expression_text
 from pipeline.shapes.from_export import ONE_SIZE_HINT
 
@@ -130,7 +130,7 @@ def functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.
         with suppress(UnknownAliasError):
             return exported, *remove_mutation(module, signature)
     varying = _dynamic_input_sizes(exported)
-    with torch.no_grad(), exporting(), _hide_symbol_bindings(lost):
+    with torch.no_grad(), patch_for_export(), _hide_symbol_bindings(lost):
         retraced = exported.run_decompositions({})
     for place in varying.keys() - _dynamic_input_sizes(retraced).keys():
         raise _fixed_size_error(retraced, *place)
@@ -181,7 +181,7 @@ def _hide_symbol_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
         for node, bindings in made.items():
             node.meta["unbacked_bindings"] = bindings
 
-    with undoing(bind):
+    with undo_at_exit(bind):
         for node in made:
             node.meta.pop("unbacked_bindings", None)
         yield

@@ -20,7 +20,7 @@ from pipeline.capture.as_strided import replace_as_strided
 from pipeline.capture.functional import functionalize
 from pipeline.capture.shared_tensors import check_overlaps
 from pipeline.errors import CaptureError, source_line
-from pipeline.export_fixes import GENERATOR, ExportNotes
+from pipeline.export_fixes import GENERATOR_MESSAGE, ExportNotes
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Output, Port, Program, port, version
@@ -112,7 +112,7 @@ def _lifted_tensors(
             value = exported.constants.get(target)
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             why = f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
-            raise CaptureError(GENERATOR if isinstance(value, torch.Generator) else why)
+            raise CaptureError(GENERATOR_MESSAGE if isinstance(value, torch.Generator) else why)
         tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
             why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"

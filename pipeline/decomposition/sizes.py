@@ -18,7 +18,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from pipeline.aten.types import Argument, aten
 from pipeline.program import is_operator
 from pipeline.shapes.environment import expression
-from pipeline.shapes.lines import linear_coefficients
+from pipeline.shapes.linear import linear_coefficients
 
 
 def replace_size_reads(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:

@@ -36,7 +36,7 @@ from pipeline.export_fixes import (
     input_checks,
     known_values,
     model_calls,
-    model_questions,
+    model_queries,
     module_methods,
     runtime_asserts,
     symbolic_kernels,
@@ -65,7 +65,7 @@ TABLE: Final = (
     Replacement(
         symbolic_shapes,
         "_guard_or",
-        symbolic_kernels.comparing,
+        symbolic_kernels.compare_as_example,
         "takes sizes of two inputs to be different, where an operator asks for one before they turn out to be equal",
         during="comparing",
         since=(2, 13),
@@ -73,7 +73,7 @@ TABLE: Final = (
     Replacement(
         op_implementations_dict,
         aten.slice.Tensor,
-        symbolic_kernels.sliced,
+        symbolic_kernels.slice_tensor,
         "makes up a symbol for the size of x[: n // 2], which nothing defines",
         before=(2, 13),
     ),
@@ -88,7 +88,7 @@ TABLE: Final = (
         Replacement(
             decomposition_table,
             target,
-            symbolic_kernels.raised,
+            symbolic_kernels.power_as_tensor,
             "takes an exponent or a base that varies to stay what it was in the example",
             before=(2, 13),
         )
@@ -104,29 +104,34 @@ TABLE: Final = (
     _export(
         Distribution,
         "_validate_sample",
-        runtime_asserts.unasked,
+        runtime_asserts.skip_dynamic_sample_check,
         "takes a size that varies to be other than 1, as it checks the sample of a distribution",
     ),
     Replacement(
-        logging.Logger, "handle", export_steps.logs, "logs what it raises as well, and what it finds a way around"
+        logging.Logger,
+        "handle",
+        export_steps.redirect_log,
+        "logs what it raises as well, and what it finds a way around",
     ),
     Replacement(
         decompositions,
         "_compute_scale",
-        symbolic_kernels.scaled,
+        symbolic_kernels.resize_step,
         "divides by the size of a resized dim less 1, which may be 0",
     ),
-    Replacement(math, "sqrt", symbolic_kernels.rooted, "takes a size that varies for a constant", everywhere=True),
+    Replacement(
+        math, "sqrt", symbolic_kernels.symbolic_sqrt, "takes a size that varies for a constant", everywhere=True
+    ),
     _export(
         aten.one_hot.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.classified,
+        symbolic_kernels.one_hot,
         "has no shape where the number of classes is not given: it makes an int of the greatest",
     ),
     Replacement(
         op_implementations_dict,
         aten.bincount.default,
-        symbolic_kernels.weighed,
+        symbolic_kernels.weighted_bincount,
         "adds up weights in whole numbers",
         before=(2, 13),
     ),
@@ -145,13 +150,13 @@ TABLE: Final = (
     Replacement(
         FakeTensorMode,
         "dispatch",
-        known_values.tracking,
+        known_values.dispatch_with_values,
         "makes up a symbol for a number that is read from a tensor made of sizes, or of several known numbers",
     ),
     _export(
         OutputGraph,
         "remove_tensorify_specialized_graphargs",
-        value_hooks.left_out,
+        value_hooks.skip_known_numbers,
         "takes the known number of a tensor for a symbol, in Dynamo",
     ),
     _export(
@@ -169,7 +174,7 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        model_calls.handling,
+        model_calls.handle_model_call,
         "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
         "of bytes, has no shapes of packed sequences, and makes constants of x.data and of lengths that are pooled",
     ),
@@ -177,7 +182,7 @@ TABLE: Final = (
         _export(
             target,
             symbolic_kernels.KEY,
-            symbolic_kernels.whole(shapes),
+            symbolic_kernels.shape_kernel(shapes),
             "writes the steps of a recurrent layer out, for one length",
         )
         for target, shapes in RECURRENT.items()
@@ -185,20 +190,20 @@ TABLE: Final = (
     _export(
         flex_attention.OPERATOR,
         "__call__",
-        flex_attention.expanded,
+        flex_attention.decompose_flex_attention,
         "keeps flex_attention as a call of two graphs, for one query and one key",
     ),
     _export(
         aten.lstm_cell.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.whole(CELLS[aten.lstm_cell.default]),
+        symbolic_kernels.shape_kernel(CELLS[aten.lstm_cell.default]),
         "has no shapes for a GPU's kernel of a cell without biases",
         before=(2, 15),
     ),
     _gpu(
         aten.gru_cell.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.whole(CELLS[aten.gru_cell.default]),
+        symbolic_kernels.shape_kernel(CELLS[aten.gru_cell.default]),
         "has no shapes for a GPU's kernel of a cell, and runs it to have them",
         before=(2, 15),
     ),
@@ -206,7 +211,7 @@ TABLE: Final = (
         _export(
             exported_program,
             name,
-            export_steps.without_plain_copies,
+            export_steps.remove_redundant_copies,
             "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
         )
         for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
@@ -214,7 +219,7 @@ TABLE: Final = (
     _export(
         proxy_tensor,
         "proxy_call",
-        lambda own, *args: branches.noting(partial(value_hooks.reading, own), *args),
+        lambda own, *args: branches.record_effects(partial(value_hooks.read_known, own), *args),
         "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
     ),
     *(
@@ -225,19 +230,19 @@ TABLE: Final = (
             "takes modules that other threads call for the model's",
             everywhere=True,
         )
-        for name, make in (("call_module", export_steps.calling), ("getattr", export_steps.reading))
+        for name, make in (("call_module", export_steps.trace_own_call), ("getattr", export_steps.trace_own_attribute))
     ),
     _export(
         _trace,
         "_fakify_params_buffers",
-        value_hooks.buffers,
+        value_hooks.fake_buffers,
         "makes up a symbol for a number that is read from a buffer",
     ),
-    _export(_trace, "make_fake_inputs", value_hooks.inputs, "does not know the value of an input"),
+    _export(_trace, "make_fake_inputs", value_hooks.fake_inputs, "does not know the value of an input"),
     _export(
         _trace,
         "produce_guards_and_solve_constraints",
-        export_steps.finishing,
+        export_steps.store_violations,
         "gives no program where a range is wider than the model takes, after all of it is traced",
     ),
     _export(
@@ -249,28 +254,30 @@ TABLE: Final = (
     _export(
         _trace,
         "get_class_if_classified_error",
-        export_steps.prints,
+        export_steps.suppress_advice,
         "prints the graph before an error, and a line about it",
     ),
     _export(
         _trace,
         "make_constraints",
-        input_checks.once,
+        input_checks.skip_duplicate_kwargs,
         "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
     ),
     _export(
         torch.nn.TransformerEncoder,
         "forward",
-        module_methods.zeroing,
+        module_methods.encode_with_zero_padding,
         "computes padded places while it traces, where eager gives zeros",
     ),
     _export(
         torch.nn.Module,
         "_apply",
-        module_methods.applied,
+        module_methods.apply_by_assignment,
         "swaps weights with what a model makes of them while it is traced, which fails",
     ),
-    _example(FakeTensorMode, "__init__", example_guards.computing, "has no values where Python decides by data"),
+    _example(
+        FakeTensorMode, "__init__", example_guards.compute_example_values, "has no values where Python decides by data"
+    ),
     _example(
         meta_utils,
         "_safe_copy",
@@ -294,15 +301,15 @@ TABLE: Final = (
     _example(
         symbolic_shapes.ShapeEnv,
         "_log_real_tensor_propagation",
-        example_guards.noting,
+        example_guards.record_decision,
         "logs what the example decides, and does not say where",
     ),
-    _example(builtins, "len", example_guards.counting, "returns the number of the example's rows"),
+    _example(builtins, "len", example_guards.keep_dynamic_length, "returns the number of the example's rows"),
     *(
         Replacement(
             torch.compiler,
             name,
-            model_questions.hidden_from_models,
+            model_queries.hide_tracing_from_model,
             "tells a model that it is exported, which then may go a way that fails",
             during="called",
         )
@@ -312,7 +319,7 @@ TABLE: Final = (
         _export(
             owner,
             name,
-            model_questions.refused,
+            model_queries.reject_seeding,
             "seeds as it traces, and gives a graph that draws other numbers in each call",
         )
         for owner, names in SEEDS
@@ -321,13 +328,13 @@ TABLE: Final = (
     _gpu(
         torch.cuda,
         "get_device_capability",
-        lambda _, device=None: model_questions.capability.get(),
+        lambda _, device=None: model_queries.capability.get(),
         "has no answer without a GPU, though models ask",
     ),
     _gpu(
         torch.cuda,
         "is_bf16_supported",
-        lambda _, including_emulation=True: model_questions.capability.get() >= (8, 0),
+        lambda _, including_emulation=True: model_queries.capability.get() >= (8, 0),
         "answers for the machine at hand, not for the GPU",
     ),
     _gpu(torch.cuda, "current_device", lambda _: 0, "has no answer without a GPU"),
@@ -340,13 +347,13 @@ TABLE: Final = (
     _gpu(
         aten.scaled_dot_product_attention.default,
         symbolic_kernels.KEY,
-        model_questions.attention,
+        model_queries.gpu_attention,
         "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
     ),
     _gpu(
         aten._to_copy.default,
         DispatchKey.BackendSelect,
-        model_questions.constant,
+        model_queries.copy_to_cpu,
         "copies the values that it keeps beside a constant to the GPU",
     ),
 )

@@ -9,7 +9,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.network.context import ConversionContext, NetworkError
-from pipeline.shapes.lines import linear_coefficients
+from pipeline.shapes.linear import linear_coefficients
 from pipeline.trt import trt
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]

@@ -18,7 +18,7 @@ from pipeline.program import Port, Program, version
 from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.runtime.call_signature import as_compiled, is_same
 from pipeline.shapes.environment import Relation, evaluate_size
-from pipeline.shapes.lines import solve_for_symbol
+from pipeline.shapes.linear import solve_for_symbol
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:

@@ -34,7 +34,7 @@ from pipeline.shapes.environment import (
     shape_of,
 )
 from pipeline.shapes.guards import node_values, size_guards
-from pipeline.shapes.lines import inverse_text, solve_for_symbol
+from pipeline.shapes.linear import inverse_text, solve_for_symbol
 from pipeline.shapes.operator_conditions import operator_conditions
 
 log = logging.getLogger(__name__)

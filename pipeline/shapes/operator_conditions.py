@@ -24,9 +24,9 @@ WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
 def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield conditions on sizes without which an operator would behave differently. Nodes need fake tensors."""
     for found in (
-        _assertion_conditions,
+        _assert_conditions,
         _squeeze_conditions,
-        _cross_product_conditions,
+        _cross_conditions,
         _reshape_conditions,
         _slice_conditions,
         _attention_conditions,
@@ -35,7 +35,7 @@ def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
         yield from found(graph)
 
 
-def _assertion_conditions(graph: torch.fx.Graph) -> Iterator[object]:
+def _assert_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     for node in graph.nodes:
         if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
             value = node.args[0].meta.get("val")
@@ -62,7 +62,7 @@ def _squeeze_conditions(graph: torch.fx.Graph) -> Iterator[object]:
                     yield sympy.Ne(sizes[dim], 1, evaluate=False)
 
 
-def _cross_product_conditions(graph: torch.fx.Graph) -> Iterator[object]:
+def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield that no dim before the one that ``torch.cross`` chose has size 3: without ``dim`` it chooses the first."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:

@@ -18,8 +18,8 @@ from torch.overrides import BaseTorchFunctionMode
 
 import pipeline
 from pipeline.export_fixes import interrupts, patch_contexts
-from pipeline.export_fixes.patching import Places, Replacement, _now
-from pipeline.export_fixes.restore_model_state import untouched
+from pipeline.export_fixes.patching import Patches, Replacement, _active_kinds
+from pipeline.export_fixes.restore_model_state import restore_model
 from pipeline.export_fixes.torch_patches import TABLE
 
 aten = torch.ops.aten
@@ -84,17 +84,17 @@ def test_no_interrupt_leaves_a_change() -> None:
     rows = [Replacement(owner, name, lambda own, *_: 0, "why") for owner, name in (
         (table, "f"), (Inherits, "get"), (nn.Identity, "forward"), (operator, key),
     )]  # fmt: skip
-    places, model = Places(rows), nn.Sequential(nn.Linear(2, 2))
+    places, model = Patches(rows), nn.Sequential(nn.Linear(2, 2))
     own, weight, count = [row.read() for row in rows], model[0].weight, 0
 
     def change() -> None:
-        with torch.no_grad(), places.taken("trace"), untouched(model), FakeTensorMode():
+        with torch.no_grad(), places.active("trace"), restore_model(model), FakeTensorMode():
             model[0]._parameters["weight"] = None
 
     for _ in each_interrupt(interrupts.interruptible(change)):
         count += 1
         assert [row.read() for row in rows] == own and model[0].weight is weight
-        assert not _now.get() and torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
+        assert not _active_kinds.get() and torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
     assert count > 100
     assert "get" not in vars(Inherits)
 
@@ -176,8 +176,8 @@ def test_an_interrupted_export_leaves_torch_as_it_was() -> None:
 
     def export() -> None:
         with patch_contexts.one_export, ExitStack() as stack:
-            stack.enter_context(patch_contexts.exporting())
-            stack.enter_context(patch_contexts.by_the_example())
+            stack.enter_context(patch_contexts.patch_for_export())
+            stack.enter_context(patch_contexts.decide_by_example())
 
     total, _ = interrupted(interrupts.interruptible(export), -1)
     for _ in each_interrupt(interrupts.interruptible(export), max(1, total // 97)):

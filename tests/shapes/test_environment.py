@@ -22,7 +22,7 @@ from pipeline.shapes.environment import (
     compile_expression,
     evaluate_size,
 )
-from pipeline.shapes.lines import solve_for_symbol
+from pipeline.shapes.linear import solve_for_symbol
 
 S = [sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(3)]
 
