@@ -22,7 +22,7 @@ NEVER_RETURN_INPUT = (
     *(Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS),
     *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS, Does.RESAMPLES),
 )
-"""What composite operators do that never return their input; other composites may, even if their schema denies it."""
+"""Kinds of composite operators that never return their input; others may, whatever their schema says."""
 
 
 class UnknownAliasError(PipelineError):

@@ -24,7 +24,7 @@ from pipeline.shapes.environment import expression, shape_of
 
 AS_STRIDED: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 """Operators that take sizes, strides and an offset last."""
-HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements of one that is contiguous()"
+HINT: Final = "use unfold() for windows of a tensor, or call contiguous() before as_strided"
 
 
 def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
@@ -45,11 +45,9 @@ def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
 def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
     """Raise a `CaptureError` for a storage offset into an input whose own storage offset is not 0."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
-    memories = [
-        _storage_and_dtype(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts
-    ]
+    memories = [_storage_key(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
     for node in (n for n in module.graph.nodes if n.target in AS_STRIDED and argument(n, "storage_offset") is not None):
-        if _storage_and_dtype(argument(node, "self")) in memories:
+        if _storage_key(argument(node, "self")) in memories:
             raise _unknown_contents_error(node)
 
 
@@ -99,16 +97,16 @@ def _is_contiguous(node: Node) -> bool:
 
 def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
     """Return the node that covers the whole memory of another node, and the order of its dims in memory."""
-    memory, node = _storage_and_dtype(source), source
+    memory, node = _storage_key(source), source
     while (order := _dims_by_stride(node.meta["val"])) is None:
-        below = [given for given in node.all_input_nodes if _storage_and_dtype(given) == memory]
+        below = [given for given in node.all_input_nodes if _storage_key(given) == memory]
         if len(below) != 1 or not may_alias(node):
             raise _unknown_contents_error(reader)
         node = below[0]
     return node, order
 
 
-def _storage_and_dtype(node: Node) -> tuple[int | None, torch.dtype] | None:
+def _storage_key(node: Node) -> tuple[int | None, torch.dtype] | None:
     """Return the memory of a tensor, and its dtype."""
     value = node.meta.get("val")
     return (storage_id(value), value.dtype) if isinstance(value, torch.Tensor) else None
@@ -136,4 +134,6 @@ def _dims_by_stride(value: torch.Tensor) -> list[int] | None:
 
 def _unknown_contents_error(node: Node) -> CaptureError:
     place = line_of(node.meta).partition(",")[0] or node.name
-    return CaptureError(f"{node.target} at {place} reads memory of which the program does not know what it holds", HINT)
+    return CaptureError(
+        f"{node.target} at {place} reads memory whose contents the exported graph does not determine", HINT
+    )

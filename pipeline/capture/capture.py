@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Spec
-from pipeline.capture.exported_checks import check_dtypes, check_export, check_no_resize
+from pipeline.capture.exported_checks import check_dtypes, check_export, check_resizes
 from pipeline.capture.from_notes import add_profiles, fix_constants, mark_decisions, warn_of_unchecked
 from pipeline.capture.lifting import program_of_export
 from pipeline.capture.origin import record_origin
@@ -80,14 +80,7 @@ def capture(
         with without_autocast():
             warn_of_unchecked(exported, notes)
             program = program_of_export(exported, notes, settings)
-            for step in (
-                flatten_subclasses,
-                mark_decisions,
-                fix_constants,
-                check_dtypes,
-                check_no_resize,
-                _add_numbers,
-            ):
+            for step in (flatten_subclasses, mark_decisions, fix_constants, check_dtypes, check_resizes, _add_numbers):
                 program = step(program, notes)
             program = local.described(add_profiles(program, notes))
     return record_origin(evolve(name_outputs(program, output_names), signature=signature_of(model)), model)

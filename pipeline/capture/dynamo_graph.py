@@ -181,12 +181,10 @@ def _export_dims(node: Node, dims: dict[str, Argument]) -> object:
     if not isinstance(node.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC
     sizes = {dim: size for dim, size in enumerate(_symbolic_sizes(node)) if isinstance(size, torch.SymInt)}
-    return {
-        dim: dims.setdefault(str(size), _ranged_dim(size)) for dim, size in sizes.items() if size.node.expr.is_Symbol
-    }
+    return {dim: dims.setdefault(str(size), _make_dim(size)) for dim, size in sizes.items() if size.node.expr.is_Symbol}
 
 
-def _ranged_dim(size: torch.SymInt) -> Dim:
+def _make_dim(size: torch.SymInt) -> Dim:
     """Return a ``Dim`` with Dynamo's range, or with the default range if there is no upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
     high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _example_value(size), 16)

@@ -40,15 +40,15 @@ def check_export(
     """
     request = check_request(exported, args, kwargs, dynamic_shapes, profiles)
     if request.constants:
-        raise TypeError("an ExportedProgram has its graph already: pass the module for inputs that are a Constant")
+        raise TypeError("an ExportedProgram cannot apply an input that is a pipeline.Constant: pass the module")
     if request.dynamic_shapes is not None:
-        raise TypeError("an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export")
+        raise TypeError("an ExportedProgram contains its dynamic shapes: pass dynamic_shapes to torch.export.export")
     check_values(chain(exported.named_parameters(), exported.named_buffers()))
     _warn_of_shared_inputs(exported)
     for name, value in (exported.state_dict | exported.constants).items():  # fake, or wrapped for a derivative
         is_wrapped = isinstance(value, torch.Tensor) and _functorch.is_gradtrackingtensor(value)
         if is_wrapped or isinstance(value, FakeTensor):
-            raise CaptureError(f"the ExportedProgram has no value of {name}", "pass the module itself")
+            raise CaptureError(f"the tensor {name} of the ExportedProgram has no value", "pass the module itself")
     values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
     found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     if device is not None and found - {device}:
@@ -101,8 +101,8 @@ def _warn_of_shared_inputs(exported: ExportedProgram) -> None:
     for name, called, value in rows:
         other, known = first.setdefault(id(value), (name, called))
         if isinstance(value, torch.Tensor) and name in inputs and other != name and not {other, name} <= read:
-            why = "the model was exported with one tensor as %s and %s, which torch.export takes for one input: "
-            log.warning(why + "export it with tensors of their own", known, called)
+            why = "the export was called with one tensor for %s and %s, which torch.export treats as one input: "
+            log.warning(why + "export the model with separate tensors", known, called)
 
 
 def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
@@ -158,7 +158,7 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
     return program
 
 
-def check_no_resize(program: Program, _: ExportNotes) -> Program:
+def check_resizes(program: Program, _: ExportNotes) -> Program:
     """Return the program if it does not resize an input or buffer, as torch resizes ``out=`` tensors of another size.
 
     Raises:

@@ -24,7 +24,7 @@ from pipeline.program import Port, Program
 from pipeline.recipes import identity
 from pipeline.shapes.environment import Range, ShapeEnvironment
 from pipeline.shapes.from_export import balanced_split_ranges
-from pipeline.shapes.linear import solve_for_symbol
+from pipeline.shapes.linear import solve_for
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,9 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
             place = line_of(node.meta).partition(",")[0] or node.name
             (checks if node.target in DATA_ASSERTIONS else picks)[place] = None
     if checks:
-        log.warning("the model checks its data at %s: engines assume that this holds", ", ".join(checks))
+        log.warning(
+            "the model checks its data at %s; engines do not, and assume that the checks pass", ", ".join(checks)
+        )
     if picks:
         why = "the model needs a fixed number of masked elements at %s: engines assume it, and do not check it"
         log.warning(why, ", ".join(picks))
@@ -129,7 +131,7 @@ def _profile_ranges(
             known = found.get(name, shapes[name])
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
-                raise ValueError(f"profile {at} leaves {inputs[wish.input].name} no size that the model takes")
+                raise ValueError(f"profile {at} excludes all sizes of {inputs[wish.input].name} that the model accepts")
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found
 
@@ -141,9 +143,7 @@ def _implied_ranges(wish: ProfileRanges, port: Port) -> Iterator[tuple[str, Rang
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:
             continue
         (symbol,) = size.free_symbols
-        ends = [
-            e if size.is_Symbol else solve_for_symbol(size, symbol.name, e) for e in (given.min, given.opt, given.max)
-        ]
+        ends = [e if size.is_Symbol else solve_for(size, symbol.name, e) for e in (given.min, given.opt, given.max)]
         known = sorted(end for end in ends if end is not None)
         if len(known) == 3:
             yield symbol.name, Range(*known)

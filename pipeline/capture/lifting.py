@@ -84,7 +84,7 @@ def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx
     except CaptureError:
         raise
     except Exception as error:
-        why = f"torch.export cannot take the in-place operators out of the model: {error}"
+        why = f"torch.export cannot functionalize the in-place operators of the model: {error}"
         raise CaptureError(why, HINT) from error
 
 
@@ -111,12 +111,14 @@ def _lifted_tensors(
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             value = exported.constants.get(target)
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            why = f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
+            why = f"the model holds {name}, a {kind}: a program can hold tensors only"
             raise CaptureError(GENERATOR_MESSAGE if isinstance(value, torch.Generator) else why)
         tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
-            why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"
-            raise CaptureError(why, "create the model again: torch.export leaves fake tensors in what a model keeps")
+            why = f"the tensor {target} of the model is fake: an earlier trace of the model left it there"
+            raise CaptureError(
+                why, "create the model again: torch.export leaves fake tensors in attributes that a model assigns"
+            )
         parameters[target] = tensor
         if target in mutated:
             buffers[name] = target
@@ -153,9 +155,9 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
         why = f"the model writes to its parameter {spec.target} when it is called{where and f' ({where})'}"
         raise CaptureError(why, hint)
     if spec.kind not in kinds:
-        raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
+        raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not support")
     constant = not isinstance(value, torch.fx.Node)
     if not constant and isinstance(result := value.meta.get("val"), torch.SymBool) and free_unbacked_symbols(result):
         place = source_line(value) or value.name
-        raise CaptureError(f"the model returns a bool that data decides ({place})", "return the tensor, not its item()")
+        raise CaptureError(f"the model returns a data-dependent bool ({place})", "return the tensor, not its item()")
     return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]

@@ -33,10 +33,10 @@ from pipeline.errors import CaptureError, source_line
 from pipeline.shapes.environment import shape_of
 
 MUTATION_KINDS = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
-"""The placeholders that a program may write to, and what returns their new values."""
+"""The kinds of inputs that a program may write to, each with the kind of output that returns the new value."""
 
 FUNCTIONAL_NAMES = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
-"""Python's operators in place whose functional variant has another name."""
+"""Python's in-place operators whose functional variant has another name."""
 
 
 def remove_mutation(
@@ -196,7 +196,7 @@ class _MutationRewriter:
 def _mutation_spec(spec: InputSpec, value: Node) -> OutputSpec:
     if spec.kind == InputKind.CONSTANT_TENSOR:
         where = source_line(value)
-        why = f"the model writes to {spec.target}, a tensor that is no buffer{where and f' ({where})'}"
+        why = f"the model writes to {spec.target}, a tensor that is not a buffer{where and f' ({where})'}"
         raise CaptureError(why, f"self.register_buffer({str(spec.target).rpartition('.')[2]!r}, …) makes it one")
     if spec.kind not in MUTATION_KINDS:
         raise UnknownAliasError(value)

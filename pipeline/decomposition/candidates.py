@@ -45,12 +45,8 @@ class Decompositions:
         """Yield all decompositions of an operator outside core ATen, to search them for a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
-            ways = (
-                self.registered_for(target),
-                decomposition_table[target] if whole else None,
-                self.torch_decomposition(target),
-            )
-            yield from filter(None, ways)
+            torchs = (decomposition_table[target] if whole else None, self.torch_decomposition(target))
+            yield from filter(None, (self.registered_for(target), *torchs))
 
 
 def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.complex_functions import Pair
-from pipeline.decomposition.complex_rules import nested_values
+from pipeline.decomposition.complex_rules import all_values
 from pipeline.decomposition.templates import Call
 
 _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
@@ -36,7 +36,7 @@ def converts_complex(target: object) -> bool:
 def has_complex(*values: object) -> bool:
     """Return whether values, nodes, or sequences of them include a complex tensor or number."""
     return any(
-        v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in nested_values(values)
+        v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in all_values(values)
     )
 
 

@@ -22,15 +22,15 @@ from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, angl
 from pipeline.shapes.environment import shape_of
 
 
-def nested_values(value: object) -> Iterator[object]:
+def all_values(value: object) -> Iterator[object]:
     """Yield values, the fake values of nodes, and the elements of sequences of either."""
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from nested_values(item)
+            yield from all_values(item)
     elif isinstance(value, Mapping):
-        yield from nested_values(tuple(value.values()))
+        yield from all_values(tuple(value.values()))
     elif isinstance(value, torch.fx.Node):
-        yield from nested_values(value.meta.get("val"))
+        yield from all_values(value.meta.get("val"))
     else:
         yield value
 
@@ -56,7 +56,7 @@ def _as_pairs(value: object) -> Argument:
 def cast_rule_results(rule: Rule, expected: object) -> Rule:
     """Wrap a rule: broadcast the parts of its results to one shape, and cast them to the expected dtype. If a real
     result is expected, the imaginary part is dropped. Pairs become plain tuples, which fx does not change."""
-    dtype = next((v.dtype for v in nested_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
+    dtype = next((v.dtype for v in all_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
         if not isinstance(result, Pair):
@@ -103,10 +103,8 @@ def apply_to_parts(operator: Rule, *numbers: int) -> Rule:
 
 def add(a: Argument, b: Argument, *, alpha: object = 1) -> Pair:
     """Return a + alpha b."""
-    a, b = (
-        _as_pair(a),
-        _as_pair(b if alpha == 1 else multiply(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha),
-    )
+    b = _as_pair(b if alpha == 1 else multiply(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
+    a = _as_pair(a)
     return Pair(a.real + b.real, a.imag + b.imag)
 
 

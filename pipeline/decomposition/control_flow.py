@@ -110,13 +110,11 @@ _OBSTACLE_CHECKS: Final = {"cond": _condition_obstacle, "scan": _scan_obstacle}
 def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
     """Return whether a trace returns the expected results for all sizes: some `torch.vmap` rules fix sizes."""
     given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    symbols = {
-        s for value in (*given, *expected) for size in _dynamic_sizes(value) for s in getattr(size, "free_symbols", ())
-    }
+    symbols = {s for value in (*given, *expected) for size in _dims(value) for s in getattr(size, "free_symbols", ())}
     others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
 
     def other(value: Argument) -> Argument:
-        sizes = [evaluate_size(size, others) for size in _dynamic_sizes(value)]
+        sizes = [evaluate_size(size, others) for size in _dims(value)]
         if isinstance(value, torch.Tensor):
             return torch.empty(sizes, dtype=value.dtype, device=value.device)
         return sizes[0] if sizes else value
@@ -129,7 +127,7 @@ def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tens
         return [value.shape for value in found] == [other(value).shape for value in expected]
 
 
-def _dynamic_sizes(value: Argument) -> Shape:
+def _dims(value: Argument) -> Shape:
     if isinstance(value, torch.Tensor):
         return shape_of(value)
     return (expression(value),) if isinstance(value, torch.SymInt) else ()
@@ -155,11 +153,8 @@ class ControlFlow:
 
     def expand(self, node: Node, args: Argument) -> Argument | None:
         """Return the results of a node, computed by its graphs; None if the node stays in PyTorch."""
-        if (
-            _flow_name(node) not in _EXPANSIONS
-            or any(map(self.is_kept, (node, *_inner_flow(node))))
-            or expansion_obstacle(node)
-        ):
+        is_kept = any(map(self.is_kept, (node, *_inner_flow(node))))
+        if _flow_name(node) not in _EXPANSIONS or is_kept or expansion_obstacle(node):
             return None
         before = len(self.graph.nodes)
         try:
@@ -179,11 +174,9 @@ class ControlFlow:
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             if node.op == "get_attr":
                 return None
-            return (
-                self.expand_graphs(node, args)
-                if _flow_name(node)
-                else self.emit(Call(node.target, args, kwargs, node.meta))
-            )
+            if _flow_name(node):
+                return self.expand_graphs(node, args)
+            return self.emit(Call(node.target, args, kwargs, node.meta))
 
         return tuple(pasted(module.graph, inputs, emit))  # type: ignore[arg-type]
 

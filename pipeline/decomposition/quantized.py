@@ -130,12 +130,8 @@ class _Normalizer:
         if source is None or does(node.target) is not Does.CASTS or not _is_quantized(source):
             return None
         value, wanted = source.meta["val"], node.meta["val"].dtype
-        is_weight = (
-            self.constant[source]
-            and value.numel() >= MIN_WEIGHT_SIZE
-            and wanted.is_floating_point
-            and wanted not in CODE_DTYPES
-        )
+        is_float = wanted.is_floating_point and wanted not in CODE_DTYPES
+        is_weight = self.constant[source] and value.numel() >= MIN_WEIGHT_SIZE and is_float
         return (_set_name(partial(_cast_weight, wanted), f"{wanted}"), (source,)) if is_weight else None
 
     def bind_arguments(self, node: Node) -> list[Argument]:

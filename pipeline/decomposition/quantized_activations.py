@@ -48,7 +48,7 @@ class GraphEdit:
         """Return whether a node dequantizes a constant."""
         return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
 
-    def insert_call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
+    def insert(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
         """Add a call with its fake value."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
@@ -58,11 +58,11 @@ class GraphEdit:
 
     def insert_weight(self, user: Node, *args: Argument) -> Node:
         """Insert a new weight before a user of the weight that it replaces."""
-        return self.insert_call(user, DEQUANTIZE, args)
+        return self.insert(user, DEQUANTIZE, args)
 
     def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
         """Return a node cast to a dtype; the node itself if it has that dtype already."""
-        return x if x.meta["val"].dtype == dtype else self.insert_call(before, aten._to_copy.default, (x,), dtype=dtype)
+        return x if x.meta["val"].dtype == dtype else self.insert(before, aten._to_copy.default, (x,), dtype=dtype)
 
     def replace(self, old: Node, new: Node) -> None:
         """Replace a node in all its readers, and erase it."""
@@ -88,7 +88,7 @@ class GraphEdit:
                     yield user, old, replacement
                 elif any(map(is_end, readers(user))):
                     args = tuple(replacement if arg is old else arg for arg in user.args)
-                    waiting.append((user, self.insert_call(user, user.target, args, **user.kwargs)))
+                    waiting.append((user, self.insert(user, user.target, args, **user.kwargs)))
 
 
 def pair_float8_casts(program: Program) -> Program:
@@ -106,12 +106,12 @@ def _insert_pair(edit: GraphEdit, node: Node, wanted: list[torch.dtype]) -> None
     """Replace a cast by a pair in all readers, which cast the value back to the wanted dtypes."""
     x = node.args[0]
     wide = edit.insert_cast(node, x, reduce(torch.promote_types, wanted, x.meta["val"].dtype))
-    one = edit.insert_call(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
-    made = edit.insert_call(node, operators.fake_quantize.default, (wide, one, "fp8", [-1] * x.meta["val"].dim()))
+    one = edit.insert(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
+    made = edit.insert(node, operators.fake_quantize.default, (wide, one, "fp8", [-1] * x.meta["val"].dim()))
     if not SATURATES and not _is_clamped(x, -LARGEST_ROUNDED, LARGEST_ROUNDED):
-        size = edit.insert_call(node, aten.abs.default, (wide,))
-        beyond = edit.insert_call(node, aten.gt.Scalar, (size, LARGEST_ROUNDED))
-        made = edit.insert_call(node, aten.where.ScalarSelf, (beyond, torch.nan, made))
+        size = edit.insert(node, aten.abs.default, (wide,))
+        beyond = edit.insert(node, aten.gt.Scalar, (size, LARGEST_ROUNDED))
+        made = edit.insert(node, aten.where.ScalarSelf, (beyond, torch.nan, made))
     for user, _, new in edit.propagate(node, made, _casts_back):
         edit.replace(user, edit.insert_cast(user, new, user.meta["val"].dtype))
 
@@ -133,7 +133,7 @@ def widen_codes(edit: GraphEdit) -> None:
     for node in list(edit.graph.nodes):
         varies = is_cast_to(torch.int8, node) and not edit.constant.get(node, True)
         if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_further, readers(node))):
-            wide = edit.insert_call(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32)
+            wide = edit.insert(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32)
             for user, old, new in edit.propagate(node, wide, _casts_further):
                 user.replace_input_with(old, new)
             edit.drop_unread()

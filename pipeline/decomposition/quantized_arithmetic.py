@@ -32,7 +32,7 @@ class Facts:
 
 
 @frozen
-class CodeRange:
+class Scheme:
     """The parameters of a quantization: the range of quantized values, and the number of elements along each dim that
     share a scale.
 
@@ -85,51 +85,51 @@ def expand_per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequen
     return numbers
 
 
-def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, codes: CodeRange) -> Tensor:
+def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
     """Quantize and dequantize ``x`` in the dtype of ``x``."""
     if known.has_constant("input"):
-        return dequantize_weight(known, quantize_values(x, scale, zero, codes), scale, zero, codes, x.dtype)
-    if known.has_constant("scale") and scale.numel() == 1 and codes.uses_full_int8(known.zero):
+        return dequantize_weight(known, quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
+    if known.has_constant("scale") and scale.numel() == 1 and scheme.uses_full_int8(known.zero):
         return quantize_pair(x, scale, "int8")
-    return dequantize_values(quantize_values(x, scale, zero, codes), scale, zero, codes, x.dtype)
+    return dequantize_values(quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
 
 
-def quantize_values(x: Tensor, scale: Tensor, zero: Tensor | None, codes: CodeRange) -> Tensor:
+def quantize_values(x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
     """Return the quantized values as floats, including zero points: ``clamp(round(x / scale) + zero)``."""
-    inverse = 1.0 / expand_per_element(scale, x.shape, codes.block) if codes.inverse is None else codes.inverse
-    result = x * inverse if codes.adds_zero_first else (x * inverse).round()
+    inverse = 1.0 / expand_per_element(scale, x.shape, scheme.block) if scheme.inverse is None else scheme.inverse
+    result = x * inverse if scheme.adds_zero_first else (x * inverse).round()
     if zero is not None:
-        result = result + expand_per_element(zero.to(result.dtype), x.shape, codes.block)
-    return (result.round() if codes.adds_zero_first else result).clamp(codes.low, codes.high)
+        result = result + expand_per_element(zero.to(result.dtype), x.shape, scheme.block)
+    return (result.round() if scheme.adds_zero_first else result).clamp(scheme.low, scheme.high)
 
 
-def dequantize_values(q: Tensor, scale: Tensor, zero: Tensor | None, codes: CodeRange, dtype: torch.dtype) -> Tensor:
+def dequantize_values(q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype) -> Tensor:
     """Dequantize: return ``(q - zero) * scale`` in ``dtype``."""
     wide = torch.float32 if not scale.dtype.is_floating_point else torch.promote_types(scale.dtype, dtype)
     q = q.to(wide)
     if zero is not None:
-        q = q - expand_per_element(zero, q.shape, codes.block).to(wide)
-    return (q * expand_per_element(scale, q.shape, codes.block)).to(dtype)
+        q = q - expand_per_element(zero, q.shape, scheme.block).to(wide)
+    return (q * expand_per_element(scale, q.shape, scheme.block)).to(dtype)
 
 
 def dequantize_weight(
-    known: Facts, q: Tensor, scale: Tensor, zero: Tensor | None, codes: CodeRange, dtype: torch.dtype
+    known: Facts, q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype
 ) -> Tensor:
     """Dequantize constant values, which stay quantized in the program. A zero point that all elements share, or of a
     low-bit type, is subtracted before dequantizing; other zero points are subtracted afterwards."""
-    each, block = reshape_per_block(scale, q.shape, codes.block), list(codes.block)
+    each, block = reshape_per_block(scale, q.shape, scheme.block), list(scheme.block)
     less = 0 if known.zero is None else known.zero
-    type = None if known.zero is None else codes.type_without_zero_point(less)
+    type = None if known.zero is None else scheme.type_without_zero_point(less)
     if type is not None:
         return dequantize_unfolded((q.to(torch.int32) - less if less else q).to(torch.int8), each, type, block, dtype)
     zeros = torch.full((), less, dtype=torch.int32, device=q.device) if zero is None else zero
-    if codes.high - codes.low <= TYPES["int8"].high:
-        centered = operators.centered(q.to(torch.int32), reshape_per_block(zeros, q.shape, codes.block), "int8", block)
+    if scheme.high - scheme.low <= TYPES["int8"].high:
+        centered = operators.centered(q.to(torch.int32), reshape_per_block(zeros, q.shape, scheme.block), "int8", block)
         return dequantize_unfolded(centered, each, "int8", block, dtype)
-    middle = 128 if codes.high > 127 else 0
+    middle = 128 if scheme.high > 127 else 0
     signed = (q.to(torch.int32) - middle if middle else q).to(torch.int8)
-    shifts = expand_per_element((zeros - middle).to(torch.float32), q.shape, codes.block)
-    shift = shifts * expand_per_element(scale, q.shape, codes.block)
+    shifts = expand_per_element((zeros - middle).to(torch.float32), q.shape, scheme.block)
+    shift = shifts * expand_per_element(scale, q.shape, scheme.block)
     return (dequantize_unfolded(signed, each, "int8", block, torch.float32) - shift).to(dtype)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from pipeline.aten.quantized import operators
 from pipeline.aten.types import Argument, Function, aten
 from pipeline.decomposition.quantized_arithmetic import (
-    CodeRange,
     Facts,
+    Scheme,
     channel_block,
     dequantize_unfolded,
     dequantize_values,
@@ -47,20 +47,20 @@ def modelopt_quantize(
     up = (E4M3 if exponent else 2.0 ** (bits - 1 + unsigned) - 1) / torch.where(amax == 0, 1.0, amax.float())
     scale = torch.where(amax == 0, 0.0, 1.0 / up)
     high = int(2 ** (bits - 1 + unsigned) - 1)
-    codes = CodeRange(0 if unsigned else -high - (not narrow), high, block)
+    scheme = Scheme(0 if unsigned else -high - (not narrow), high, block)
     if known.has_constant("input"):
         scaled = input.float() * up
         if exponent:
             eighths = scaled.clamp(-E4M3, E4M3).to(torch.float8_e4m3fn)
             return dequantize_unfolded(eighths, reshape_per_block(scale, input.shape, block), "fp8", block, input.dtype)
-        whole = scaled.round().clamp(codes.low, codes.high)
-        return dequantize_weight(Facts(known.constant), whole, scale, None, codes, input.dtype)
+        whole = scaled.round().clamp(scheme.low, scheme.high)
+        return dequantize_weight(Facts(known.constant), whole, scale, None, scheme, input.dtype)
     given = Facts(known.constant | ({"scale"} if known.has_constant("amax") else frozenset()))
     if exponent:
         return fake_quantize_float8(given, input, scale, block)
-    if (codes.low, codes.high) == (-127, 127) and scale.numel() == 1:  # one value less than the layer has
-        input, codes = torch.maximum(input, (-127 * scale).to(input.dtype)), CodeRange(-128, 127, block)
-    return fake_quantize(given, input, scale, None, codes)
+    if (scheme.low, scheme.high) == (-127, 127) and scale.numel() == 1:  # one value less than the layer has
+        input, scheme = torch.maximum(input, (-127 * scale).to(input.dtype)), Scheme(-128, 127, block)
+    return fake_quantize(given, input, scale, None, scheme)
 
 
 def modelopt_block_quantize(
@@ -85,8 +85,8 @@ def modelopt_block_quantize(
 def fake_per_tensor(known: Facts, input: Tensor, scale: Argument, zero: Argument, low: int, high: int) -> Argument:
     """fake_quantize_per_tensor_affine(Tensor self, float scale, int zero_point, int quant_min, int quant_max)
     -> Tensor"""
-    codes = CodeRange(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
-    made = fake_quantize(known, input.float(), _scale_tensor(scale, input), _zero_tensor(zero, input), codes)
+    scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
+    made = fake_quantize(known, input.float(), _scale_tensor(scale, input), _zero_tensor(zero, input), scheme)
     return made.to(input.dtype)
 
 
@@ -95,8 +95,8 @@ def fake_per_channel(
 ) -> Argument:
     """fake_quantize_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min,
     int quant_max) -> Tensor"""
-    codes = CodeRange(low, high, channel_block(input.dim(), axis))
-    return fake_quantize(known, input.float(), scale, zero, codes).to(input.dtype)
+    scheme = Scheme(low, high, channel_block(input.dim(), axis))
+    return fake_quantize(known, input.float(), scale, zero, scheme).to(input.dtype)
 
 
 def convert_per_tensor(
@@ -106,8 +106,8 @@ def convert_per_tensor(
     -> Tensor, and dequantize_per_tensor"""
     if not isinstance(low, int):
         return NotImplemented
-    codes = CodeRange(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
-    return _convert(known, input, _scale_tensor(scale, input), _zero_tensor(zero, input), codes, *types)
+    scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
+    return _convert(known, input, _scale_tensor(scale, input), _zero_tensor(zero, input), scheme, *types)
 
 
 def convert_per_channel(
@@ -115,7 +115,7 @@ def convert_per_channel(
 ) -> Argument:
     """quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_channel"""
-    return _convert(known, input, scale, zero, CodeRange(low, high, channel_block(input.dim(), axis)), *types)
+    return _convert(known, input, scale, zero, Scheme(low, high, channel_block(input.dim(), axis)), *types)
 
 
 def convert_per_token(
@@ -123,8 +123,8 @@ def convert_per_token(
 ) -> Argument:
     """quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_token"""
-    codes = CodeRange(low, high, (*[1] * (input.dim() - 1), -1), adds_zero_first=True)
-    return _convert(known, input, scale, zero, codes, *types)
+    scheme = Scheme(low, high, (*[1] * (input.dim() - 1), -1), adds_zero_first=True)
+    return _convert(known, input, scale, zero, scheme, *types)
 
 
 def convert_per_group(
@@ -140,8 +140,8 @@ def convert_per_group(
 ) -> Argument:
     """quantize_per_channel_group(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype, int group_size) -> Tensor, and dequantize_per_channel_group"""
-    codes = CodeRange(low, high, normalize_block(input.shape, (1, group)), adds_zero_first=True)
-    return _convert(known, input, scale, zero, codes, dtype, out)
+    scheme = Scheme(low, high, normalize_block(input.shape, (1, group)), adds_zero_first=True)
+    return _convert(known, input, scale, zero, scheme, dtype, out)
 
 
 def convert_affine(
@@ -160,11 +160,11 @@ def convert_affine(
     if dtype not in RANGES:
         return NotImplemented
     least, most = RANGES[dtype]
-    codes = CodeRange(
+    scheme = Scheme(
         least if low is None else int(low), most if high is None else int(high), normalize_block(input.shape, block)
     )
     zero = None if zero is None or zero.numel() == 0 else zero
-    return _convert(known, input, scale, zero, codes, dtype, out)
+    return _convert(known, input, scale, zero, scheme, dtype, out)
 
 
 def convert_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
@@ -239,7 +239,7 @@ def _convert(
     x: Tensor,
     scale: Tensor,
     zero: Tensor | None,
-    codes: CodeRange,
+    scheme: Scheme,
     dtype: torch.dtype,
     out: Argument = None,
 ) -> Argument:
@@ -247,13 +247,13 @@ def _convert(
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:
-        return fake_quantize(known, x, scale, zero, codes)
+        return fake_quantize(known, x, scale, zero, scheme)
     if x.dtype.is_floating_point:
-        return quantize_values(x, scale, zero, codes).to(dtype)
+        return quantize_values(x, scale, zero, scheme).to(dtype)
     wanted = torch.float32 if out is None else out
     if known.has_constant("input"):
-        return dequantize_weight(known, x, scale, zero, codes, wanted)
-    return dequantize_values(x, scale, zero, codes, wanted)
+        return dequantize_weight(known, x, scale, zero, scheme, wanted)
+    return dequantize_values(x, scale, zero, scheme, wanted)
 
 
 PAIR: Final = object()

@@ -74,18 +74,18 @@ class _WeightLayout(GraphEdit):
 
     def linear_as_matmul(self, node: Node, user: Node) -> Node:
         """Return a linear layer as a matmul by a ``[K, N]`` matrix."""
-        turned = self.transpose_weight(node, self.insert_call(user, aten.permute.default, (node, [1, 0])))
-        product = self.insert_call(user, aten.matmul.default, (user.args[0], turned))
+        turned = self.transpose_weight(node, self.insert(user, aten.permute.default, (node, [1, 0])))
+        product = self.insert(user, aten.matmul.default, (user.args[0], turned))
         bias = argument(user, "bias")
-        return product if bias is None else self.insert_call(user, aten.add.Tensor, (product, bias))
+        return product if bias is None else self.insert(user, aten.add.Tensor, (product, bias))
 
     def transpose_weight(self, node: Node, user: Node) -> Node:
         """Return the weight with its quantized values transposed as the user transposes the floats."""
         codes, scale, type, block, dtype = node.args
         order = _permutation_of(user, len(block))
-        moved = self.insert_call(user, aten.permute.default, (codes, order))
+        moved = self.insert(user, aten.permute.default, (codes, order))
         if scale.meta["val"].dim():
-            scale = self.insert_call(user, aten.permute.default, (scale, order))
+            scale = self.insert(user, aten.permute.default, (scale, order))
         return self.insert_weight(user, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshape_weight(self, node: Node, user: Node) -> Node | None:
@@ -101,9 +101,9 @@ class _WeightLayout(GraphEdit):
             if len(old) != 2 or block[0] != 1 or not shape or shape[-1] % length or old[1] % length:
                 return None
             new = [*[1] * (len(shape) - 1), length]
-            scale = self.insert_call(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
+            scale = self.insert(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
         return self.insert_weight(
-            user, self.insert_call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype
+            user, self.insert(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype
         )
 
     def scale_weight(self, node: Node, user: Node) -> Node | None:
@@ -130,9 +130,9 @@ class _WeightLayout(GraphEdit):
             return
         sizes = factor.meta["val"].shape
         if math.prod(sizes) == columns == sizes[-1] and node.meta["val"].dim() == 2:
-            each = self.insert_call(user, aten.reshape.default, (factor, [1, columns]))
+            each = self.insert(user, aten.reshape.default, (factor, [1, columns]))
             weight = self.insert_weight(user, codes, each, type, [-1, 1], dtype)
-            self.replace(user, self.insert_call(user, product.target, (product.args[0], weight)))
+            self.replace(user, self.insert(user, product.target, (product.args[0], weight)))
             self.graph.erase_node(product)
 
     def arrange_blocks(self, node: Node) -> None:
@@ -149,7 +149,7 @@ class _WeightLayout(GraphEdit):
         if type == "fp8" and not CAPABILITIES.code_convolutions and scale.meta["val"].numel() == 1:
             scale, block = self.scale_per_channel(node, scale, block)
         if packs:
-            codes = self.insert_call(node, operators.pack.default, (codes, type))
+            codes = self.insert(node, operators.pack.default, (codes, type))
         if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
             self.replace(node, self.insert_weight(node, codes, scale, type, block, dtype))
 
@@ -161,9 +161,7 @@ class _WeightLayout(GraphEdit):
         length = next((n for n in BLOCK_LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
         if length is None:
             return None
-        rows = self.insert_call(
-            node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]])
-        )
+        rows = self.insert(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
         return rows, [length, block[1]]
 
     def blocks_along_one_dim(self, node: Node, scale: Node, block: list[int]) -> Scales:
@@ -188,13 +186,13 @@ class _WeightLayout(GraphEdit):
         if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
         channels, *rest = node.meta["val"].shape
-        one = self.insert_call(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
-        return self.insert_call(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
+        one = self.insert(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
+        return self.insert(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
     def repeat_scales(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
         """Repeat each scale along a dim, up to the given size."""
-        made = self.insert_call(node, aten.repeat_interleave.self_int, (scale, times, dim))
-        return self.insert_call(node, aten.slice.Tensor, (made, dim, 0, size))
+        made = self.insert(node, aten.repeat_interleave.self_int, (scale, times, dim))
+        return self.insert(node, aten.slice.Tensor, (made, dim, 0, size))
 
 
 def _permutation_of(user: Node, rank: int) -> list[int]:

@@ -59,7 +59,7 @@ def _multiply_unflattened(edit: GraphEdit, product: Node) -> None:
     wanted = (*x.meta["val"].shape[:-1], product.meta["val"].shape[-1])
     kept = len(product.users) == 1 and statically_known_true(sym_eq(tuple(user.meta["val"].shape), wanted))
     if kept and statically_known_true(x.meta["val"].shape[-1] == rows.meta["val"].shape[-1]):
-        made = edit.insert_call(product, aten.matmul.default, (x, product.args[1]))
+        made = edit.insert(product, aten.matmul.default, (x, product.args[1]))
         user.replace_all_uses_with(made)
         for node in (user, product, *[rows] * (len(rows.users) == 1)):
             edit.graph.erase_node(node)
@@ -86,36 +86,34 @@ class _MatmulMerger:
         biases = [total.args[1] for total in sums if total is not None]
         for node in (*(arg for weight in weights for arg in weight.args[:2]), *biases):
             self.hoist(node)
-        made = self.insert_call(
-            aten.matmul.default, (self.flattened_rows(), self.concatenate_weights(weights, columns))
-        )
+        made = self.insert(aten.matmul.default, (self.flattened_rows(), self.concatenate_weights(weights, columns)))
         if self.has_single_row:
-            made = self.insert_call(aten.mean.dim, (made, [-2], True))
+            made = self.insert(aten.mean.dim, (made, [-2], True))
         ends: list[Node] = self.matmuls
         if len(biases) == len(sums):
-            bias = biases[0] if len(biases) == 1 else self.insert_call(aten.cat.default, (biases,))
-            made = self.insert_call(aten.add.Tensor, (made, bias))
+            bias = biases[0] if len(biases) == 1 else self.insert(aten.cat.default, (biases,))
+            made = self.insert(aten.add.Tensor, (made, bias))
             ends = [total for total in sums if total is not None]
         if self.is_flattened:
             x = self.first.args[0]
             sizes = [
-                size if isinstance(size, int) else self.insert_call(aten.sym_size.int, (x, dim))
+                size if isinstance(size, int) else self.insert(aten.sym_size.int, (x, dim))
                 for dim, size in enumerate(x.meta["val"].shape[:-1])
             ]
-            made = self.insert_call(aten.reshape.default, (made, [*sizes, sum(columns)]))
+            made = self.insert(aten.reshape.default, (made, [*sizes, sum(columns)]))
         self.split_result(made, ends, columns)
 
     def concatenate_weights(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
         """Concatenate the weights along their columns."""
         if len(weights) == 1:
             return weights[0]
-        codes = self.insert_call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
+        codes = self.insert(aten.cat.default, ([weight.args[0] for weight in weights], 1))
         rows = [weight.args[1] for weight in weights]
         for i, (row, count) in enumerate(zip(rows, columns, strict=True)):
             if row.meta["val"].numel() == 1:
-                rows[i] = self.insert_call(aten.expand.default, (row, [1, count]))
+                rows[i] = self.insert(aten.expand.default, (row, [1, count]))
         _, _, type, block, dtype = weights[0].args
-        scales = self.insert_call(aten.cat.default, (rows, 1))
+        scales = self.insert(aten.cat.default, (rows, 1))
         return self.edit.insert_weight(self.first, codes, scales, type, [block[0], 1], dtype)
 
     @property
@@ -134,18 +132,18 @@ class _MatmulMerger:
         """Return the matmuls' tensor as rows."""
         x = self.first.args[0]
         columns = x.meta["val"].shape[-1]
-        rows = self.insert_call(aten.reshape.default, (x, [*LEADING_DIMS, -1, columns])) if self.is_flattened else x
+        rows = self.insert(aten.reshape.default, (x, [*LEADING_DIMS, -1, columns])) if self.is_flattened else x
         if self.has_single_row:
-            return self.insert_call(aten.expand.default, (rows, [*rows.meta["val"].shape[:-2], 2, columns]))
+            return self.insert(aten.expand.default, (rows, [*rows.meta["val"].shape[:-2], 2, columns]))
         moved = BEFORE_1_7 and self.is_flattened and x.op != "placeholder"
-        return self.insert_call(aten.maximum.default, (rows, rows)) if moved else rows
+        return self.insert(aten.maximum.default, (rows, rows)) if moved else rows
 
     def split_result(self, merged: Node, results: Sequence[Node], columns: Sequence[int]) -> None:
         """Replace the original results by columns of the merged result."""
         dim, bounds = merged.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
         parts = [merged]
         if len(columns) > 1:
-            parts = [self.insert_call(aten.slice.Tensor, (merged, dim, *each)) for each in pairwise(bounds)]
+            parts = [self.insert(aten.slice.Tensor, (merged, dim, *each)) for each in pairwise(bounds)]
         for end, part, product in zip(results, parts, self.matmuls, strict=True):
             end.replace_all_uses_with(part)
             for node in dict.fromkeys((end, product, product.args[1])):
@@ -175,6 +173,6 @@ class _MatmulMerger:
             self.first.prepend(each)
             self.positions[each] = -1
 
-    def insert_call(self, target: Argument, args: tuple[Argument, ...]) -> Node:
+    def insert(self, target: Argument, args: tuple[Argument, ...]) -> Node:
         """Insert a call before the first matmul."""
-        return self.edit.insert_call(self.first, target, args)
+        return self.edit.insert(self.first, target, args)

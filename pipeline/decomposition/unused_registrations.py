@@ -45,16 +45,14 @@ def unused_registrations(
     used = {(target, choice.support, choice.priority) for target, choice in taken}
     idle = [d for d in claims.declarations if (qualified_name(d.key), d.support, d.priority) not in used]
     left = claims.decomposed - program.decomposed
-    idle_entries = (
-        [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched_entries(program, claims)
-    )
+    idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched(program, claims)
     if not idle and not left and not idle_entries:
         return ()
     search = _UnusedSearch(program, verdicts, claims, ways, refusals, Templates(fake_mode(program.graph)))
     return (*search.unused_converters(idle), *search.unused_decompositions(left), *search.unused_entries(idle_entries))
 
 
-def _unmatched_entries(program: Program, claims: Claims) -> list[Argument]:
+def _unmatched(program: Program, claims: Claims) -> list[Argument]:
     """Return the entries of ``torch_executed_ops`` that match no call; overloads of an operator count as one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
@@ -113,8 +111,11 @@ class _UnusedSearch:
             return f"torch_disabled_decompositions keeps {qualified_name(call.target)} from being decomposed", ""
         if call.target is not declaration.key:
             if declaration in self.claims.high.get(declaration.key, ()):
-                return f"it takes static shapes only, and {call.name} has sizes that vary", _DYNAMIC
-            return f"{qualified_name(call.target)}, a composite of {qualified_name(declaration.key)}, has one", hint
+                return f"it supports static shapes only, and {call.name} has dynamic sizes", _DYNAMIC
+            return (
+                f"{qualified_name(call.target)}, a composite of {qualified_name(declaration.key)}, has a converter",
+                hint,
+            )
         if call.name not in self.verdicts:
             own = self.choices.registered_for(declaration.key)
             if own is not None:
@@ -141,16 +142,16 @@ class _UnusedSearch:
             else:
                 paths = sorted({module_path(n) for n in self.program.graph.nodes if n.op == "call_function"})
                 listed = ", ".join(map(repr, paths[:8]))
-                yield Unreached(name, "it is false for every module", f"the paths are {listed}")
+                yield Unreached(name, "it returns False for every module", f"the paths are {listed}")
 
     def why_decomposition_is_unused(self, op: object, call: Node) -> tuple[str, str]:
         """Return why a decomposition is not used, and a hint."""
         if kept_in_torch(call.target, call.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {call.name} in PyTorch", ""
         if op in self.choices.disabled:
-            return "torch_disabled_decompositions has the operator", "leave one of the two out"
+            return "torch_disabled_decompositions has the operator", "remove one of the two"
         if op in self.claims.high:
-            return "a HIGH converter of the operator comes before it", "leave one of the two out"
+            return "a HIGH converter of the operator comes before it", "remove one of the two"
         if call.target is not op:
             return f"{qualified_name(call.target)}, a composite of {qualified_name(op)}, is not decomposed", ""
         return "the decomposition returned NotImplemented or the operator itself for every call", ""

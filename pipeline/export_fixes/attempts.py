@@ -154,7 +154,7 @@ ATTEMPTS: Final = (
     Attempt(
         "called",
         "the model itself fails",
-        "it is not told that it is exported",
+        "torch.compiler.is_exporting() is False in the model",
         lambda first: first.fails_for_the_model and not first.has_one_size,
         "called",
     ),

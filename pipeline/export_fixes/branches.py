@@ -135,8 +135,8 @@ def record_effects(
     written = {_storage(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
     for choice in now.selected:
         if written & choice.memory:
-            why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
-            raise CaptureError(why, "write to a clone: data decides which of two tensors is written")
+            why = f"the model writes in place to a tensor that the data-dependent if at {choice.place} may return"
+            raise CaptureError(why, "write to a clone: only data determines which of two tensors is written")
     before = {_storage(tensor) for tensor in _tensors((args, kwargs))}
     made = {_storage(tensor) for tensor in _tensors(result)} - before
     for branch in now.open_branches:
@@ -165,7 +165,7 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def _branch_error(place: str, problem: str) -> CaptureError:
-    return CaptureError(f"data decides the if at {place}, which {problem}", HINT)
+    return CaptureError(f"the data-dependent if at {place}, which {problem}", HINT)
 
 
 def _properties(tensor: torch.Tensor) -> object:

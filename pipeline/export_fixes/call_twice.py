@@ -20,7 +20,7 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Node
 
 COPY_OPERATORS: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
-"""Operators that change at most where values lie, and their dtype."""
+"""Operators that change at most the device, memory layout or dtype of values."""
 
 
 def is_second_call_equal(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
@@ -33,14 +33,14 @@ def is_second_call_equal(exported: ExportedProgram, structures: Sequence[TreeSpe
     signature = exported.graph_signature
     of_user = [spec.kind == OutputKind.USER_OUTPUT for spec in signature.output_specs]
     values = _ValueNumbers()
-    values.number_graph(
+    values.number_all(
         exported.graph_module, {spec.arg.name: spec for spec in signature.input_specs}, exported.constants
     )
     both = [out for out, mine in zip(results(exported.graph), of_user, strict=True) if mine]
     count = first.num_leaves
-    twice = [*map(values.number_of, both[count : 2 * count])]
+    twice = [*map(values.key_of, both[count : 2 * count])]
     values.nodes |= values.first
-    return [*map(values.number_of, both[:count])] == twice
+    return [*map(values.key_of, both[:count])] == twice
 
 
 @define
@@ -69,17 +69,17 @@ class _ValueNumbers:
             self.input_dependent.add(number)
         return number
 
-    def number_of(self, value: Argument) -> object:
+    def key_of(self, value: Argument) -> object:
         """Return the number of a node; for any other argument return its printed text."""
         if isinstance(value, Node):
             return self.nodes[value]
         if isinstance(value, list | tuple):
-            return tuple(map(self.number_of, value))
+            return tuple(map(self.key_of, value))
         if isinstance(value, slice):
-            return ("slice", *map(self.number_of, (value.start, value.stop, value.step)))
+            return ("slice", *map(self.key_of, (value.start, value.stop, value.step)))
         return f"{type(value).__name__} {value}"
 
-    def number_graph(
+    def number_all(
         self, module: torch.fx.GraphModule, specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
         for node in module.graph.nodes:
@@ -121,10 +121,7 @@ class _ValueNumbers:
         if _keeps_values(node):
             self.nodes[node] = self.nodes[node.all_input_nodes[0]]
             return
-        arguments = [
-            self.number_of(node.args),
-            *((name, self.number_of(each)) for name, each in sorted(node.kwargs.items())),
-        ]
+        arguments = [self.key_of(node.args), *((name, self.key_of(each)) for name, each in sorted(node.kwargs.items()))]
         depends = any(self.nodes[each] in self.input_dependent for each in _value_reads(node))
         self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
         if mutates(node):

@@ -35,11 +35,11 @@ from pipeline.export_fixes.input_checks import (
 from pipeline.export_fixes.module_copy import distinct_tensor
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
-from pipeline.shapes.linear import solve_for_symbol
+from pipeline.shapes.linear import solve_for
 
 log = logging.getLogger(__name__)
 
-HINT = "make the two agree, or say it once"
+HINT = "make the two ranges equal, or pass one of them"
 STATIC = (-1, -1)
 """The ends of a dim that is said to be static, whatever its size."""
 
@@ -147,12 +147,12 @@ class _Merger:
             return None
         if low == high or ends[0] not in (None, low) or ends[1] not in (None, high):
             both = f"{low}..{high} by pipeline.Input, {_entry_text(entry)} by dynamic_shapes"
-            raise CaptureError(f"{where} is given twice: {both}", HINT)
+            raise CaptureError(f"{where} has two ranges: {both}", HINT)
         if isinstance(entry, Dim) and not hasattr(entry, "root"):
             other = self.ranges.setdefault(entry.__name__, (low, high, where))
             if other[:2] != (low, high):
                 both = f"{other[0]}..{other[1]} for {other[2]}, {low}..{high} for {where}"
-                raise CaptureError(f"Dim {entry.__name__!r} is given twice by pipeline.Input: {both}", HINT)
+                raise CaptureError(f"Dim {entry.__name__!r} has two ranges by pipeline.Input: {both}", HINT)
             return entry
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
@@ -325,8 +325,8 @@ def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator
         return
     name = str(*size.free_symbols)
     ends = [
-        (low or 0) if size.is_Symbol else solve_for_symbol(size, name, low or 0),
-        None if high is None else solve_for_symbol(size, name, high),
+        (low or 0) if size.is_Symbol else solve_for(size, name, low or 0),
+        None if high is None else solve_for(size, name, high),
     ]
     if ends[0] is not None and (high is None or ends[1] is not None):
         yield name, ends[0], ends[1]

@@ -29,10 +29,10 @@ Rows: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
 """The leaves of inputs, with their paths."""
 
 NOT_MODEL_CODE: Final = (folder_of("torch"), folder_of("pipeline"), "<")
-"""Where files are that no model is written in."""
+"""Path prefixes of files that contain no code of a model."""
 
 GENERATOR_MESSAGE: Final = (
-    "the model draws with a torch.Generator of its own, which programs do not hold: draw without one "
+    "the model draws with a torch.Generator of its own, which a program cannot hold: use the default generator "
     "(torch.manual_seed before a call sets its state), or give the numbers as an input"
 )
 
@@ -40,19 +40,19 @@ VALUE_HINT: Final = (
     "a value that never changes can be an attribute, a buffer of one element, or an input as pipeline.Constant(value); "
     'decisions="example" takes the branches of this example, and checks each call'
 )
-"""How to go on where Python needs a value that only data has."""
+"""The hint for Python code that needs the value of a tensor."""
 BRANCH_HINT: Final = (
     f"torch.where(condition, one, other) chooses between values, torch.cond runs one branch; {VALUE_HINT}"
 )
-"""How to go on where data decides a branch."""
+"""The hint for a data-dependent branch."""
 
 FIXES_HEADING: Final = "\nSuggested fixes:"
 """What torch.export's suggestions begin with, in the message of an error."""
 SIZE_HINT: Final = (
-    "sizes vary in + - * / // % **, abs, min, max, round, math.sqrt, floor and ceil; other functions of them are "
-    "computed of a tensor, as torch.tensor(n).log() for math.log(n); or give the size as a static one"
+    "sizes stay dynamic in + - * / // % **, abs, min, max, round, math.sqrt, floor and ceil; for other "
+    "functions, compute with a tensor, as torch.tensor(n).log() for math.log(n), or pass the size as static"
 )
-"""How to go on where the model makes a number of a size."""
+"""The hint for a model that converts a size to a number."""
 
 _SPECIALIZED_SIZE = re.compile(
     r"  - You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)[^\n]*"
@@ -61,8 +61,8 @@ _MENTIONS_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
 _NOT_ABOUT_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
-"""What depends on data may only be met in one dtype (clamps of float16), and a cast shares no memory with what it
-casts: the dtype is not at fault."""
+"""Errors that may disappear with another dtype although the dtype is not the cause: data-dependent branches (clamps of
+float16), and aliases, since a cast copies."""
 
 
 def error_with_cause(
@@ -104,7 +104,9 @@ def unnamed_fields_error(error: Exception) -> CaptureError | None:
     if found is None:
         return None
     hint = "pass flatten_with_keys_fn to torch.utils._pytree.register_pytree_node"
-    return CaptureError(f"an input is a {found[1]}, which is registered without names for what it holds", hint)
+    return CaptureError(
+        f"an input is a {found[1]}, a pytree class that is registered without names of its fields", hint
+    )
 
 
 def innermost_model_line(error: BaseException) -> tuple[CodeType, int] | None:
@@ -133,11 +135,11 @@ def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | 
     _, *lines = _SPECIALIZED_SIZE.sub("", str(error).partition(FIXES_HEADING)[0]).split("\n")
     why = (
         "".join(f"\n{line}" for line in lines if line)
-        or " An operator takes a number there, or meets a tensor of that size."
+        or " An operator needs a constant there, or combines the input with a tensor of that size."
     )
     sizes = ", ".join(f"{name} is {size}" for name, size in found)
     return CaptureError(
-        f"{type(model).__name__} fixes sizes that are to vary to those of the example: {sizes}.{why}", SIZE_HINT
+        f"{type(model).__name__} specializes dynamic sizes to those of the example: {sizes}.{why}", SIZE_HINT
     )
 
 
@@ -151,7 +153,7 @@ def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError
     place = line_text(code.co_filename, number)
     if indexed := _index_error(error, type(model).__name__, place):
         return indexed
-    does = "has a number in a set, or as a key," if is_key else "decides by data,"
+    does = "uses a number as an element of a set, or as a key," if is_key else "decides by data,"
     why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
     return CaptureError(why, BRANCH_HINT)
 
@@ -161,7 +163,7 @@ def _index_error(error: Exception, model: str, place: str) -> CaptureError | Non
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
-        f"{model} decides by data: it has an index in Python, or a count, which only data has: {place} "
+        f"{model} decides by data: it uses a number read from a tensor as a Python index or count: {place} "
         "(torch.export: data-dependent)"
     )
     index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
@@ -178,8 +180,10 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
     every, line = {*homes, *(str(device) for _, device in given)}, innermost_model_line(error)
     if len(every) == 1 and line is not None:
-        where = "a tensor that the model makes, or holds as an attribute, is on another device than it and its inputs"
-        hint = "make it where the others are: torch.tensor(…, device=x.device)"
+        where = (
+            "a tensor that the model creates, or has as attribute, is on another device than the model and its inputs"
+        )
+        hint = "create it on the same device: torch.tensor(…, device=x.device)"
         return CaptureError(f"{where}: {line_text(line[0].co_filename, line[1])}: {worded(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"

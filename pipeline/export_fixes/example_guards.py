@@ -60,7 +60,7 @@ TENSOR_OPERATORS: Final[Mapping[Target, Target]] = {
     torch.sym_max: aten.maximum.default,
     torch.sym_ite: aten.where.self,
 }
-"""Operators on numbers, and those on tensors of one element; the first give a truth."""
+"""For each operator on Python numbers the operator on one-element tensors; `BOOL_OPERATORS` return a bool."""
 
 
 @define
@@ -122,7 +122,9 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
-        raise CaptureError(f"Python reads a float at {place}: a program would hold for this value only", HINT)
+        raise CaptureError(
+            f"Python decides by a float at {place}: the program would be valid for this value only", HINT
+        )
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
     for node in list(graph.nodes):
@@ -134,7 +136,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
                 found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
     for symbol in sorted(decisions.lines.keys() - seen):
         place = " or ".join(decisions.lines[symbol])
-        raise CaptureError(f"the condition on data at {place} cannot be checked in a call", HINT)
+        raise CaptureError(f"the data-dependent condition at {place} cannot be checked in a call", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.disjunction_of(each) for each in found.values()]
@@ -196,7 +198,7 @@ class _NumberTensors:
         operator = TENSOR_OPERATORS.get(target)
         first = next((self.tensor_of(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
-            why = f"what data decides at {line_of(number.meta) or number.name} cannot be checked in a call"
+            why = f"the data-dependent number at {line_of(number.meta) or number.name} cannot be checked in a call"
             raise CaptureError(f"{why} ({target})", HINT)
         given = [
             self.tensor_of(arg) if isinstance(arg, Node) else self.emit_constant(number, arg, first) for arg in args

@@ -81,7 +81,7 @@ def _specializing_lines(shape_env: Any) -> str:
         if not frame.filename.startswith(NOT_MODEL_CODE):
             found[line_text(frame.filename, frame.lineno or 0)] = None
     places = "".join(f"\n  - {place}" for place in found)
-    why = "The model makes numbers of sizes, or compares them with numbers, which it may keep from its last call:"
+    why = "The model converts sizes to numbers, or compares sizes with numbers, which may be from its last call:"
     return f"\n{why}{places}" if places else ""
 
 

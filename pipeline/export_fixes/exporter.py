@@ -68,9 +68,7 @@ def export(
     inside, inputs = under_autocast(module) if is_autocast_on() else module, (request.args, request.kwargs)
     with without_autocast():
         shapes = ranges.merge_dynamic_shapes(inside, *inputs, request.dynamic_shapes)
-        exported, notes = _export_model(
-            _ModelExport(inside, inputs, settings.device), shapes, request.constants, settings
-        )
+        exported, notes = _export_model(_Exporter(inside, inputs, settings.device), shapes, request.constants, settings)
     held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return exported, evolve(
         notes,
@@ -101,7 +99,7 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
 
 
 def _export_model(
-    export: _ModelExport, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
+    export: _Exporter, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
     """Return the export and the notes; as a last resort, if settings allow it, the example decides branches."""
     try:
@@ -114,7 +112,7 @@ def _export_model(
 
 
 def _export_with_notes(
-    export: _ModelExport, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
+    export: _Exporter, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
 ) -> tuple[ExportedProgram, ExportNotes]:
     with (
         set_variable(kept_state, KeptState(export.model)) as kept,
@@ -126,7 +124,7 @@ def _export_with_notes(
         exported = export.first_success(shapes, mode)
         kept.check()
         if found.caught and mode == "python":
-            why = f"the model checks its data at {found.caught}, and may catch the error: data decides a branch"
+            why = f"the model checks its data at {found.caught}, and may catch the error: the branch is data-dependent"
             raise CaptureError(why, BRANCH_HINT)
     _check_training(export.model, exported)
     places = add_decision_outputs(exported, decided) if mode == "example" else ()
@@ -147,7 +145,7 @@ def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
 
 
 @frozen(eq=False)
-class _ModelExport:
+class _Exporter:
     """A model and example inputs, which are exported as on ``device``; None: on their own devices."""
 
     model: torch.nn.Module

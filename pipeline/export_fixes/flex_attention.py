@@ -23,8 +23,8 @@ from pipeline.aten.types import Argument, Target
 OPERATOR = type(torch.ops.higher_order.flex_attention)
 
 _KERNELS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Those that give 0 where a query sees nothing, as ``flex_attention`` does. cuDNN's, which torch takes otherwise for
-float16 on an H100, does not."""
+"""The kernels that return 0 for a fully masked query, as ``flex_attention`` does. cuDNN's kernel, which torch prefers
+for float16 on an H100, does not."""
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 """The result; and of each query, by the base 2, the logarithm of the sum of its scores' exponentials, and the largest

@@ -37,7 +37,7 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
     (_trace, "_EXPORT_FLAGS", None),
     (_trace, "_EXPORT_MODULE_HIERARCHY", None),
 )
-"""What says for the whole process that something is traced, and what it is where nothing is."""
+"""Process-wide flags that a trace sets: module, name, and the value outside of traces."""
 
 
 def thread_restorer() -> Callable[[], None]:

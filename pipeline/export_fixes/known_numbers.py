@@ -27,8 +27,8 @@ from pipeline.program import READS_DATA
 
 MAX_RATIO_SIZE: Final = 2**22
 MAX_ROUNDINGS: Final = 3
-"""How large the numerator and denominator may be together, and how many operations may round: the error is at most
-ROUNDINGS * 2**-24 * LARGEST / denominator, less than what the ratio is apart from the next whole number."""
+"""The limits of numerator plus denominator, and of rounding operations: the error is at most MAX_ROUNDINGS * 2**-24 *
+MAX_RATIO_SIZE / denominator, which is less than the distance of the ratio to the next integer."""
 
 Integer: TypeAlias = int | torch.SymInt
 Rule: TypeAlias = Callable[..., Any]
@@ -84,7 +84,7 @@ RATIO_RULES: Mapping[object, Rule] = {
     aten.ceil.default: lambda a: Ratio(-(-a.numerator // a.denominator)),
     aten.floor.default: lambda a: Ratio(a.numerator // a.denominator),
 }
-"""The ratio of a result, of tensors of one float."""
+"""Rules for the ratio of a result, from the ratios of its arguments, which are tensors of one float."""
 
 
 def _last_of_range(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
@@ -155,7 +155,7 @@ SCALARS: Mapping[object, Rule] = {
 """Operators that compute with tensors of one element."""
 
 SELECTION: Mapping[object, Rule] = {aten.select.int: _first_argument}
-"""Operators that have the element of a tensor of one."""
+"""Operators that return the element of a one-element tensor."""
 
 BOOL_OPERATORS = MOVES | {aten.ne.Scalar, *SELECTION}
 """Operators that pass bools on; all others would compute with them."""

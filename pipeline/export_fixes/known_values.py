@@ -243,12 +243,8 @@ def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Ar
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor
-        if (
-            mode.is_our_fake(tensor)
-            or type(value) is not torch.Tensor
-            or not has_few_elements(value)
-            or value.requires_grad
-        ):
+        is_plain = type(value) is torch.Tensor and has_few_elements(value) and not value.requires_grad
+        if value is None or not is_plain or mode.is_our_fake(tensor):
             return tensor
         fake: FakeTensor = mode.fake_tensor_converter.from_real_tensor(mode, tensor)
         if fake.constant is None:

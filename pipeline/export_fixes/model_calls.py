@@ -64,18 +64,15 @@ def trace_scalar_index(mode: object, func: Target, args: Argument, kwargs: Argum
     name = getattr(func, "__name__", "")
     if name in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        if any(map(_is_data_scalar, index)) and all(_is_data_scalar(each) or _is_basic_index(each) for each in index):
+        if any(map(_is_scalar, index)) and all(_is_scalar(each) or _is_basic_index(each) for each in index):
             if name == "__setitem__":
                 return _write_at_scalars, (args[0], index, args[2]), {}
             if VERSION < (2, 13):
-                args = (
-                    args[0],
-                    value_hooks.map_index(index, lambda each: each.item() if _is_data_scalar(each) else each),
-                )
+                args = (args[0], value_hooks.map_index(index, lambda each: each.item() if _is_scalar(each) else each))
     return func, args, kwargs
 
 
-def _is_data_scalar(index: object) -> bool:
+def _is_scalar(index: object) -> bool:
     """Return whether an index is a data-dependent 0-d tensor, even if its number was read before."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
@@ -90,10 +87,10 @@ def _is_basic_index(index: object) -> bool:
 
 def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
     """Write at 0-d indices through a view in which the indexed dims come first."""
-    view = tensor[tuple(slice(None) if _is_data_scalar(each) else each for each in index)]
+    view = tensor[tuple(slice(None) if _is_scalar(each) else each for each in index)]
     dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
-    first[tuple(each.reshape(1) for each in index if _is_data_scalar(each))] = value
+    first[tuple(each.reshape(1) for each in index if _is_scalar(each))] = value
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
@@ -101,7 +98,7 @@ def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
-        if _is_data_scalar(each):
+        if _is_scalar(each):
             found.append(dim)
         if each is Ellipsis:
             dim += rank - read
@@ -235,7 +232,7 @@ CALL_REWRITES: Final = (
     value_hooks.replace_known_index,
     trace_pooling,
 )
-"""What becomes of a call in the model, in this order, before torch.export handles it."""
+"""The rewrites of a call in the model, in this order, before torch.export handles the call."""
 
 
 def handle_model_call(own: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:

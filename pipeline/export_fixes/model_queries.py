@@ -21,10 +21,10 @@ from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, line_text
 from pipeline.export_fixes.patching import Kernel
 
 DEFAULT_CAPABILITY: Final = "8.0"
-"""The compute capability of a GPU that nobody names: the least that engines are built for."""
+"""The compute capability that is assumed if settings name none: the lowest that engines support."""
 
 capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
-"""That of the GPU that ``torch.cuda`` describes."""
+"""The compute capability that ``torch.cuda`` reports during a trace."""
 
 
 def gpu_attention(own: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
@@ -100,5 +100,5 @@ def reject_seeding(own: Callable[..., object], *args: object, **kwargs: object) 
     if frame.f_code.co_filename.startswith(NOT_MODEL_CODE):
         return own(*args, **kwargs)
     place = line_text(frame.f_code.co_filename, frame.f_lineno)
-    why = f"the model seeds torch's random numbers at {place}, which a program does not"
+    why = f"the model seeds torch's random generator at {place}, which a program cannot do"
     raise CaptureError(why, "seed before the call; or draw once, and keep the numbers in a buffer")

@@ -197,7 +197,7 @@ def _reject_seeding() -> Iterator[None]:
         traced = torch.get_rng_state()
         yield
         if not torch.equal(torch.get_rng_state(), traced):
-            why = "the model seeds torch's random numbers when it is called, which a program does not"
+            why = "the model seeds torch's random generator when it is called, which a program cannot do"
             raise CaptureError(why, "seed torch's generator before the call; draw in the model without one")
 
 

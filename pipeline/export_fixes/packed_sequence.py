@@ -34,7 +34,7 @@ SIZES_ATTRIBUTE: Final = "_pipeline_batch_sizes"
 ARITHMETIC: Final = frozenset(how.format(name) for name in ("add", "sub", "mul") for how in ("{}", "__{}__", "__r{}__"))
 ELEMENTWISE: Final = "linear embedding layer_norm relu tanh sigmoid gelu silu elu leaky_relu hardtanh softplus dropout"
 ROWWISE: Final = ARITHMETIC | frozenset(ELEMENTWISE.split())
-"""Functions that compute each row of their first argument alone; arithmetic those of both where both are data."""
+"""Functions that compute each row separately: of the first argument; arithmetic, of both packed arguments."""
 
 SIZE_CHECKS: Final = (
     torch.ops.aten.sym_size.int,
@@ -42,7 +42,7 @@ SIZE_CHECKS: Final = (
     torch.ops.aten.sym_constrain_range_for_size.default,
     *(operator.ge, operator.le, operator.gt, operator.lt, operator.ne, operator.eq, operator.and_),
 )
-"""What torch asks of a size that data has, and the model does not."""
+"""Operators by which torch, not the model, checks a data-dependent size."""
 
 
 @frozen(eq=False)
@@ -214,4 +214,4 @@ REPLACEMENTS: Final[Mapping[str, Function]] = {
     "__getitem__": batch_size_item,
     **{target._schema.name.removeprefix("aten::"): recurrent_layer(target) for target in LAYERS},
 }
-"""By the names of torch's functions; None where a call is none on a packed sequence."""
+"""The replacements by the name of torch's function; they return None if a call is not on a packed sequence."""

@@ -19,14 +19,7 @@ from pipeline.export_fixes.patching import Patches, Replacement
 from pipeline.export_fixes.restore_model_state import restore_distribution_checks
 from pipeline.export_fixes.torch_patches import TABLE
 
-__all__ = [
-    "decide_by_example",
-    "one_export",
-    "patch_for_device",
-    "patch_for_export",
-    "patch_for_mode",
-    "patch_for_trace",
-]
+__all__ = ["one_export", "patch_for_device", "patch_for_export", "patch_for_mode", "patch_for_trace"]
 
 _patches = Patches(TABLE)
 

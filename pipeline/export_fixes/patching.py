@@ -31,9 +31,9 @@ PatchKind: TypeAlias = str
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
-"""The torch at hand."""
+"""The installed version of torch."""
 EXPIRES: Final = (2, 15)
-"""The first torch for which nobody has looked whether the replacements are needed, and still mend what they do."""
+"""The first version of torch for which the replacements have not been checked yet."""
 
 _active_kinds: ContextVar[frozenset[PatchKind]] = ContextVar("pipeline traces", default=frozenset())
 

@@ -57,18 +57,18 @@ def merge_profiles(
     if profiles is None:
         return dynamic_shapes, _profiles_of_inputs(inputs)
     if dynamic_shapes is not None:
-        raise TypeError("profiles are several dynamic_shapes: give one of the two")
+        raise TypeError("profiles and dynamic_shapes are both given: pass one of the two")
     if inputs:
         raise TypeError("profiles are given in the call and by an Input: give them in one place")
     if not isinstance(profiles, Sequence) or not profiles:
-        raise ValueError("profiles are a sequence of one dynamic_shapes or more")
+        raise ValueError("profiles is not a sequence, or empty: pass one dynamic_shapes for each profile")
     return _merge_specs(model, *example_inputs, len(leaves), profiles)
 
 
 def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]]:
     counts = {len(each.profiles) for each in inputs.values()}
     if len(counts) > 1:
-        raise ValueError(f"inputs have {', '.join(map(str, sorted(counts)))} profiles: each has as many as the others")
+        raise ValueError(f"inputs have {', '.join(map(str, sorted(counts)))} profiles: give all inputs the same number")
     return [
         [
             ProfileRanges(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})

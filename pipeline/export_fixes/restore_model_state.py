@@ -43,10 +43,8 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return a context that restores a model's modules: their attributes, the lists, dicts and sets among these, and
     the values of one-element buffers, which torch writes during a trace if other objects refer to them. Other
     objects in the modules are restored only if they contain fake tensors; then a ``functools.lru_cache`` is cleared."""
-    spaces, beside = (
-        [Snapshot.of(vars(module)) for module in model.modules()],
-        [each for _, each in held_objects(model)],
-    )
+    spaces = [Snapshot.of(vars(module)) for module in model.modules()]
+    beside = [each for _, each in held_objects(model)]
     objects = [Snapshot.of(vars(each)) for each in beside]
     caches = [(cache, cache.cache_info().misses) for cache in _lru_caches(chain(model.modules(), beside))]
     buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]

@@ -43,7 +43,7 @@ MAX_RAISE_STEPS: Final = 80
 """Instructions before an error is raised: its message may be long."""
 BRANCH_ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
 SIDE_EFFECTS: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "DELETE")
-"""What leaves something behind, also if an error is raised."""
+"""Prefixes of bytecode instructions with side effects."""
 
 
 @define
@@ -77,7 +77,9 @@ def reject_caught_errors() -> Iterator[None]:
                 is_pythons = file.startswith(STANDARD_LIBRARY) and "-packages" not in file
                 if is_pythons or file.startswith((*NOT_MODEL_CODE, folder_of("sympy"))):
                     continue  # code there may ask for a value and go on without one
-                why = "data decides a branch at {}, and the model catches the error that torch.export raises there"
+                why = (
+                    "the branch at {} is data-dependent, and the model catches the error that torch.export raises there"
+                )
                 raise CaptureError(why.format(line_text(file, line)), BRANCH_HINT)
 
 

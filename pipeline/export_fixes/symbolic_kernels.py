@@ -113,7 +113,7 @@ def weighted_bincount(
     return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
 
 
-def symbolic_sqrt(own: Kernel, x: object, /) -> object:
+def sqrt(own: Kernel, x: object, /) -> object:
     """Return the square root of a dynamic size as an expression; Dynamo, which traces this, sees an ``int``."""
     varies = isinstance(x, torch.SymInt | torch.SymFloat) and is_patched("trace")
     return torch.sym_sqrt(x) if varies else own(x)

@@ -119,9 +119,7 @@ TABLE: Final = (
         symbolic_kernels.resize_step,
         "divides by the size of a resized dim less 1, which may be 0",
     ),
-    Replacement(
-        math, "sqrt", symbolic_kernels.symbolic_sqrt, "takes a size that varies for a constant", everywhere=True
-    ),
+    Replacement(math, "sqrt", symbolic_kernels.sqrt, "takes a size that varies for a constant", everywhere=True),
     _export(
         aten.one_hot.default,
         symbolic_kernels.KEY,

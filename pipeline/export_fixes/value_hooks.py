@@ -71,7 +71,7 @@ def fake_inputs(
     for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
         if place in values:
             if not all(isinstance(size, int) for size in fake.shape):
-                why = f"dynamic_shapes lets sizes vary of the input that is {Constant(values[place])!r}"
+                why = f"dynamic_shapes has a range for the input {Constant(values[place])!r}"
                 raise CaptureError(why, "a Constant has one value: pass None for it")
             attach_value(fake, values[place].cpu().clone())
     return made

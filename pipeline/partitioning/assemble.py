@@ -75,7 +75,7 @@ class _SegmentAssembler:
         groups = [group for group in groups if group[1]]
         for at, (kind, names) in enumerate(groups):
             if kind not in get_args(Kind):
-                raise ValueError(f"a segment is an 'engine' or 'torch', not {kind!r}")
+                raise ValueError(f"the kind of a segment is 'engine' or 'torch', not {kind!r}")
             for name in names:
                 self._assign(name, at)
         self.copied = copied_nodes(self.program, lambda n: validated.verdicts[n.name].supported) - self.group_of.keys()

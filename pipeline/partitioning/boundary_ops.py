@@ -47,9 +47,7 @@ def _can_move(flow: Flow, units: Units, sides: OperatorSides, i: int) -> bool:
     unit = units.unit_of[i]
     if len(units.members[unit]) > 1 or len(units.same_side[unit]) > 1:
         return False
-    return (sides.feeds_only_torch(i) or sides.reads_only_torch(i)) and (
-        flow.only_moves_data[i] or sides.is_next_to_fixed(i)
-    )
+    return (sides.feeds_only_torch(i) or sides.reads_only_torch(i)) and (flow.moves_data[i] or sides.touches_fixed(i))
 
 
 def _move_best_group(flow: Flow, units: Units, sides: OperatorSides, start: int) -> tuple[int, list[int]]:
@@ -104,7 +102,7 @@ class OperatorSides:
         """Return whether an operator has dependencies, and all of them run in PyTorch."""
         return 0 < self.earlier[i] == len(self.flow.before[i])
 
-    def is_next_to_fixed(self, i: int) -> bool:
+    def touches_fixed(self, i: int) -> bool:
         """Return whether PyTorch runs a neighbour of this operator for another reason than saving bytes at a border."""
         return any(self.fixed_in_torch[j] for j in (*self.flow.before[i], *self.flow.after[i]))
 

@@ -19,7 +19,7 @@ NumberedSegment: TypeAlias = tuple[bool, tuple[int, ...]]
 
 
 @frozen
-class SegmentChoice:
+class SegmentPlan:
     """Groups of operators (by number) in the order in which they run, each with whether it is an engine; and for each
     operator outside engines the reason."""
 
@@ -27,9 +27,7 @@ class SegmentChoice:
     reasons: Mapping[int, str]
 
 
-def choose_segments(
-    flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings
-) -> SegmentChoice:
+def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> SegmentPlan:
     """Move operators to PyTorch until engines are large enough and not too many, and no border is too costly.
 
     refused: the operators that must run in PyTorch, each with the reason. If empty, one engine runs all operators.
@@ -49,7 +47,7 @@ def choose_segments(
     groups: dict[int, list[int]] = defaultdict(list)
     for unit, inside in enumerate(units.members):
         groups[level[unit]] += inside
-    return SegmentChoice(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
+    return SegmentPlan(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
 
 
 def _next_moves(

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from pipeline.aten.graphs import results
 from pipeline.aten.op_predicates import draws_random, is_cheap, moves
 from pipeline.program import Program, is_operator
-from pipeline.shapes.environment import Expr, bounds, expression, number_expr, shape_of
+from pipeline.shapes.environment import Expr, as_expr, bounds, expression, shape_of
 
 Node = torch.fx.Node
 Edges: TypeAlias = tuple[tuple[int, ...], ...]
@@ -56,7 +56,7 @@ class Flow:
     read: Edges
     is_returned: tuple[bool, ...]
     is_cheap: tuple[bool, ...]
-    only_moves_data: tuple[bool, ...]
+    moves_data: tuple[bool, ...]
 
 
 def build_flow(program: Program, copied: frozenset[Node]) -> Flow:
@@ -88,7 +88,7 @@ def build_flow(program: Program, copied: frozenset[Node]) -> Flow:
         read=_invert_edges([value.readers for value in values], len(nodes)),
         is_returned=tuple(n in returned for n in nodes),
         is_cheap=tuple(map(is_cheap, nodes)),
-        only_moves_data=tuple(map(moves, nodes)),
+        moves_data=tuple(map(moves, nodes)),
     )
 
 
@@ -174,16 +174,14 @@ def introduced_symbols(node: Node) -> frozenset[str]:
 
 def item_symbols(node: Node) -> frozenset[str]:
     """Return the symbol of a float that an operator reads from a tensor (``x.item()``); empty for other values."""
-    expr = number_expr(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
+    expr = as_expr(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
     return frozenset({str(expr)}) if expr is not None and expr.is_Symbol else frozenset()
 
 
 def float_symbols(node: Node) -> frozenset[str]:
     """Return the names of the symbols in a float that Python computes from sizes; empty for other values."""
     value = node.meta.get("val")
-    return (
-        frozenset(str(s) for s in number_expr(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
-    )
+    return frozenset(str(s) for s in as_expr(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
 
 
 def _sizes(value: object) -> Iterable[Expr]:

@@ -32,7 +32,7 @@ class Submodules:
 Patterns = Sequence[tuple[int, ...]]
 
 
-def foreign_pattern_members(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
+def moved_operators(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
     """Return the operators of patterns that begin in another submodule, each with the convolution or matmul at which
     its pattern begins. They move to that submodule, so that no border between submodules cuts a pattern."""
     return {i: pattern[0] for pattern in fused for i in pattern if keys[i] != keys[pattern[0]]}
@@ -50,11 +50,11 @@ def submodule_runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tupl
             yield tuple(i for step in run for i in step)
 
 
-def reasons_of_whole_submodules(
+def torch_reasons(
     flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
     """Return, for each operator that runs in PyTorch because a part of its submodule does, the reason. ``along``: the
-    result of `foreign_pattern_members`."""
+    result of `moved_operators`."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:

@@ -18,7 +18,7 @@ from pipeline.aten.traits import Does, does
 from pipeline.partitioning.flow import Edges, Flow
 
 MAX_PATTERN = 16
-"""The most operators of a pattern."""
+"""The maximum number of operators in a pattern."""
 
 
 @frozen
@@ -70,7 +70,7 @@ def _topological_order(before: Edges, after: Edges) -> tuple[int, ...]:
             missing[later] -= 1
             if not missing[later]:
                 ready.append(later)
-    assert len(order) == len(before), "units that depend on each other in a circle"
+    assert len(order) == len(before), "units depend on each other in a cycle"
     return tuple(order)
 
 

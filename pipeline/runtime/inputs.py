@@ -18,7 +18,7 @@ from pipeline.program import Port, Program, version
 from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.runtime.call_signature import as_compiled, is_same
 from pipeline.shapes.environment import Relation, evaluate_size
-from pipeline.shapes.linear import solve_for_symbol
+from pipeline.shapes.linear import solve_for
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
@@ -267,7 +267,7 @@ class _Sizes:
                 why = " and ".join(sorted({self.found[s.name] for s in expr.free_symbols if s.name in self.found}))
                 raise ShapeError(port.name, dim, size, (wanted, wanted), f"as the {why} requires" if why else "")
             return
-        value = solve_for_symbol(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
+        value = solve_for(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
         if value is None:
             allowed = port.ranges[dim or 0]
             raise ShapeError(port.name, dim, size, (allowed.min, allowed.max), f"sizes of the form {expr}")

@@ -52,7 +52,7 @@ def upper_bound(size: Argument) -> float:
     return float(bound) if bound.is_number else math.inf
 
 
-def number_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
+def as_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
     """Return the sympy expression of a number that Python computes from sizes."""
     return value if isinstance(value, sympy.Basic) else value.node.expr
 
@@ -320,14 +320,12 @@ def bounds(expr: Expr, symbols: Symbols) -> Range:
 
 @lru_cache(maxsize=16384)
 def _cached_bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> Range:
-    low, high = (
-        _bounds_by_enumeration(expr, given) or _bounds_by_terms(expr, given) or _bounds_by_intervals(expr, given)
-    )
+    low, high = _exact_bounds(expr, given) or _term_bounds(expr, given) or _interval_bounds(expr, given)
     opt = _evaluate_or_none(expr, {s.name: r.opt for s, r in given})
     return Range(low, low if opt is None else min(max(opt, low), high), high)
 
 
-def _bounds_by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+def _term_bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
     """Return the sum of the bounds of the terms if the expression divides by sizes: intervals of quotients are wide."""
     if not expr.is_Add or not _divisors(expr):
         return None
@@ -342,7 +340,7 @@ def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
     return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}
 
 
-def _bounds_by_intervals(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
+def _interval_bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
     """Return bounds by interval arithmetic. A missing bound is int64's bound. No call divides by a size of 0."""
     divisors = _divisors(expr)
     ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in given}
@@ -351,7 +349,7 @@ def _bounds_by_intervals(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Rang
     return math.floor(low), math.ceil(high)
 
 
-def _bounds_by_enumeration(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+def _exact_bounds(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
     """Return exact bounds by enumeration, if intervals would not be tight and there are few enough points."""
     once = all(expr.count(s) <= 1 for s, _ in given) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
     points = None if once else _value_combinations({s.name: r for s, r in given})

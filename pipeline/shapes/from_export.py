@@ -34,7 +34,7 @@ from pipeline.shapes.environment import (
     shape_of,
 )
 from pipeline.shapes.guards import node_values, size_guards
-from pipeline.shapes.linear import inverse_text, solve_for_symbol
+from pipeline.shapes.linear import inverse_text, solve_for
 from pipeline.shapes.operator_conditions import operator_conditions
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ UNBOUNDED_DATA_SIZE = 1024
 VALUE_SIZED: Final = frozenset({aten.bincount.default, aten.one_hot.default, aten.repeat_interleave.Tensor})
 """Operators whose result size depends on the values of their input: their maximum or their sum."""
 
-ONE_SIZE_HINT = "give it as a static size, or write the model so that it takes others"
+ONE_SIZE_HINT = "pass it as a static size, or change the model so that it accepts other sizes"
 
 Bounds: TypeAlias = tuple[int, int | None]
 """The least and the greatest value of a range; None if it has no upper bound."""
@@ -99,13 +99,11 @@ def _traced_ranges(inputs: Mapping[str, object]) -> dict[Any, Any]:
 
 def _input_symbols(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
     """Return the symbols of the inputs' sizes in the inputs' order: torch.export's order varies between runs."""
-    candidates = (
-        s for value in inputs.values() for expr in _dynamic_sizes(value) for s in sorted(expr.free_symbols, key=str)
-    )
+    candidates = (s for value in inputs.values() for expr in _exprs(value) for s in sorted(expr.free_symbols, key=str))
     return [s for s in dict.fromkeys(candidates) if s in ranges and not free_unbacked_symbols(s)]
 
 
-def _dynamic_sizes(value: object) -> list[sympy.Expr]:
+def _exprs(value: object) -> list[sympy.Expr]:
     if isinstance(value, torch.Tensor):
         return [s for s in shape_of(value) if not isinstance(s, int)]
     expr = expression(value) if isinstance(value, torch.SymInt) else 0
@@ -126,7 +124,7 @@ def _input_symbol(
         elif expr.free_symbols == {symbol}:
             derived += inverse_text(expr, symbol.name, place)
         if hint is None and expr.free_symbols == {symbol}:
-            hint = solve_for_symbol(expr, symbol.name, size)
+            hint = solve_for(expr, symbol.name, size)
     low, high = _stated_bounds(ranges[symbol])
     if asked is not None:
         low, high = asked[0], high if asked[1] is None else asked[1]
@@ -134,7 +132,7 @@ def _input_symbol(
         low = 1
     for expr, given in ranges.items():
         if not expr.is_Symbol and expr.free_symbols == {symbol}:
-            solutions = (solve_for_symbol(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None)
+            solutions = (solve_for(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None)
             if len(ends := sorted(end for end in solutions if end is not None)) == 2:
                 low, high = max(low or 0, ends[0]), ends[1] if high is None else min(high, ends[1])
     return Symbol(_size_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
@@ -204,30 +202,24 @@ def _apply_conditions(
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """Yield the conditions on input sizes under which the program, including all branches and loop bodies, is valid."""
-    within = (
-        condition
-        for each in _graph_and_subgraphs(graph)
-        for condition in (*operator_conditions(each), *_non_negative_conditions(each, shapes))
-    )
-    for condition in (*size_guards(graph), *within):
+    inner = ((*operator_conditions(each), *_non_negative_conditions(each, shapes)) for each in _all_graphs(graph))
+    for condition in (*size_guards(graph), *itertools.chain.from_iterable(inner)):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
 
 
-def _graph_and_subgraphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
+def _all_graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
     yield graph
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             for module in branches(node):
-                yield from _graph_and_subgraphs(module.graph)
+                yield from _all_graphs(module.graph)
 
 
 def _non_negative_conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """Yield the conditions that sizes are non-negative: ``x[1:]`` has size ``s - 1``, for which torch.export assumes
     that ``s`` is at least 1."""
-    compound = {
-        e for v in node_values(graph) if isinstance(v, torch.Tensor) for e in _dynamic_sizes(v) if not e.is_Symbol
-    }
+    compound = {e for v in node_values(graph) if isinstance(v, torch.Tensor) for e in _exprs(v) if not e.is_Symbol}
     for expr in sorted(compound, key=str):
         if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
             yield sympy.Ge(expr, 0, evaluate=False)
@@ -236,7 +228,7 @@ def _non_negative_conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) ->
 def _new_data_dependent_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
     """Return the data-dependent symbols that no earlier node has introduced, except in storage offsets."""
     sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
-    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _dynamic_sizes(v)] if sized else []
+    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _exprs(v)] if sized else []
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 

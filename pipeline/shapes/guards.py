@@ -40,11 +40,8 @@ def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
     dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
-        if (
-            guard.size_oblivious
-            or _has_no_effect(guard.expr, _location(guard), alone)
-            or layouts.is_about_layout(guard, expr)
-        ):
+        is_moot = guard.size_oblivious or _has_no_effect(guard.expr, _location(guard), alone)
+        if is_moot or layouts.is_about_layout(guard, expr):
             dropped.add(expr)
         else:
             kept.append((guard, expr))

@@ -18,7 +18,7 @@ def linear_coefficients(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
     return (int(slope), int(offset)) if line and offset.is_Integer else None
 
 
-def solve_for_symbol(expr: object, name: str, value: int) -> int | None:
+def solve_for(expr: object, name: str, value: int) -> int | None:
     """Return the symbol's integer at which a linear expression (``4*s + 1``) has this value; None if none has."""
     line = linear_coefficients(expr, name)
     if line is None or (value - line[1]) % line[0] != 0:

@@ -23,16 +23,10 @@ WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
 
 def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield conditions on sizes without which an operator would behave differently. Nodes need fake tensors."""
-    for found in (
-        _assert_conditions,
-        _squeeze_conditions,
-        _cross_conditions,
-        _reshape_conditions,
-        _slice_conditions,
-        _attention_conditions,
-        _mask_conditions,
-    ):
-        yield from found(graph)
+    for find in (_assert_conditions, _squeeze_conditions, _cross_conditions, _reshape_conditions):
+        yield from find(graph)
+    for find in (_slice_conditions, _attention_conditions, _mask_conditions):
+        yield from find(graph)
 
 
 def _assert_conditions(graph: torch.fx.Graph) -> Iterator[object]:

@@ -23,12 +23,7 @@ from pipeline.partitioning.assemble import Group, assemble, fallback_record
 from pipeline.partitioning.fixpoint import choose_segments
 from pipeline.partitioning.flow import Flow, Node, build_flow, copied_nodes
 from pipeline.partitioning.split_engine import split_by_submodule, split_evenly
-from pipeline.partitioning.submodules import (
-    Submodules,
-    foreign_pattern_members,
-    reasons_of_whole_submodules,
-    submodule_runs,
-)
+from pipeline.partitioning.submodules import Submodules, moved_operators, submodule_runs, torch_reasons
 from pipeline.partitioning.units import Units, build_units, fused_patterns
 from pipeline.program import Partitioned, Validated, is_operator
 
@@ -137,9 +132,9 @@ class BySubmodule:
         def choose(program: Flow, refused: dict[int, str]) -> Units:
             fused = list(fused_patterns(program, lambda i: i not in refused))
             own = [submodules.path_of(node) for node in program.nodes]
-            along = foreign_pattern_members(own, fused)
+            along = moved_operators(own, fused)
             keys = [own[along.get(i, i)] for i in range(len(own))]
-            refused |= reasons_of_whole_submodules(program, keys, along, refused)
+            refused |= torch_reasons(program, keys, along, refused)
             return build_units(program, submodule_runs(keys, fused), keys.__getitem__)
 
         return _partitioned(validated, choose)

@@ -12,7 +12,7 @@ from torch import nn
 
 import pipeline
 from pipeline import Compiled, RefitError
-from pipeline.export_fixes.exporter import _ModelExport
+from pipeline.export_fixes.exporter import _Exporter
 from pipeline.export_fixes.known_values import track_values
 from pipeline.recipes import numbers_of
 from pipeline.stages.unbuilt import unbuilt
@@ -266,7 +266,7 @@ def test_names_are_the_models_in_dynamo_too() -> None:
     """Dynamo calls a buffer by another name."""
     model = nn.Sequential(Holds(*READ["item"])).eval()
     with track_values() as reads:
-        exported = _ModelExport(model, ((X,), {}), None).exported(None, "bytecode")
+        exported = _Exporter(model, ((X,), {}), None).exported(None, "bytecode")
     assert reads.names == {"0.n"}
     torch.testing.assert_close(exported.module()(X), model(X))
 

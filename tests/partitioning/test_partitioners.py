@@ -324,7 +324,7 @@ WRONG: dict[str, Any] = {
         ("engine", names[2:3]),
         ("torch", names[:2] + names[3:]),
     ],
-    "a segment is an 'engine' or 'torch', not 'gpu'": lambda names: [("gpu", names)],
+    "the kind of a segment is 'engine' or 'torch', not 'gpu'": lambda names: [("gpu", names)],
 }
 
 

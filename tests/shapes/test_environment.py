@@ -22,7 +22,7 @@ from pipeline.shapes.environment import (
     compile_expression,
     evaluate_size,
 )
-from pipeline.shapes.linear import solve_for_symbol
+from pipeline.shapes.linear import solve_for
 
 S = [sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(3)]
 
@@ -150,7 +150,7 @@ def test_what_always_holds_is_seen() -> None:
 
 
 def test_a_line_is_solved_for_whole_numbers() -> None:
-    assert solve_for_symbol(4 * S[0] - 4, "s0", 8) == 3
-    assert solve_for_symbol(4 * S[0] - 4, "s0", 9) is None
-    assert solve_for_symbol(S[0] ** 2, "s0", 9) is None
+    assert solve_for(4 * S[0] - 4, "s0", 8) == 3
+    assert solve_for(4 * S[0] - 4, "s0", 9) is None
+    assert solve_for(S[0] ** 2, "s0", 9) is None
     assert compile_expression(4 * S[0])({"s0": 3}) == 12

@@ -14,7 +14,7 @@ from pipeline.export_fixes.torchscript.objects import Object
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
 
 MAX_STEPS: Final = 10_000
-"""The most turns of a loop that is unrolled."""
+"""The maximum number of iterations of an unrolled loop."""
 
 _HARMLESS: Final = ("autograd.grad_mode.", "autograd.profiler.record_function", "nn.utils.stateless.")
 """Contexts that do not change what a program computes."""
@@ -29,7 +29,7 @@ _MUTATING_KINDS: Final = (
 )
 """Nodes that change lists, dicts and objects."""
 _MUTATING_LIST_KINDS: Final = ("aten::add_", "aten::mul_")
-"""Nodes that do, where they are of lists."""
+"""Nodes that change their input if it is a list."""
 
 
 def evaluate_if(call: Call, condition: Value) -> Value:
@@ -45,7 +45,7 @@ def evaluate_if(call: Call, condition: Value) -> Value:
         raise call.error("the condition depends on data, which is known only when the program runs", _CHOOSE)
     for node in (node for block in call.node.blocks for node in block.every_node()):
         if node.kind in _MUTATING_KINDS or (node.kind in _MUTATING_LIST_KINDS and node.types[:1] != ("Tensor",)):
-            raise call.error(f"data decides, and {node.kind} in a branch must leave nothing behind", _CHOOSE)
+            raise call.error(f"a branch of a data-dependent if has a side effect, {node.kind}", _CHOOSE)
     yes, no = (_with_tensor_bools(call, block, condition.device) for block in call.blocks)
     return select_branch(condition, yes, no, call.where.partition(",")[0])
 
@@ -83,12 +83,8 @@ def _check_known(call: Call, value: Value, name: str) -> None:
     """Raise an error if a loop's length is data-dependent, since it would be compiled for the example's length."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
-        kind = (
-            "depends on data, which is known only when the program runs"
-            if _is_data_dependent(value)
-            else f"varies: {value}"
-        )
-        raise call.error(f"{name} {kind}", _FIX)
+        data = "depends on data, which is known only when the program runs"
+        raise call.error(f"{name} {data if _is_data_dependent(value) else f'varies: {value}'}", _FIX)
 
 
 def _is_data_dependent(value: Value) -> bool:
@@ -142,5 +138,5 @@ CONTROL: Final[Mapping[str, Evaluator]] = {
     "aten::_get_tracing_state": lambda call: False,
     "aten::has_torch_function": lambda call, *values: False,
 }
-"""Evaluators of nodes that decide what is evaluated, and of those that only torch's own interpreter acts on. Gradients
-count as wanted: without them torch's own modules call kernels of a whole layer, which no engine knows."""
+"""Evaluators of control flow, and of nodes that only torch's interpreter needs. Gradients count as enabled: without
+gradients, torch's modules call kernels of whole layers, which engines do not support."""

@@ -73,7 +73,7 @@ def _stack_trace(source: str) -> str:
 
 
 CALL: Final = "pipeline::CallMethod"
-"""What a call of a module is called while other calls are inlined."""
+"""The kind that marks calls of modules while other calls are inlined."""
 
 
 @frozen(eq=False)

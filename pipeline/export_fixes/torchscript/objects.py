@@ -152,4 +152,4 @@ OBJECTS: Final[Mapping[str, Evaluator]] = {
     "aten::__is__": lambda call, a, b: a is b,
     "aten::__isnot__": lambda call, a, b: a is not b,
 }
-"""Evaluators of nodes that make values and take them apart."""
+"""Evaluators of nodes that create values and read their parts."""

@@ -30,7 +30,7 @@ def _dtype_codes() -> Mapping[torch.dtype, int]:
 
 
 DTYPE_CODES: Final = FrozenDict(_dtype_codes())
-"""TorchScript's integers for dtypes, found by asking torch, which has no other answer while it traces."""
+"""TorchScript's integer code of each dtype, found by calling an operator of torch outside of any trace."""
 
 
 def to_dtype(code: int | torch.dtype | None) -> torch.dtype | None:
@@ -146,7 +146,7 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::__interpolate": without_call(functional.interpolate),
     "aten::requires_grad_": lambda call, x, *_: x,
 }
-"""Evaluators of nodes between tensors and Python; what computes with tensors alone is an operator of torch's."""
+"""Evaluators of nodes that convert between tensors and Python values; all other tensor nodes are torch operators."""
 
 
 def _if_packed(ours: Callable[..., Value], target: Callable[..., Value]) -> Evaluator:
