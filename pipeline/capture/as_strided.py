@@ -52,10 +52,10 @@ def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, 
 
 
 class _AsStridedRewriter:
-    """The copy of a graph. ``taken`` are the names of its nodes."""
+    """Copies a graph, and replaces ``as_strided``. ``taken``: the names of the copied nodes."""
 
-    def __init__(self, taken: set[str]) -> None:
-        self.graph, self.taken = torch.fx.Graph(), taken
+    def __init__(self, names: set[str]) -> None:
+        self.graph, self.names = torch.fx.Graph(), names
         self.env: dict[Node, Node] = {}
 
     def node(self, node: Node) -> Node:
@@ -77,7 +77,7 @@ class _AsStridedRewriter:
             return made
         if whole is not source:
             raise _unknown_contents_error(node)
-        made.name, made.meta["val"] = unlike(node.name, self.taken), row.meta["val"]
+        made.name, made.meta["val"] = unlike(node.name, self.names), row.meta["val"]
         return self.permute(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
     def permute(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
@@ -85,7 +85,7 @@ class _AsStridedRewriter:
         if list(dims) == sorted(dims):
             return value
         made = self.graph.call_function(aten.permute.default, (value, list(dims)))
-        made.name, made.meta["val"] = unlike("permute", self.taken), like.permute(*dims)
+        made.name, made.meta["val"] = unlike("permute", self.names), like.permute(*dims)
         return made
 
 

@@ -123,15 +123,17 @@ def add_profiles(program: Program, notes: ExportNotes) -> Program:
 
 
 def _profile_ranges(
-    at: int, wishes: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
+    index: int, requests: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
 ) -> dict[str, Range]:
     found: dict[str, Range] = {}
-    for wish in wishes:
+    for wish in requests:
         for name, given in _implied_ranges(wish, inputs[wish.input]):
             known = found.get(name, shapes[name])
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
-                raise ValueError(f"profile {at} excludes all sizes of {inputs[wish.input].name} that the model accepts")
+                raise ValueError(
+                    f"profile {index} excludes all sizes of {inputs[wish.input].name} that the model accepts"
+                )
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found
 

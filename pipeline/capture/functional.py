@@ -86,22 +86,24 @@ class _Inliner:
     def __init__(self, names: set[str]) -> None:
         self.graph, self.taken = torch.fx.Graph(), names
 
-    def append_graph(self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, named: bool = True) -> Argument:
-        """Append a graph, with the given inputs or its own placeholders; return its results. ``named``: nodes keep
+    def append_graph(
+        self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, keep_names: bool = True
+    ) -> Argument:
+        """Append a graph, with the given inputs or its own placeholders; return its results. ``keep_names``: nodes keep
         their names, to which a signature refers."""
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_is_inlinable(user, module) for user in node.users)):
                 continue
             if node.op == "output":
-                if not named:
+                if not keep_names:
                     return map_arg(tuple(results(module.graph)), env.__getitem__)
                 self.graph.node_copy(node, env.__getitem__)
                 continue
-            env[node] = self.copy_node(node, module, env, named)
+            env[node] = self.copy_node(node, module, env, keep_names)
         return None
 
     def copy_node(
-        self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], named: bool
+        self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], keep_names: bool
     ) -> Argument:
         """Return a node's value in the new graph; for an inlined region, its results."""
         found = _inlinable_region(node, module) if calls_region(node) else None
@@ -109,11 +111,11 @@ class _Inliner:
             body, args = found
             places = [n for n in body.graph.nodes if n.op == "placeholder"]
             given = map_arg(args, env.__getitem__)
-            return self.append_graph(body, dict(zip(places, given, strict=True)), named=False)
+            return self.append_graph(body, dict(zip(places, given, strict=True)), keep_names=False)
         if node.target is operator.getitem and isinstance(env[node.args[0]], tuple):  # type: ignore[index]
             return env[node.args[0]][node.args[1]]  # type: ignore[index]
         made = self.graph.node_copy(node, env.__getitem__)
-        made.name = node.name if named else unlike(node.name, self.taken)
+        made.name = node.name if keep_names else unlike(node.name, self.taken)
         return made
 
 

@@ -96,7 +96,7 @@ def _tuned_sizes(value: object) -> Sequence[int] | None:
 
 
 def _lifted_tensors(
-    exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
+    exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
     """Return the model's tensors, the recipes of constant placeholders, and the mutated buffers."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
@@ -113,7 +113,7 @@ def _lifted_tensors(
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             why = f"the model holds {name}, a {kind}: a program can hold tensors only"
             raise CaptureError(GENERATOR_MESSAGE if isinstance(value, torch.Generator) else why)
-        tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
+        tensor = module_tensors.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
             why = f"the tensor {target} of the model is fake: an earlier trace of the model left it there"
             raise CaptureError(

@@ -15,7 +15,7 @@ from pipeline.aten.types import Spec
 from pipeline.program import Program
 
 
-def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, ...]:
+def output_names(spec: Spec, user_names: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return a name for each output: ``logits``, ``hidden_states.0``; ``output`` for a single tensor, ``output.0`` for
     a position in a tuple. Equal names are numbered: ``a.b``, ``a.b_1``.
 
@@ -24,28 +24,32 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
         given: the names to use instead, in order.
 
     Raises:
-        TypeError: ``given`` is not a sequence of strings.
+        TypeError: ``user_names`` is not a sequence of strings.
         ValueError: the number of names is not the number of outputs, or a name is empty, used twice, or has several
             lines.
     """
-    if given is None:
+    if user_names is None:
         taken: set[str] = set()
         return tuple(unlike(name, taken) for name in _default_names(spec))
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
-    if len(given) != spec.num_leaves:
+    if (
+        isinstance(user_names, str)
+        or not isinstance(user_names, Sequence)
+        or not all(isinstance(name, str) for name in user_names)
+    ):
+        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {user_names!r}')
+    if len(user_names) != spec.num_leaves:
         outputs = f"{spec.num_leaves} outputs: {', '.join(_default_names(spec))}"
-        raise ValueError(f"output_names has {len(given)} names, the model {outputs}")
-    if wrong := [name for name, count in Counter(given).items() if count > 1 or not name]:
+        raise ValueError(f"output_names has {len(user_names)} names, the model {outputs}")
+    if wrong := [name for name, count in Counter(user_names).items() if count > 1 or not name]:
         raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
-    if wrong := [name for name in given if not name.isprintable()]:
+    if wrong := [name for name in user_names if not name.isprintable()]:
         raise ValueError(f"output_names: {wrong[0]!r} does not print on one line")
-    return tuple(given)
+    return tuple(user_names)
 
 
-def name_outputs(program: Program, given: Sequence[str] | None = None) -> Program:
+def name_outputs(program: Program, user_names: Sequence[str] | None = None) -> Program:
     """Return the program with named outputs; outputs for mutated inputs and buffers keep their names."""
-    names = iter(output_names(program.out_spec, given))
+    names = iter(output_names(program.out_spec, user_names))
     outputs = (evolve(o, name=next(names) if o.kind == "user" else o.target) for o in program.outputs)
     return evolve(program, outputs=tuple(outputs))
 

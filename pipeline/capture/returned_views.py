@@ -99,22 +99,22 @@ def _is_size(node: Node) -> bool:
     return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
 
 
-def _core_graph(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
+def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModule:
     """Return a copy of the graph with only these results."""
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
             env[node] = copied_node(node, graph, env.__getitem__)
-    graph.output(tuple(env[node] for node in kept))
+    graph.output(tuple(env[node] for node in core_results))
     return GraphModule(module, graph)
 
 
 def _results_function(
-    module: GraphModule, kept: Sequence[Node], returned: Sequence[Argument]
+    module: GraphModule, core_results: Sequence[Node], returned: Sequence[Argument]
 ) -> Callable[..., Sequence[Argument]]:
     """Return a function that computes all results from the arguments of Dynamo's graph and the core's results."""
     graph = Graph()
-    env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *kept)}
+    env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *core_results)}
     waiting, needed = [value for value in returned if isinstance(value, Node)], set[Node]()
     while waiting:
         node = waiting.pop()

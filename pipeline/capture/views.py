@@ -92,21 +92,21 @@ _PIECE_RULES: Mapping[Any, Function] = {
 MULTI_VIEW_OPERATORS = frozenset(_PIECE_RULES)
 
 
-def _write_whole(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
+def _write_whole(view: View, emit: Emit, before: Node, value: Node) -> Node | None:
     """Return the written value if no element is repeated, since PyTorch rejects writes to expanded tensors."""
-    return value if _covers_source(made) else None
+    return value if _covers_source(view) else None
 
 
-def _covers_source(made: View) -> bool:
+def _covers_source(view: View) -> bool:
     """Return whether a view has the same sizes as the viewed tensor."""
-    return shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
+    return shape_of(view.node.meta["val"]) == shape_of(view.source.meta["val"])
 
 
 def _scatter_rule(target: object) -> Callable[..., Node]:
     """Return a rule that scatters the value into the viewed tensor; a write to all elements replaces the tensor."""
 
-    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
-        return value if _covers_source(made) else emit(target, before, value, *made.args, val=made.source.meta["val"])
+    def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
+        return value if _covers_source(view) else emit(target, before, value, *view.args, val=view.source.meta["val"])
 
     return write
 
@@ -114,21 +114,21 @@ def _scatter_rule(target: object) -> Callable[..., Node]:
 def _inverse_rule(target: object = None) -> Callable[..., Node]:
     """Return a rule that applies the inverse operator, by default the view's own, to the value."""
 
-    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
-        return emit(target or made.target, value, *made.args, val=made.source.meta["val"])
+    def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
+        return emit(target or view.target, value, *view.args, val=view.source.meta["val"])
 
     return write
 
 
-def _write_permuted(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    (dims,) = made.args
+def _write_permuted(view: View, emit: Emit, before: Node, value: Node) -> Node:
+    (dims,) = view.args
     back = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
-    return emit(aten.permute.default, value, back, val=made.source.meta["val"])
+    return emit(aten.permute.default, value, back, val=view.source.meta["val"])
 
 
-def _write_reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
+def _write_reshaped(view: View, emit: Emit, before: Node, value: Node) -> Node:
     """Reshape the value to the sizes of the viewed tensor; read dynamic sizes from that tensor."""
-    source = made.source.meta["val"]
+    source = view.source.meta["val"]
     sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, before, d, val=n) for d, n in enumerate(source.shape))
     return emit(aten.view.default, value, [*sizes], val=source)
 

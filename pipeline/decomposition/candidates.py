@@ -60,8 +60,8 @@ def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
 class CallSearch:
     """A search through decompositions for certain calls. Each decomposition is traced once for each distinct signature.
 
-    ``wanted`` decides whether a call is a target of the search. Calls that depend only on constants do not count: they
-    are folded, and no converter is called for them.
+    ``is_wanted`` decides whether a call is a target of the search. Calls that depend only on constants do not count:
+    they are folded, and no converter is called for them.
     """
 
     program: Program
@@ -84,21 +84,21 @@ class CallSearch:
                 return function
         return None
 
-    def _leads_to_wanted(self, template: Template, given: tuple[bool, ...]) -> bool:
-        key = (template.key, given)
+    def _leads_to_wanted(self, template: Template, constant: tuple[bool, ...]) -> bool:
+        key = (template.key, constant)
         if key not in self.known:
             self.known[key] = False  # during its own search: a recursive operator adds nothing new
-            self.known[key] = self.find_first(template.graph, iter(given)) is not None
+            self.known[key] = self.find_first(template.graph, iter(constant)) is not None
         return self.known[key]
 
-    def find_first(self, graph: torch.fx.Graph, given: Iterator[bool] | None = None) -> Node | None:
+    def find_first(self, graph: torch.fx.Graph, constant_inputs: Iterator[bool] | None = None) -> Node | None:
         """Return the first call in a graph that is wanted or decomposes to a wanted call; None if there is no such
-        call. ``given``: whether each placeholder is constant, for a graph other than the program's."""
+        call. ``constant_inputs``: whether each placeholder is constant, for a graph other than the program's."""
         constant: dict[Node, bool] = {}
         nodes: list[Node] = list(graph.nodes)
         for node in nodes:
-            inner = given is not None and node.op == "placeholder"
-            constant[node] = next(given) if inner else is_constant(node, constant, self.program)  # type: ignore[arg-type]
+            inner = constant_inputs is not None and node.op == "placeholder"
+            constant[node] = next(constant_inputs) if inner else is_constant(node, constant, self.program)  # type: ignore[arg-type]
             if node.op == "call_function" and not constant[node]:
                 call = Call.of_node(node)
                 if self.is_wanted(call) or self.find_decomposition(call, constant) is not None:

@@ -1,9 +1,9 @@
 """Compute Fourier transforms of pairs of real tensors as matmuls by matrices of roots of unity.
 
-TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one matmul. A longer length is split into two
+TensorRT has no Fourier transform. A length of at most ``MAX_LENGTH`` is one matmul. A longer length is split into two
 factors: transforms of these lengths with a rotation between them (Cooley and Tukey), so that no matrix is larger than
-``LARGEST`` by ``LARGEST``. The matrices are constants, computed in float64. For a dynamic length, of at most
-``LARGEST_VARYING``, an engine computes the roots of one turn at each call, and gathers the matrix from them.
+``MAX_LENGTH`` by ``MAX_LENGTH``. The matrices are constants, computed in float64. For a dynamic length, of at most
+``MAX_DYNAMIC``, an engine computes the roots of one turn at each call, and gathers the matrix from them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.complex_functions import Pair, bilinear, multiply
 from pipeline.shapes.environment import expression, upper_bound
 
-MAX_SINGLE_LENGTH = 256
+MAX_LENGTH = 256
 """The longest transform that is a single matmul, and the largest prime factor of longer transforms."""
 
-MAX_DYNAMIC_LENGTH = 1024
+MAX_DYNAMIC = 1024
 """The longest transform of a dynamic length, which is always one matmul."""
 
 Size: TypeAlias = Argument
@@ -68,10 +68,10 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
 
 
 def is_supported_length(size: Size) -> bool:
-    """Return whether a length has no prime factor above ``LARGEST``, or is dynamic and at most ``LARGEST_VARYING``."""
+    """Return whether a length has no prime factor above ``MAX_LENGTH``, or is dynamic and at most ``MAX_DYNAMIC``."""
     if is_dynamic_length(size):
-        return upper_bound(size) <= MAX_DYNAMIC_LENGTH
-    return size <= MAX_SINGLE_LENGTH or _balanced_divisor(size) is not None
+        return upper_bound(size) <= MAX_DYNAMIC
+    return size <= MAX_LENGTH or _balanced_divisor(size) is not None
 
 
 def is_dynamic_length(size: Size) -> bool:
@@ -80,8 +80,8 @@ def is_dynamic_length(size: Size) -> bool:
 
 
 def _balanced_divisor(size: int) -> int | None:
-    """Return the divisor up to ``LARGEST`` nearest to the square root; None if the cofactor cannot be factored."""
-    found = [d for d in range(2, MAX_SINGLE_LENGTH + 1) if size % d == 0]
+    """Return the divisor up to ``MAX_LENGTH`` nearest to the square root; None if the cofactor cannot be factored."""
+    found = [d for d in range(2, MAX_LENGTH + 1) if size % d == 0]
     divisor = min(found, key=lambda d: abs(math.log(d * d / size)), default=None)
     return divisor if divisor is not None and is_supported_length(size // divisor) else None
 
@@ -97,7 +97,7 @@ def _transform_last_dim(z: Argument, sign: int) -> Argument:
     first, then the results."""
     like = z.real if isinstance(z, Pair) else z
     size = like.shape[-1]
-    if is_dynamic_length(size) or size <= MAX_SINGLE_LENGTH:
+    if is_dynamic_length(size) or size <= MAX_LENGTH:
         return complex_matmul(z, _root_matrix(size, size, size, sign, like))
     a = _balanced_divisor(size)
     assert a is not None

@@ -2,7 +2,7 @@
 
 A rule receives the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for
 each complex result. Rules are written in torch, and traced like decompositions. Parts of a result may need
-broadcasting, and may have another dtype than the result: ``settled`` handles both.
+broadcasting, and may have another dtype than the result: `cast_rule_results` handles both.
 
 A real factor multiplies both parts, while eager multiplies by a complex number with imaginary part 0. The results
 differ if a part is infinite (in eager, 0 times inf is NaN).
@@ -167,7 +167,7 @@ def divide_by_magnitude(z: Pair) -> Pair:
 
 
 def to_copy(
-    value: Argument, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: object
+    value: Argument, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **options: object
 ) -> Argument:
     """Cast a real number to complex, a complex number to another dtype or device, or a complex number to real."""
     if device is not None:
@@ -186,7 +186,7 @@ def fill_rule(operator: Rule) -> Rule:
     return rule
 
 
-def complex_zeros(size: Argument, *, device: torch.device | None = None, **others: object) -> Pair:
+def complex_zeros(size: Argument, *, device: torch.device | None = None, **options: object) -> Pair:
     """Return zeros, as the content of uninitialized tensors."""
     return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 

@@ -138,8 +138,8 @@ class _UnsupportedMap(Exception):  # noqa: N818 - not an error
 
 
 class ControlFlow:
-    """The expansion of control flow into a graph. ``emit`` appends a call and returns its value; the nodes in ``kept``
-    stay unchanged, in PyTorch."""
+    """The expansion of control flow into a graph. ``emit`` appends a call and returns its value; nodes for which
+    ``is_kept`` is true stay unchanged, in PyTorch."""
 
     def __init__(
         self,

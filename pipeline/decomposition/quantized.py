@@ -140,19 +140,19 @@ class _Normalizer:
         rows = zip(names_of(node.target), values, strict=True)
         return [int(self.evaluate(v)) if name in NUMERIC_ARGUMENTS and self.constant.get(v) else v for name, v in rows]
 
-    def fused_pair(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
+    def fused_pair(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
         """Return the form that fuses a dequantizing step with a quantizing step of equal scales; else None."""
-        first = next(iter(given.values()))
+        first = next(iter(arguments.values()))
         if name not in QUANTIZER_OF or not isinstance(first, Node) or schema_name(first.target) != QUANTIZER_OF[name]:
             return None
         other = dict(zip(names_of(first.target), self.bind_arguments(first), strict=True))
-        theirs, ours = list(other.values())[1:], list(given.values())[1:]
+        theirs, ours = list(other.values())[1:], list(arguments.values())[1:]
         numbers = other[next(iter(other))]
         if numbers.meta["val"].dtype != node.meta["val"].dtype or "float8" in name:
             return None
         if not all(map(self.is_same_argument, theirs, ours)):
             return None
-        return self.bind_form(FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
+        return self.bind_form(FORMS[name], {**arguments, next(iter(arguments)): numbers}, (PAIR,), len(other))
 
     def is_same_argument(self, a: Argument, b: Argument) -> bool:
         """Return whether two arguments are one node or equal numbers: an export has a separate tensor per use."""
@@ -162,17 +162,21 @@ class _Normalizer:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
 
     def bind_form(
-        self, form: Argument, given: Mapping[str, Argument], more: tuple[Argument, ...] = (), count: int | None = None
+        self,
+        form: Argument,
+        arguments: Mapping[str, Argument],
+        extra: tuple[Argument, ...] = (),
+        count: int | None = None,
     ) -> tuple[Argument, Argument]:
         """Return a call of a form with the known facts about the arguments: a function, and its arguments."""
-        tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
-        constant = {name for name, value in given.items() if not isinstance(value, Node) or self.constant[value]}
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, Node)}
+        constant = {name for name, value in arguments.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
-        zero = next((value for name, value in given.items() if name.startswith("zero_point")), 0)
+        zero = next((value for name, value in arguments.items() if name.startswith("zero_point")), 0)
         known = Facts(frozenset(constant & {*tensors, "scale"}), self.shared_zero_point(zero))
-        args = tuple(given.values())[:count]
+        args = tuple(arguments.values())[:count]
         names = sorted(known.constant)
-        return _set_name(lambda *a: form(known, *a, *more), f"{form.__name__}{names}{known.zero}{bool(more)}"), args
+        return _set_name(lambda *a: form(known, *a, *extra), f"{form.__name__}{names}{known.zero}{bool(extra)}"), args
 
     def shared_zero_point(self, zero: Argument) -> int | None:
         """Return the zero point that all elements share; None if zero points differ or are not constant."""

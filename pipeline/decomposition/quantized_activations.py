@@ -102,10 +102,10 @@ def pair_float8_casts(program: Program) -> Program:
     return program
 
 
-def _insert_pair(edit: GraphEdit, node: Node, wanted: list[torch.dtype]) -> None:
+def _insert_pair(edit: GraphEdit, node: Node, dtypes: list[torch.dtype]) -> None:
     """Replace a cast by a pair in all readers, which cast the value back to the wanted dtypes."""
     x = node.args[0]
-    wide = edit.insert_cast(node, x, reduce(torch.promote_types, wanted, x.meta["val"].dtype))
+    wide = edit.insert_cast(node, x, reduce(torch.promote_types, dtypes, x.meta["val"].dtype))
     one = edit.insert(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
     made = edit.insert(node, operators.fake_quantize.default, (wide, one, "fp8", [-1] * x.meta["val"].dim()))
     if not SATURATES and not _is_clamped(x, -LARGEST_ROUNDED, LARGEST_ROUNDED):

@@ -36,8 +36,8 @@ class Scheme:
     """The parameters of a quantization: the range of quantized values, and the number of elements along each dim that
     share a scale.
 
-    ``inverse``: the reciprocal of the scale in float64, if the scale is a Python number. ``early``: zero points are
-    added before rounding, as per-token quantizers do.
+    ``inverse``: the reciprocal of the scale in float64, if the scale is a Python number. ``adds_zero_first``: zero
+    points are added before rounding, as per-token quantizers do.
     """
 
     low: int

@@ -118,8 +118,8 @@ def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, 
     return result
 
 
-def _symbol_proxy(tracer: GraphAppendingTracer, place: InputSize) -> Argument:
-    node, dim, slope, offset = place
+def _symbol_proxy(tracer: GraphAppendingTracer, size_input: InputSize) -> Argument:
+    node, dim, slope, offset = size_input
     size: Argument = Proxy(node, tracer)
     if dim is not None:
         size = Proxy(tracer.graph.call_function(aten.sym_size.int, (node, dim)), tracer)

@@ -33,7 +33,7 @@ def unused_registrations(
     program: Program,
     verdicts: Mapping[str, Verdict],
     claims: Claims,
-    ways: Decompositions,
+    choices: Decompositions,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
     """Return the user's converters and decompositions that were not used although the model calls their operators.
@@ -48,7 +48,7 @@ def unused_registrations(
     idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched(program, claims)
     if not idle and not left and not idle_entries:
         return ()
-    search = _UnusedSearch(program, verdicts, claims, ways, refusals, Templates(fake_mode(program.graph)))
+    search = _UnusedSearch(program, verdicts, claims, choices, refusals, Templates(fake_mode(program.graph)))
     return (*search.unused_converters(idle), *search.unused_decompositions(left), *search.unused_entries(idle_entries))
 
 

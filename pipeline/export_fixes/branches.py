@@ -79,21 +79,21 @@ def is_open_condition(condition: object) -> bool:
 
 
 def select_branch(
-    condition: torch.Tensor, if_true: Callable[[], Argument], if_false: Callable[[], Argument], place: str
+    condition: torch.Tensor, if_true: Callable[[], Argument], if_false: Callable[[], Argument], line: str
 ) -> Argument:
     """Trace both branches, and return the results that `torch.where` selects by the condition at run time. Raise
     `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot select."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
-    results = [_result(branch, run, place) for branch, run in zip(branches, (if_true, if_false), strict=True)]
+    results = [_result(branch, run, line) for branch, run in zip(branches, (if_true, if_false), strict=True)]
     (ours, spec), (theirs, other) = map(tree_flatten, results)
     if spec != other:
-        raise _branch_error(place, f"returns {_value_text(results[0])} or {_value_text(results[1])}")
+        raise _branch_error(line, f"returns {_value_text(results[0])} or {_value_text(results[1])}")
     rows = zip(ours, theirs, strict=True)
-    return tree_unflatten([_select_result(condition, pair, branches, place) for pair in rows], spec)
+    return tree_unflatten([_select_result(condition, pair, branches, line) for pair in rows], spec)
 
 
-def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument:
+def _result(branch: Branch, run: Callable[[], Argument], line: str) -> Argument:
     now = trace.get()
     assert now is not None
     now.open_branches.append(branch)
@@ -102,12 +102,12 @@ def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument
     finally:
         now.open_branches.pop()
     if branch.effect:
-        raise _branch_error(place, f"has a branch that must not run unless it is taken: {branch.effect}")
+        raise _branch_error(line, f"has a branch that must not run unless it is taken: {branch.effect}")
     return result
 
 
 def _select_result(
-    condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], place: str
+    condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], line: str
 ) -> Argument:
     """Return the selected one of two results. A variable that one branch does not assign is not read later."""
     yes, no = pair
@@ -116,12 +116,12 @@ def _select_result(
     if yes is UNSET:
         return no
     if not (isinstance(yes, torch.Tensor) and isinstance(no, torch.Tensor) and _properties(yes) == _properties(no)):
-        raise _branch_error(place, f"returns {_value_text(yes)} or {_value_text(no)}")
+        raise _branch_error(line, f"returns {_value_text(yes)} or {_value_text(no)}")
     chosen = torch.where(condition, yes, no)
     shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _storage(tensor) not in branch.memory]
     now = trace.get()
     if now is not None and shared:
-        now.selected.append(SelectedResult(frozenset(map(_storage, (chosen, *shared))), place))
+        now.selected.append(SelectedResult(frozenset(map(_storage, (chosen, *shared))), line))
     return chosen
 
 
@@ -164,8 +164,8 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def _branch_error(place: str, problem: str) -> CaptureError:
-    return CaptureError(f"the data-dependent if at {place}, which {problem}", HINT)
+def _branch_error(line: str, problem: str) -> CaptureError:
+    return CaptureError(f"the data-dependent if at {line}, which {problem}", HINT)
 
 
 def _properties(tensor: torch.Tensor) -> object:

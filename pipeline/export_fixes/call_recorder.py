@@ -39,11 +39,11 @@ class Call:
     values: Mapping[str, Leaf]
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
-        """Return the record of a call with these inputs; ``way``: the number of positional inputs, and the keywords."""
+    def of(cls, inputs: Mapping[str, Argument], call_form: Spec) -> Call:
+        """Return the record of a call. ``call_form``: the number of positional inputs, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
         kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
-        return cls((spec, way), dict(zip((_path_text(path) for path, _ in rows), kinds, strict=True)))
+        return cls((spec, call_form), dict(zip((_path_text(path) for path, _ in rows), kinds, strict=True)))
 
 
 @define
@@ -95,15 +95,15 @@ class Calls:
         entries = (self._dynamic_entry(_path_text(path)) for path, _ in tree_flatten_with_path(given)[0])
         return {"args": args, "kwargs": kwargs, "dynamic_shapes": _nest_entries(given, entries)}
 
-    def _check_alike(self, first: Call, other: Call) -> None:
-        if missing := sorted(first.values.keys() ^ other.values.keys()):
+    def _check_alike(self, first: Call, second: Call) -> None:
+        if missing := sorted(first.values.keys() ^ second.values.keys()):
             raise CaptureError(f"{self._name} was called with and without {', '.join(missing)}", KIND_HINT)
-        if first.spec != other.spec:
+        if first.spec != second.spec:
             raise CaptureError(
                 f"{self._name} was called by position and by keyword, or with other containers", KIND_HINT
             )
         for path, own in first.values.items():
-            value = other.values[path]
+            value = second.values[path]
             if not _are_compatible(own, value):
                 why = f"{path} of {self._name} is {own} in one call and {value} in another"
                 hint = f"pass a number that varies as a tensor; else {KIND_HINT}"
@@ -170,14 +170,14 @@ def _nest_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
     return nest_entries(value, [_nest_entries(part, entries) for part in parts], structure)
 
 
-def _are_compatible(first: Leaf, other: Leaf) -> bool:
+def _are_compatible(first: Leaf, second: Leaf) -> bool:
     """Return whether a program can accept both values of an input."""
-    if isinstance(first, TensorKind) and isinstance(other, TensorKind):
-        return first.dtype == other.dtype and len(first.shape) == len(other.shape)
-    if type(first) is type(other) is int:
-        return bool(first == other or min(first, other) >= 0)
+    if isinstance(first, TensorKind) and isinstance(second, TensorKind):
+        return first.dtype == second.dtype and len(first.shape) == len(second.shape)
+    if type(first) is type(second) is int:
+        return bool(first == second or min(first, second) >= 0)
     with suppress(Exception):  # values of the user's own compare as they like
-        return first is other or (type(first) is type(other) and bool(first == other))
+        return first is second or (type(first) is type(second) and bool(first == second))
     return False
 
 

@@ -210,10 +210,10 @@ def _raise_root_minimums(shapes: object) -> object:
     return tree_map(shifted, shapes)
 
 
-def _derived_dim(entry: Spec, root: Any, by: int) -> object:
-    """Return the same derived dim as an expression of another root, which is larger by ``by``."""
+def _derived_dim(entry: Spec, root: Any, shift: int) -> object:
+    """Return the same derived dim as an expression of another root, which is larger by ``shift``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
-    scaled, offset = (slope * root if slope != 1 else root), start - slope * by
+    scaled, offset = (slope * root if slope != 1 else root), start - slope * shift
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 

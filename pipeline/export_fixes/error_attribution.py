@@ -158,16 +158,16 @@ def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError
     return CaptureError(why, BRANCH_HINT)
 
 
-def _index_error(error: Exception, model: str, place: str) -> CaptureError | None:
+def _index_error(error: Exception, model: str, line: str) -> CaptureError | None:
     """Return the error for a Python index computed from data (of a list, in ``range``); None for other errors."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
-        f"{model} decides by data: it uses a number read from a tensor as a Python index or count: {place} "
+        f"{model} decides by data: it uses a number read from a tensor as a Python index or count: {line} "
         "(torch.export: data-dependent)"
     )
     index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
-    decides = re.search(r"\b(if|while)\b", place)
+    decides = re.search(r"\b(if|while)\b", line)
     return CaptureError(why, f"{index}; {BRANCH_HINT if decides else VALUE_HINT}")
 
 
@@ -266,21 +266,21 @@ def _unsupported_result(error: Exception) -> str | None:
 
 
 def _exports_with_dtype(
-    export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype
+    export: Callable[[Inputs], object], inputs: Inputs, paths: Sequence[str], dtype: torch.dtype
 ) -> bool:
     """Return whether the model can be exported with some inputs, given by their paths, in another dtype."""
 
     def cast(path: Any, value: Argument) -> Argument:
-        if keystr(path) not in wrong:
+        if keystr(path) not in paths:
             return value
-        return evolve(value, dtype=due) if isinstance(value, Input) else value.to(due)
+        return evolve(value, dtype=dtype) if isinstance(value, Input) else value.to(dtype)
 
     try:
         leaves, spec = tree_flatten_with_path(inputs, is_leaf=is_input)
         export(tree_unflatten([cast(*each) for each in leaves], spec))
     except Exception:
         return False
-    return bool(wrong)
+    return bool(paths)
 
 
 def _input_name(model: torch.nn.Module, path: Sequence[Any]) -> str:

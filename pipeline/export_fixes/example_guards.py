@@ -82,9 +82,9 @@ decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example",
 """Collects the conditions that the example decides."""
 
 
-def compute_example_values(own: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
+def compute_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
     """Wrap `FakeTensorMode.__init__`: the mode also computes the example's values."""
-    own(mode, **options)
+    orig(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
 
@@ -107,10 +107,10 @@ def record_decision(_: Kernel, shape_env: object, condition: Argument, answer: A
         found.float_lines[place] = None
 
 
-def keep_dynamic_length(own: Kernel, value: Argument) -> Argument:
+def keep_dynamic_length(orig: Kernel, value: Argument) -> Argument:
     """Wrap `len` to return a data-dependent size as a symbol instead of the example's number."""
     rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
-    return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
+    return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else orig(value)
 
 
 def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
@@ -207,9 +207,9 @@ class _NumberTensors:
         widest = max(dtypes, key=lambda dtype: (dtype.is_floating_point, dtype != torch.bool))
         return self.emit(operator, torch.bool if target in BOOL_OPERATORS else widest, number, *given)
 
-    def emit_constant(self, number: Node, value: Argument, beside: Node) -> Node:
+    def emit_constant(self, number: Node, value: Argument, like: Node) -> Node:
         dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
-        return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=beside.meta["val"].device)
+        return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=like.meta["val"].device)
 
     def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
         """Append a call whose result is a tensor."""

@@ -58,10 +58,10 @@ def collect_violations() -> AbstractContextManager[list[ConstraintViolationError
     return set_variable(_violations, [])
 
 
-def store_violations(own: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
+def store_violations(orig: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
     """Wrap `produce_guards_and_solve_constraints`: in `collect_violations`, store errors instead of raising them."""
     try:
-        return own(fake_mode, *args, **kwargs)
+        return orig(fake_mode, *args, **kwargs)
     except ConstraintViolationError as error:
         kept = _violations.get()
         if kept is None or fake_mode.shape_env.dim_constraints is None:  # it gave up at the first
@@ -85,14 +85,14 @@ def _specializing_lines(shape_env: Any) -> str:
     return f"\n{why}{places}" if places else ""
 
 
-def redirect_log(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
+def redirect_log(orig: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
     """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch
     also raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles them, too."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
     else:
-        own(logger, record)
+        orig(logger, record)
 
 
 def suppress_advice(_: Callable[..., object], error: Argument) -> None:
@@ -118,16 +118,16 @@ def suppress_repeated_warning(reason: str) -> None:
 
 
 def trace_own_call(
-    own: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
+    orig: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
 ) -> object:
     """Wrap the tracer's `call_module` so that calls of other threads run untraced. The tracer replaces
     `Module.__call__` and `Module.__getattr__` in the whole process, and treats every call as a call in the model."""
-    return own(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
+    return orig(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
 
 
-def trace_own_attribute(own: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
+def trace_own_attribute(orig: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
     """Wrap the tracer's `getattr` so that other threads get the plain attributes."""
-    return own(tracer, name, value, proxies) if is_tracing() else value
+    return orig(tracer, name, value, proxies) if is_tracing() else value
 
 
 def has_transforms(module: torch.fx.GraphModule) -> bool:

@@ -188,7 +188,7 @@ def group_kwargs(model: torch.nn.Module, shapes: Spec) -> Spec:
 
 
 def skip_duplicate_kwargs(
-    own: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **by: Argument
+    orig: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **kwargs: Argument
 ) -> Argument:
     """Wrap torch.export's `make_constraints`, which otherwise receives inputs of ``**kwargs`` under two names."""
     twice = [
@@ -200,4 +200,4 @@ def skip_duplicate_kwargs(
         inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
         shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
     inputs = {name: value for name, value in inputs.items() if name not in twice}
-    return own(mode, module, inputs, shapes, *rest, **by)
+    return orig(mode, module, inputs, shapes, *rest, **kwargs)

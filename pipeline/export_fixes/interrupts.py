@@ -65,8 +65,8 @@ def thread_restorer() -> Callable[[], None]:
     return put_back
 
 
-def _are_same_objects(some: list[Argument], others: list[Argument]) -> bool:
-    return list(map(id, some)) == list(map(id, others))
+def _are_same_objects(first: list[Argument], second: list[Argument]) -> bool:
+    return list(map(id, first)) == list(map(id, second))
 
 
 def process_restorer() -> Callable[[], None]:

@@ -27,14 +27,14 @@ capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability tha
 """The compute capability that ``torch.cuda`` reports during a trace."""
 
 
-def gpu_attention(own: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
+def gpu_attention(orig: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
     """Select the GPU's attention kernel for tensors on a GPU, and torch's choice for other tensors."""
-    return (_empty_attention_result if query.device.type == "cuda" else own)(query, *args, **kwargs)
+    return (_empty_attention_result if query.device.type == "cuda" else orig)(query, *args, **kwargs)
 
 
-def copy_to_cpu(own: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
+def copy_to_cpu(orig: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
     """Copy a constant as torch does during a trace, but keep the copied values on the CPU."""
-    return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
+    return orig(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
 
 def _empty_attention_result(
@@ -82,7 +82,7 @@ def _has_gpu_kernel(
     return not gqa and all(size % (16 // query.dtype.itemsize) == 0 for size in sizes)
 
 
-def hide_tracing_from_model(own: Kernel) -> bool:
+def hide_tracing_from_model(orig: Kernel) -> bool:
     """Wrap `torch.compiler.is_compiling` and the like: torch's code gets the real result, the model gets False.
 
     Models may run other code if they are exported: encoders of transformers then create no mask, which some of them
@@ -91,14 +91,14 @@ def hide_tracing_from_model(own: Kernel) -> bool:
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(folder_of("pipeline")) and frame.f_back is not None:
         frame = frame.f_back
-    return bool(own()) and frame.f_code.co_filename.startswith(folder_of("torch"))
+    return bool(orig()) and frame.f_code.co_filename.startswith(folder_of("torch"))
 
 
-def reject_seeding(own: Callable[..., object], *args: object, **kwargs: object) -> object:
+def reject_seeding(orig: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Reject a call that seeds a generator: torch.export would run it during the trace, but omit it from the graph."""
     frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
     if frame.f_code.co_filename.startswith(NOT_MODEL_CODE):
-        return own(*args, **kwargs)
+        return orig(*args, **kwargs)
     place = line_text(frame.f_code.co_filename, frame.f_lineno)
     why = f"the model seeds torch's random generator at {place}, which a program cannot do"
     raise CaptureError(why, "seed before the call; or draw once, and keep the numbers in a buffer")

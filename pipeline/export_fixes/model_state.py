@@ -339,9 +339,9 @@ def _attribute_names_read(model: torch.nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
-def _assigning_line(model: torch.nn.Module, place: str) -> str:
+def _assigning_line(model: torch.nn.Module, path: str) -> str:
     """Return the line that assigns an attribute, or that reads an object that may be changed; "" if there is none."""
-    path, _, name = place.rpartition(".")
+    path, _, name = path.rpartition(".")
     owner = dict(model.named_modules()).get(path, model)
     creating = ("__init__", "__new__", "__setstate__")
     codes = [code for code in (*_model_codes(owner), *_model_codes(model)) if code.co_name not in creating]

@@ -25,7 +25,7 @@ gradients_are_on: ContextVar[bool] = ContextVar("gradients are on", default=Fals
 
 
 def encode_with_zero_padding(
-    own: Callable[..., Tensor],
+    orig: Callable[..., Tensor],
     encoder: nn.TransformerEncoder,
     src: Tensor,
     mask: Tensor | None = None,
@@ -38,10 +38,10 @@ def encode_with_zero_padding(
     norm. During a trace torch does not, and padding has other values.
     """
     if mask is not None or src_key_padding_mask is None or not _packs_rows(encoder, src):
-        return own(encoder, src, mask, src_key_padding_mask, is_causal)
+        return orig(encoder, src, mask, src_key_padding_mask, is_causal)
     if gradients_are_on.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
         log.warning(PADDING_WARNING)
-        return own(encoder, src, mask, src_key_padding_mask, is_causal)
+        return orig(encoder, src, mask, src_key_padding_mask, is_causal)
     output = src
     for layer in encoder.layers:
         output = layer(output, is_causal=bool(is_causal), src_key_padding_mask=src_key_padding_mask)
@@ -67,7 +67,7 @@ def apply_by_assignment(_: Kernel, module: torch.nn.Module, fn: Kernel, recurse:
     """Replace ``Module._apply``, for models whose ``forward`` runs ``self.router = self.router.to(torch.float32)``.
 
     torch swaps the contents of tensors, which fails for tensors of a trace. This function assigns the results to the
-    module, and `untouched` restores the originals after the trace.
+    module, and `restore_model` restores the originals after the trace.
     """
     if keep_weights.get():
         return module

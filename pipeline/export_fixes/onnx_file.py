@@ -35,9 +35,9 @@ class Node:
         """Return a string attribute."""
         return str(self.attributes.get(name, default.encode()).decode())
 
-    def has_input(self, place: int) -> bool:
+    def has_input(self, index: int) -> bool:
         """Return whether the node has an optional input."""
-        return place < len(self.names) and bool(self.names[place])
+        return index < len(self.names) and bool(self.names[index])
 
 
 def _is_wrong_resize(node: Node) -> bool:
@@ -110,7 +110,7 @@ def is_onnx(model: object) -> bool:
 @frozen
 class OnnxFile:
     """The module of an ONNX file. It accepts positional inputs, and returns a dict of outputs; its weights are
-    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``varies`` names."""
+    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]

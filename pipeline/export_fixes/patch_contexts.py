@@ -44,7 +44,7 @@ def export_quantizers() -> Iterator[None]:
 
 
 def _quantize_op(
-    own: Function,
+    orig: Function,
     ctx: Argument,
     inputs: torch.Tensor,
     amax: torch.Tensor,

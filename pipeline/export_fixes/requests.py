@@ -109,18 +109,18 @@ def _merge_specs(
     return shapes, wishes
 
 
-def _item_entry(spec: Spec, key: object, place: int | None = None) -> Spec:
+def _item_entry(spec: Spec, key: object, index: int | None = None) -> Spec:
     """Return the entry of a spec for an item of a container, by the item's key or index."""
     if isinstance(spec, Mapping):
         return spec.get(key)
-    at = key if place is None else place
+    at = key if index is None else index
     return spec[at] if isinstance(spec, list | tuple) and isinstance(at, int) and at < len(spec) else None
 
 
 def _union_of_ranges(
-    path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], wishes: list[list[ProfileRanges]]
+    path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], profiles: list[list[ProfileRanges]]
 ) -> dict[int, Any]:
-    """Return the range of each dim over all profiles; append each profile's range to ``wishes``."""
+    """Return the range of each dim over all profiles; append each profile's range to ``profiles``."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
@@ -130,7 +130,7 @@ def _union_of_ranges(
         ends = [_entry_ends(entry, size) for entry in entries]
         for at, (low, high) in enumerate(ends):
             best = getattr(entries[at], "opt", size if low <= size <= high else high)
-            wishes[at].append(ProfileRanges(leaf, {dim: Range(low, best, high)}))
+            profiles[at].append(ProfileRanges(leaf, {dim: Range(low, best, high)}))
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
         name = next((entry.__name__ for entry in entries if hasattr(entry, "__name__")), f"{path}_{dim}")
         if least < most:

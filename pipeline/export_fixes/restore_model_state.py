@@ -186,18 +186,18 @@ def _containers(value: Argument) -> Iterator[Argument]:
             left.extend(each.values() if isinstance(each, dict) else each)
 
 
-def _is_equal(one: Argument, other: Argument) -> bool:
+def _is_equal(first: Argument, second: Argument) -> bool:
     """Return whether two values are one object, or the same number, text or tuple of these."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_is_equal, one, other))
-    return isinstance(one, PLAIN) and one == other
+    if first is second or type(first) is not type(second):
+        return first is second
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(_is_equal, first, second))
+    return isinstance(first, PLAIN) and first == second
 
 
-def _has_same_items(some: Argument, others: Argument) -> bool:
+def _has_same_items(first: Argument, second: Argument) -> bool:
     """Return whether two containers have the same objects by the same keys, in the same order except for sets."""
-    if isinstance(some, set):
-        return {*map(id, some)} == {*map(id, others)}
-    one, other = (each.items() if isinstance(each, dict) else enumerate(each) for each in (some, others))
+    if isinstance(first, set):
+        return {*map(id, first)} == {*map(id, second)}
+    one, other = (each.items() if isinstance(each, dict) else enumerate(each) for each in (first, second))
     return [(key, id(value)) for key, value in one] == [(key, id(value)) for key, value in other]

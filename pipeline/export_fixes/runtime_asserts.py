@@ -83,10 +83,10 @@ def reject_caught_errors() -> Iterator[None]:
                 raise CaptureError(why.format(line_text(file, line)), BRANCH_HINT)
 
 
-def record_check(place: str) -> None:
+def record_check(line: str) -> None:
     """Record the location of a check, as ``file:line``."""
     if (found := checks.get()) is not None:
-        found.places[place] = None
+        found.places[line] = None
 
 
 def assume_check(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
@@ -113,11 +113,11 @@ def _as_model_code(mode: AbstractContextManager[object], function: FunctionType)
     return called
 
 
-def skip_dynamic_sample_check(own: Callable[..., None], distribution: Argument, value: Argument) -> None:
+def skip_dynamic_sample_check(orig: Callable[..., None], distribution: Argument, value: Argument) -> None:
     """Wrap the check of a distribution's sample, which would compare dynamic sizes with 1."""
     sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
     if all(isinstance(size, int) for size in sizes):
-        own(distribution, value)
+        orig(distribution, value)
 
 
 def is_data_dependent(tensor: object) -> bool:
@@ -173,10 +173,10 @@ def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
     return if_true == bool(onward), by_jump or onward
 
 
-def _raised_error(steps: Sequence[dis.Instruction], place: int) -> str:
+def _raised_error(steps: Sequence[dis.Instruction], start: int) -> str:
     """Return the name of the error if the instructions from a position on only raise it; else an empty string."""
     name = ""
-    for step in steps[place : place + MAX_RAISE_STEPS]:
+    for step in steps[start : start + MAX_RAISE_STEPS]:
         if step.opname == "RAISE_VARARGS":
             return name or "Exception"
         if any(end in step.opname for end in BRANCH_ENDS) or step.opname.startswith(SIDE_EFFECTS):

@@ -21,10 +21,10 @@ from pipeline.aten.types import Argument, Target
 from pipeline.export_fixes.patching import Kernel, is_patched
 
 
-def compare_as_example(own: Kernel, condition: Argument, default: bool) -> bool:
+def compare_as_example(orig: Kernel, condition: Argument, default: bool) -> bool:
     """Evaluate a comparison of several sizes with the example's sizes if torch cannot decide it, such as ``b // c ==
     1`` for two batch sizes that must be equal. The result becomes a condition on the sizes of each call."""
-    answer: bool = own(condition, default)
+    answer: bool = orig(condition, default)
     if answer != default or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
         return answer
     decides = bool(condition.node.hint) != default and len(condition.node.expr.free_symbols) > 1
@@ -32,7 +32,7 @@ def compare_as_example(own: Kernel, condition: Argument, default: bool) -> bool:
 
 
 def slice_tensor(
-    own: Kernel,
+    orig: Kernel,
     mode: object,
     func: Target,
     self: Argument,
@@ -47,12 +47,12 @@ def slice_tensor(
     """
     varies = isinstance(self, torch.Tensor) and -self.dim() <= dim < self.dim() and not self.is_quantized
     if not varies or not isinstance(step, int) or step <= 0:
-        return own(mode, func, self, dim, start, end, step)
+        return orig(mode, func, self, dim, start, end, step)
     size = self.shape[dim]
     first = 0 if start is None else _clamped_position(start, size)
     last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _clamped_position(end, size)
     if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
-        return own(mode, func, self, dim, start, end, step)
+        return orig(mode, func, self, dim, start, end, step)
     sizes, strides = list(self.shape), list(self.stride())
     if guard_or_false(last >= first):
         length = (last - first + step - 1) // step
@@ -75,7 +75,7 @@ def _clamped_position(index: Argument, size: Argument) -> Argument:
     return None
 
 
-def power_as_tensor(own: Kernel, self: object, exponent: object) -> Argument:
+def power_as_tensor(orig: Kernel, self: object, exponent: object) -> Argument:
     """Compute a power with a symbolic base or exponent as a tensor.
 
     pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)
@@ -84,7 +84,7 @@ def power_as_tensor(own: Kernel, self: object, exponent: object) -> Argument:
         return self ** _scalar_tensor(exponent)
     if isinstance(exponent, torch.Tensor) and isinstance(self, torch.SymInt | torch.SymFloat):
         return _scalar_tensor(self) ** exponent
-    return own(self, exponent)
+    return orig(self, exponent)
 
 
 def _scalar_tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
@@ -93,21 +93,21 @@ def _scalar_tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
 
-def resize_step(own: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
+def resize_step(orig: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
     """Return the step between two elements of a resized dim; a single element is the first, whatever the step."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
-    return own(in_size, out_size, align_corners, scale)
+    return orig(in_size, out_size, align_corners, scale)
 
 
 def weighted_bincount(
-    own: Kernel, mode: object, func: object, self: object, weights: Any = None, minlength: object = 0
+    orig: Kernel, mode: object, func: object, self: object, weights: Any = None, minlength: object = 0
 ) -> object:
     """Sum the weights of ``bincount`` in their own dtype.
 
     bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor
     """
-    counts = own(mode, func, self, weights, minlength)
+    counts = orig(mode, func, self, weights, minlength)
     if weights is None:
         return counts
     return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
@@ -119,13 +119,13 @@ def sqrt(own: Kernel, x: object, /) -> object:
     return torch.sym_sqrt(x) if varies else own(x)
 
 
-def one_hot(own: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
+def one_hot(orig: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
     """Compute ``one_hot``; the number of classes is data-dependent if it is not given.
 
     one_hot(Tensor self, SymInt num_classes=-1) -> Tensor
     """
     if isinstance(num_classes, torch.SymInt) or num_classes != -1 or not isinstance(self, FakeTensor):
-        return own(self, num_classes)
+        return orig(self, num_classes)
     env: Any = self.fake_mode.shape_env
     classes = env.create_unbacked_symint()
     torch._check(classes >= 1)

@@ -43,10 +43,10 @@ def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def fake_buffers(
-    own: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
+    orig: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
     """Wrap torch.export's creation of fake parameters and buffers: attach values to buffers of few elements."""
-    made, state = own(mode, module), known.get()
+    made, state = orig(mode, module), known.get()
     if state is None:
         return made
     for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -63,10 +63,10 @@ def fake_buffers(
 
 
 def fake_inputs(
-    own: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument
+    orig: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument
 ) -> Argument:
     """Wrap torch.export's creation of fake inputs: attach values to inputs that are constants."""
-    made, state = own(module, args, kwargs, *rest, **options), known.get()
+    made, state = orig(module, args, kwargs, *rest, **options), known.get()
     values = state.inputs if state is not None else {}
     for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
         if place in values:
@@ -78,14 +78,14 @@ def fake_inputs(
 
 
 def read_known(
-    own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
+    orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
     """Wrap torch's tracing of a call to read numbers from the fake tensor, not from the literal behind a proxy."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:
             set_proxy_slot(args[0], mode.tracer, _ProxyTensor(slot.proxy, args[0].constant))
-    return own(mode, func, pre_dispatch, args, kwargs)
+    return orig(mode, func, pre_dispatch, args, kwargs)
 
 
 def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:

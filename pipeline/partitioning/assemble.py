@@ -96,13 +96,13 @@ class _SegmentAssembler:
         fallbacks = tuple(self._fallbacks())
         return Partitioned(self.program, segments, self.validated.verdicts, fallbacks, tuple(cuts(segments)))
 
-    def _assign(self, name: str, at: int) -> None:
+    def _assign(self, name: str, segment: int) -> None:
         node = self.nodes_by_name.get(name)
         if node is None or not is_operator(node):
             raise ValueError(f"{name} is not an operator of the program")
         if node in self.group_of:
             raise ValueError(f"{name} is in two segments")
-        self.group_of[node] = at
+        self.group_of[node] = segment
 
     def _ordered_nodes(self, names: list[str]) -> list[Node]:
         """Return the nodes of a segment in order: its operators, items of their results, and nodes copied into it."""

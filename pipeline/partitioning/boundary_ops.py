@@ -17,21 +17,26 @@ from pipeline.partitioning.units import Units
 
 
 def operators_cheaper_in_torch(
-    flow: Flow, units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int, earlier: Collection[int] = ()
+    flow: Flow,
+    units: Units,
+    in_torch: Sequence[bool],
+    levels: Sequence[int],
+    min_size: int,
+    moved_before: Collection[int] = (),
 ) -> dict[int, int]:
     """Return the operators that PyTorch should run, each with the number of bytes saved by moving its group.
 
-    An engine with at least ``least`` operators retains that many, or loses all. ``earlier``: the operators that
-    previous calls of this function moved to PyTorch.
+    An engine with at least ``min_size`` operators retains that many, or loses all. ``moved_before``: the operators
+    that earlier calls of this function moved to PyTorch.
     """
-    sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(earlier))
-    room = engine_sizes(units, in_torch, level)
+    sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(moved_before))
+    room = engine_sizes(units, in_torch, levels)
     moved: dict[int, int] = {}
     for i in (*reversed(range(len(flow.nodes))), *range(len(flow.nodes))):
         if i not in moved and _can_move(flow, units, sides, i):
             saved, cone = _move_best_group(flow, units, sides, i)
-            taken = Counter(level[units.unit_of[j]] for j in cone)
-            if cone and not any(0 < room[at] - count < least <= room[at] for at, count in taken.items()):
+            taken = Counter(levels[units.unit_of[j]] for j in cone)
+            if cone and not any(0 < room[at] - count < min_size <= room[at] for at, count in taken.items()):
                 room.subtract(taken)
                 moved |= dict.fromkeys(cone, saved)
             else:

@@ -54,26 +54,28 @@ def _next_moves(
     flow: Flow,
     units: Units,
     in_torch: Sequence[bool],
-    level: Sequence[int],
+    levels: Sequence[int],
     settings: CompilationSettings,
-    given_up: set[int],
+    moved_before: set[int],
 ) -> dict[int, str]:
     """Return the operators to move to PyTorch next, each with the reason; empty if none has to move."""
     least = settings.min_block_size
-    if saved := operators_cheaper_in_torch(flow, units, in_torch, level, least, given_up):
-        given_up |= saved.keys()
+    if saved := operators_cheaper_in_torch(flow, units, in_torch, levels, least, moved_before):
+        moved_before |= saved.keys()
         return {i: f"neighbours in PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
-    small = _reasons_of_small_engines(engine_sizes(units, in_torch, level), least, settings.max_engines)
-    return {i: small[level[unit]] for i, unit in enumerate(units.unit_of) if level[unit] in small}
+    small = _reasons_of_small_engines(engine_sizes(units, in_torch, levels), least, settings.max_engines)
+    return {i: small[levels[unit]] for i, unit in enumerate(units.unit_of) if levels[unit] in small}
 
 
-def _reasons_of_small_engines(counts: Mapping[int, int], least: int, most: int | None) -> dict[int, str]:
-    """Return the levels of engines with fewer than ``least`` operators; if there are none, of the smallest engines
-    beyond ``most``. Each has the reason why its engine is given up."""
-    small = {at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < least}
-    if small or most is None or len(counts) <= most:
-        reason = f"fewer than min_block_size={least}"
+def _reasons_of_small_engines(counts: Mapping[int, int], min_size: int, max_engines: int | None) -> dict[int, str]:
+    """Return the levels of engines with fewer than ``min_size`` operators; if there are none, of the smallest engines
+    beyond ``max_engines``. Each has the reason why its engine is given up."""
+    small = {
+        at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < min_size
+    }
+    if small or max_engines is None or len(counts) <= max_engines:
+        reason = f"fewer than min_block_size={min_size}"
         return {at: f"its engine would have only {number}, {reason}" for at, number in small.items()}
-    smallest = sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - most]
+    smallest = sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - max_engines]
     few = "the smallest" if len(smallest) == 1 else f"the {len(smallest)} smallest"
-    return dict.fromkeys(smallest, f"it is in {few} of {len(counts)} engines, max_engines is {most}")
+    return dict.fromkeys(smallest, f"it is in {few} of {len(counts)} engines, max_engines is {max_engines}")

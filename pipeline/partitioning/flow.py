@@ -43,10 +43,10 @@ class Value:
 
 @frozen
 class Flow:
-    """Operators by number. ``before`` and ``after`` are the operators that must run earlier and later. ``made`` and
-    ``read`` index the ``values`` that an operator produces and reads. For each operator, ``leaves`` is whether the
-    program returns its result, ``cheap`` whether it costs almost nothing on either side, and ``moves`` whether it only
-    moves data."""
+    """Operators by number. ``before`` and ``after`` are the operators that must run earlier and later. ``produced`` and
+    ``read`` index the ``values`` that an operator produces and reads. For each operator, ``is_returned`` is whether the
+    program returns its result, ``is_cheap`` whether it costs almost nothing on either side, and ``moves_data`` whether
+    it only moves data."""
 
     nodes: tuple[Node, ...]
     before: Edges
@@ -93,7 +93,7 @@ def build_flow(program: Program, copied: frozenset[Node]) -> Flow:
 
 
 def _build_values(
-    program: Program, place: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
+    program: Program, numbers: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
 ) -> tuple[Value, ...]:
     @cache
     def opt(size: Expr) -> int:
@@ -104,7 +104,9 @@ def _build_values(
             return 0
         return value.dtype.itemsize * math.prod(map(opt, shape_of(value)))
 
-    return tuple(Value(n, place.get(producer_of(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items())
+    return tuple(
+        Value(n, numbers.get(producer_of(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items()
+    )
 
 
 def _invert_edges(edges: Iterable[Iterable[int]], count: int) -> Edges:

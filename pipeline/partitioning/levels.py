@@ -27,28 +27,28 @@ def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]
     return found
 
 
-def engine_sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Counter[int]:
+def engine_sizes(units: Units, in_torch: Sequence[bool], levels: Sequence[int]) -> Counter[int]:
     """Return the number of operators in each engine, by level."""
-    return Counter(level[unit] for unit in units.unit_of if not in_torch[unit])
+    return Counter(levels[unit] for unit in units.unit_of if not in_torch[unit])
 
 
-def _delay_unit(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int], unit: int) -> None:
+def _delay_unit(flow: Flow, units: Units, in_torch: Sequence[bool], levels: list[int], unit: int) -> None:
     """Move a unit to the segment of its first reader, unless that makes more bytes cross."""
-    steps = (level[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
-    last = min(steps, default=level[unit])
-    if last > level[unit]:
-        first, now = level[unit], _crossing_bytes(flow, units, level, unit)
-        level[unit] = last
-        if _crossing_bytes(flow, units, level, unit) > now:
-            level[unit] = first
+    steps = (levels[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
+    last = min(steps, default=levels[unit])
+    if last > levels[unit]:
+        first, now = levels[unit], _crossing_bytes(flow, units, levels, unit)
+        levels[unit] = last
+        if _crossing_bytes(flow, units, levels, unit) > now:
+            levels[unit] = first
 
 
-def _crossing_bytes(flow: Flow, units: Units, level: Sequence[int], unit: int) -> int:
+def _crossing_bytes(flow: Flow, units: Units, levels: Sequence[int], unit: int) -> int:
     """Return the bytes of a unit's inputs and results that cross between segments."""
 
     def crosses(value: Value) -> bool:
         return value.producer is not None and any(
-            level[units.unit_of[i]] != level[units.unit_of[value.producer]] for i in value.readers
+            levels[units.unit_of[i]] != levels[units.unit_of[value.producer]] for i in value.readers
         )
 
     around = {v for i in units.members[unit] for v in (*flow.produced[i], *flow.read[i])}

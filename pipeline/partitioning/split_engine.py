@@ -9,19 +9,19 @@ from pipeline.partitioning.flow import Flow, Value
 from pipeline.partitioning.units import Units
 
 
-def split_evenly(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[tuple[int, ...]]:
+def split_evenly(flow: Flow, units: Units, operators: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which the
     groups run.
 
     A cut is less than half a group away from an even split, at the position with the fewest crossing bytes; of several
     such positions, at the nearest to the even split. Patterns that TensorRT fuses are not split.
     """
-    own = sorted({units.unit_of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
+    own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))
     bytes_at = _crossing_bytes(flow, units, own)
     borders = [0]
-    for even in (len(inside) * n / count for n in range(1, count)):
-        near = [at for at in range(borders[-1] + 1, len(own)) if abs(ends[at - 1] - even) < len(inside) / count / 2]
+    for even in (len(operators) * n / count for n in range(1, count)):
+        near = [at for at in range(borders[-1] + 1, len(own)) if abs(ends[at - 1] - even) < len(operators) / count / 2]
         if near:
             borders.append(min(near, key=lambda at: (bytes_at[at], abs(ends[at - 1] - even))))
     parts = [own[a:b] for a, b in pairwise([*borders, len(own)])]
@@ -29,7 +29,11 @@ def split_evenly(flow: Flow, units: Units, inside: Sequence[int], count: int) ->
 
 
 def split_by_submodule(
-    flow: Flow, units: Units, inside: Sequence[int], keys: Sequence[str | None], updates: frozenset[int] = frozenset()
+    flow: Flow,
+    units: Units,
+    operators: Sequence[int],
+    keys: Sequence[str | None],
+    updates: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
     """Split the operators of one engine between submodules, and within a submodule after its last cache update.
 
@@ -39,7 +43,7 @@ def split_by_submodule(
     Cheap operators after the cut that rescale or cast a tensor from before the cut, such as a query, move before it: a
     kernel that exists anyway computes them there. Patterns that TensorRT fuses are not split.
     """
-    own = sorted({units.unit_of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
+    own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
     for at, key in enumerate(keys[units.members[unit][0]] for unit in own):
         if None not in (key, current) and key != current:
@@ -98,10 +102,10 @@ def _single_input_and_result(flow: Flow, members: Sequence[int], before: frozens
     return None
 
 
-def _crossing_bytes(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
+def _crossing_bytes(flow: Flow, units: Units, order: Sequence[int]) -> list[int]:
     """Return the bytes that cross each position between two units."""
-    place = {i: at for at, unit in enumerate(own) for i in units.members[unit]}
-    change = [0] * (len(own) + 1)
+    place = {i: at for at, unit in enumerate(order) for i in units.members[unit]}
+    change = [0] * (len(order) + 1)
     for value in flow.values:
         first = -1 if value.producer is None else place.get(value.producer, -1)
         last = max((place[i] for i in value.readers if i in place), default=-1)

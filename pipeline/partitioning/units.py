@@ -23,8 +23,8 @@ MAX_PATTERN = 16
 
 @frozen
 class Units:
-    """Units by number, with the operators of each. ``order``: an order in which the units can run. ``kin``: for each
-    unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
+    """Groups of operators that no cut separates, by number. ``order``: an order in which they can run. ``same_side``:
+    for each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
 
     members: Edges
     unit_of: tuple[int, ...]

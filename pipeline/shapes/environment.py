@@ -197,16 +197,16 @@ class ShapeEnvironment(Mapping[str, Range]):
         return "\n".join([*rows, *map(str, self.relations)])
 
 
-def _narrow_range(given: Range, name: str, relation: Relation) -> Range:
+def _narrow_range(old: Range, name: str, relation: Relation) -> Range:
     """Return the range from the first to the last value that meets the relation; the same range if no value does."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({name: v})), None)
 
-    low, high = first(range(given.min, given.max + 1)), first(range(given.max, given.min - 1, -1))
+    low, high = first(range(old.min, old.max + 1)), first(range(old.max, old.min - 1, -1))
     if low is None or high is None:
-        return given
-    below, above = first(range(given.opt, low - 1, -1)), first(range(given.opt, high + 1))
+        return old
+    below, above = first(range(old.opt, low - 1, -1)), first(range(old.opt, high + 1))
     return Range(low, below if below is not None else above if above is not None else low, high)
 
 
@@ -298,7 +298,7 @@ def evaluate_size(expr: Expr, sizes: Mapping[str, int]) -> int:
 
 
 def evaluate_number(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool:
-    """Return the value of an int, float or bool that Python computes from sizes. As fast as ``value_of``."""
+    """Return the value of an int, float or bool that Python computes from sizes. As fast as ``evaluate_size``."""
     if isinstance(expr, int | float):
         return expr
     made: int | float | bool = sizes[expr.name] if expr.is_Symbol else compile_expression(expr)(sizes)
@@ -309,7 +309,7 @@ def bounds(expr: Expr, symbols: Symbols) -> Range:
     """Return the bounds of an expression over the symbols' ranges, and the expression's value at their ``opt``.
 
     The bounds are valid for every expression. They are tight if each symbol occurs once, or if the expression is
-    monotonic in each symbol (``s0*s1 + s0``), or if there are at most ``POINTS`` combinations of sizes.
+    monotonic in each symbol (``s0*s1 + s0``), or if there are at most ``MAX_COMBINATIONS`` combinations of sizes.
     """
     if isinstance(expr, int):
         return Range(expr, expr, expr)
@@ -319,17 +319,17 @@ def bounds(expr: Expr, symbols: Symbols) -> Range:
 
 
 @lru_cache(maxsize=16384)
-def _cached_bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> Range:
-    low, high = _exact_bounds(expr, given) or _term_bounds(expr, given) or _interval_bounds(expr, given)
-    opt = _evaluate_or_none(expr, {s.name: r.opt for s, r in given})
+def _cached_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> Range:
+    low, high = _exact_bounds(expr, ranges) or _term_bounds(expr, ranges) or _interval_bounds(expr, ranges)
+    opt = _evaluate_or_none(expr, {s.name: r.opt for s, r in ranges})
     return Range(low, low if opt is None else min(max(opt, low), high), high)
 
 
-def _term_bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+def _term_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
     """Return the sum of the bounds of the terms if the expression divides by sizes: intervals of quotients are wide."""
     if not expr.is_Add or not _divisors(expr):
         return None
-    symbols = {s.name: r for s, r in given}
+    symbols = {s.name: r for s, r in ranges}
     terms = [bounds(int(term) if term.is_Integer else term, symbols) for term in expr.args]
     return max(sum(t.min for t in terms), -LARGEST), min(sum(t.max for t in terms), LARGEST)
 
@@ -340,19 +340,19 @@ def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
     return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}
 
 
-def _interval_bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
+def _interval_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
     """Return bounds by interval arithmetic. A missing bound is int64's bound. No call divides by a size of 0."""
     divisors = _divisors(expr)
-    ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in given}
+    ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in ranges}
     found = bound_sympy(expr, {s: ValueRanges(*both) for s, both in ends.items()})
     low, high = (max(min(end, LARGEST), -LARGEST) for end in (found.lower, found.upper))  # int_oo says it is finite
     return math.floor(low), math.ceil(high)
 
 
-def _exact_bounds(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+def _exact_bounds(expr: sympy.Basic, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
     """Return exact bounds by enumeration, if intervals would not be tight and there are few enough points."""
-    once = all(expr.count(s) <= 1 for s, _ in given) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
-    points = None if once else _value_combinations({s.name: r for s, r in given})
+    once = all(expr.count(s) <= 1 for s, _ in ranges) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
+    points = None if once else _value_combinations({s.name: r for s, r in ranges})
     known = [value for point in points or () if (value := _evaluate_or_none(expr, point)) is not None]
     return (min(known), max(known)) if known else None
 

@@ -59,26 +59,28 @@ def shape_environment(
     graph: torch.fx.Graph,
     inputs: Mapping[str, object],
     sizes: Mapping[str, object],
-    asked: Mapping[str, Bounds],
+    requested: Mapping[str, Bounds],
     examples: Mapping[str, torch.Tensor],
 ) -> ShapeEnvironment:
     """Return the shape environment of a program.
 
     Args:
-        exported, graph: the export, with the ranges that ``asked`` does not override, and its graph of fake tensors.
+        exported, graph: the export, with the ranges that ``requested`` does not override, and its graph.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: the sizes to tune engines for, by input name; by default the sizes in the example.
-        asked: the requested bounds, by symbol. torch.export narrows a range if an operator checks whether a size is 1.
+        requested: the requested bounds, by symbol: torch.export narrows ranges if an operator asks whether a size is 1.
         examples: the tensors of the example and of the model, by placeholder, to estimate sizes without a bound.
 
     Raises:
         CaptureError: the conditions leave only one size of the requested range.
     """
     ranges = {**_traced_ranges(inputs), **exported.range_constraints}
-    found = {str(s): _input_symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _input_symbols(ranges, inputs)}
+    found = {
+        str(s): _input_symbol(s, ranges, inputs, sizes, requested.get(str(s))) for s in _input_symbols(ranges, inputs)
+    }
     shapes = ShapeEnvironment(FrozenDict(found))
     sources = {s.name: (place, expr) for place, expr, _ in _size_sources(inputs, sizes) for s in expr.free_symbols}
-    shapes = _apply_conditions(shapes, _conditions(graph, shapes), asked, sources)
+    shapes = _apply_conditions(shapes, _conditions(graph, shapes), requested, sources)
     unbounded = dict[str, int]()
     for node in graph.nodes:
         for symbol in sorted(_new_data_dependent_symbols(node, shapes), key=str):
@@ -115,7 +117,7 @@ def _input_symbol(
     ranges: Mapping[sympy.Symbol, Argument],
     inputs: Mapping[str, Argument],
     sizes: Mapping[str, Argument],
-    asked: Bounds | None,
+    requested: Bounds | None,
 ) -> Symbol:
     places, derived, hint = [], [], None
     for place, expr, size in _size_sources(inputs, sizes):
@@ -126,8 +128,8 @@ def _input_symbol(
         if hint is None and expr.free_symbols == {symbol}:
             hint = solve_for(expr, symbol.name, size)
     low, high = _stated_bounds(ranges[symbol])
-    if asked is not None:
-        low, high = asked[0], high if asked[1] is None else asked[1]
+    if requested is not None:
+        low, high = requested[0], high if requested[1] is None else requested[1]
     elif high is None and low == 2:  # torch.export says 2 where it has not looked at 1, and its module takes 1
         low = 1
     for expr, given in ranges.items():
@@ -150,20 +152,20 @@ def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -
                 yield f"{name}.shape[{dim}]", expr, sizes[name][dim] if name in sizes else int(size.node.hint)
 
 
-def _stated_bounds(given: Any) -> tuple[int | None, int | None]:
+def _stated_bounds(value_range: Any) -> tuple[int | None, int | None]:
     """Return the bounds that torch.export states; None for a bound that it does not state."""
-    low = int(given.lower) if given.lower.is_Integer else None
-    high = int(given.upper) if given.upper.is_Integer and int(given.upper) < 2**31 else None
+    low = int(value_range.lower) if value_range.lower.is_Integer else None
+    high = int(value_range.upper) if value_range.upper.is_Integer and int(value_range.upper) < 2**31 else None
     return low, high
 
 
-def _size_range(place: str, low: int | None, high: int | None, hint: int | None) -> Range:
+def _size_range(size: str, low: int | None, high: int | None, hint: int | None) -> Range:
     """Return the range of a size; without an upper bound, from 1 to 4 times the size in the example."""
     if high is None:
         low = max(low or 1, 1)
         high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
         why = "%s has no upper bound; engines take %d to %d: give a max (Dim or pipeline.Input)"
-        log.warning(why, place, low, high)
+        log.warning(why, size, low, high)
     low = max(low or 0, 0)
     opt = hint if hint is not None else (low + high) // 2
     return Range(low, min(max(opt, low), high), high)
@@ -172,7 +174,7 @@ def _size_range(place: str, low: int | None, high: int | None, hint: int | None)
 def _apply_conditions(
     shapes: ShapeEnvironment,
     conditions: Iterable[object],
-    asked: Mapping[str, Bounds],
+    requested: Mapping[str, Bounds],
     sources: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
     """Return the environment under conditions. Warn for each symbol whose range became smaller than requested.
@@ -193,7 +195,7 @@ def _apply_conditions(
             continue
         own_words = [r.words for r in relations if r.symbols == {name}]
         why = " and ".join(own_words or [r.words for r in relations if name in r.symbols])
-        if low == high and name in asked:
+        if low == high and name in requested:
             raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE_HINT)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
         log.warning("%s goes %s: the model was captured for %s", place, ends, why)
@@ -244,14 +246,14 @@ def _warn_of_unbounded(unbounded: Mapping[str, int]) -> None:
 
 def _data_dependent_symbol(
     node: torch.fx.Node,
-    given: object,
+    value_range: object,
     shapes: ShapeEnvironment,
     examples: Mapping[str, torch.Tensor],
     unbounded: dict[str, int],
 ) -> Symbol:
     """Return the symbol of a data-dependent size or number. The bound is the number of elements from which the node
     selects; if there is none, a multiple of the size in the example, which is added to ``unbounded``."""
-    low, high = _stated_bounds(given) if given is not None else (0, None)
+    low, high = _stated_bounds(value_range) if value_range is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
     limits = (high, _max_selected_elements(node, shapes), _max_split_length(node, shapes))

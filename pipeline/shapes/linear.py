@@ -26,12 +26,12 @@ def solve_for(expr: object, name: str, value: int) -> int | None:
     return (value - line[1]) // line[0]
 
 
-def inverse_text(expr: object, name: str, place: str) -> list[str]:
+def inverse_text(expr: object, name: str, size: str) -> list[str]:
     """Return Python code that computes the symbol from an input size that is linear in it (``x.shape[1] // 4``); empty
     if the expression is not linear."""
     line = linear_coefficients(expr, name)
     if line is None:
         return []
     slope, offset = line
-    whole = f"({place} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else place
+    whole = f"({size} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else size
     return [f"({whole} // {slope})" if slope != 1 else whole]

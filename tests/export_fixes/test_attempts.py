@@ -96,7 +96,7 @@ def test_the_table_is_printed() -> None:
 
 
 def first(**others: Any) -> attempts.FirstExport:
-    given = {"error": RuntimeError("fails"), "by_inputs": False, "has_one_size": False, "is_narrower": False}
+    given = {"error": RuntimeError("fails"), "has_input_ranges": False, "has_one_size": False, "is_narrower": False}
     return attempts.FirstExport(model=Calls(halves), shapes=None, mode="python", **given | others)
 
 

@@ -266,8 +266,8 @@ def test_names_are_the_models_in_dynamo_too() -> None:
     """Dynamo calls a buffer by another name."""
     model = nn.Sequential(Holds(*READ["item"])).eval()
     with track_values() as reads:
-        exported = _Exporter(model, ((X,), {}), None).exported(None, "bytecode")
-    assert reads.names == {"0.n"}
+        exported = _Exporter(model, ((X,), {}), None).export_once(None, "bytecode")
+    assert reads.read_buffers == {"0.n"}
     torch.testing.assert_close(exported.module()(X), model(X))
 
 

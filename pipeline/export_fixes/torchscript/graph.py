@@ -149,7 +149,7 @@ class _Scope:
     """The context of a block: the prefix of its values' names, its place, and the values that are modules."""
 
     prefix: str = ""
-    place: SourceLocation = field(factory=SourceLocation)
+    location: SourceLocation = field(factory=SourceLocation)
     receivers: dict[str, _Receiver] = field(factory=dict)
 
 
@@ -199,13 +199,13 @@ class _Reader:
         self.constants: dict[str, torch.Tensor] = {}
         self.methods: dict[tuple[str, str], Block] = {}
 
-    def read_method(self, receiver: _Receiver, name: str, place: SourceLocation) -> Block:
+    def read_method(self, receiver: _Receiver, name: str, location: SourceLocation) -> Block:
         """Return the block of a method, whose first input is the module; several calls of a module share the block."""
         key = receiver.path, name
         if key not in self.methods:
             graph = receiver.script._c._get_method(name).graph
             given = next(iter(graph.inputs())).debugName()
-            inside = place.within_module(receiver.path, str(receiver.script.original_name))
+            inside = location.within_module(receiver.path, str(receiver.script.original_name))
             copy, own = _inline_calls(graph, {given: receiver})
             self.methods[key] = self.read_block(copy, _Scope(f"{receiver.path}:{name}/", inside, own))
         return self.methods[key]
@@ -217,9 +217,9 @@ class _Reader:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
 
         nodes = list(block.nodes())
-        places = map(scope.place.with_trace, stack_traces(nodes))
+        places = map(scope.location.with_trace, stack_traces(nodes))
         made = [
-            self.read_node(n, names(n.inputs()), names(n.outputs()), evolve(scope, place=p))
+            self.read_node(n, names(n.inputs()), names(n.outputs()), evolve(scope, location=p))
             for n, p in zip(nodes, places, strict=True)
         ]
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
@@ -235,14 +235,16 @@ class _Reader:
         types = tuple(_type_text(value.type()) for value in node.outputs())
         blocks = tuple(self.read_blocks(node, scope))
         kind = "prim::CallMethod" if kind == CALL else kind
-        return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
+        return Node(
+            kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.location
+        )
 
     def read_blocks(self, node: TorchIR, scope: _Scope) -> Iterator[Block]:
         """Yield the blocks of a node: its own blocks, the graphs in its attributes, and the method that it calls."""
         for block in node.blocks():
             yield self.read_block(block, scope)
         if node.kind() == CALL:
-            yield self.read_method(scope.receivers[node.inputsAt(0).debugName()], node.s("name"), scope.place)
+            yield self.read_method(scope.receivers[node.inputsAt(0).debugName()], node.s("name"), scope.location)
         for name in node.attributeNames():
             if node.kindOf(name) == "g":
                 yield self.read_subgraph(node, node.g(name), scope)
@@ -252,7 +254,7 @@ class _Reader:
         pairs = zip(node.inputs(), graph.inputs(), strict=True)
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
         copy, own = _inline_calls(graph, known)
-        return self.read_block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.place, own))
+        return self.read_block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.location, own))
 
 
 def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:

@@ -54,11 +54,11 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
     return made
 
 
-def interpret_scripts(given: Value) -> torch.nn.Module:
+def interpret_scripts(model_or_script: Value) -> torch.nn.Module:
     """Return a copy that interprets TorchScript in the module; the module itself if it has none or is uncopyable."""
-    if is_script(given):
-        return model(given)
-    found: torch.nn.Module = given
+    if is_script(model_or_script):
+        return model(model_or_script)
+    found: torch.nn.Module = model_or_script
     scripts = list(_script_modules(found)) if isinstance(found, torch.nn.Module) else []
     with suppress(Exception):  # torch.export then says what it does not take
         return copy_module(found, {id(script): model(script) for script in scripts}) if scripts else found
@@ -115,28 +115,28 @@ def _forward_function(arguments: Sequence[Value]) -> Callable[..., Value]:
 class _ScriptContents(torch.nn.Module):
     """The contents of a script module by name: parameters, buffers, submodules, and attributes that the graph reads."""
 
-    def __init__(self, script: Value, names: frozenset[str], made: dict[int, Value]) -> None:
+    def __init__(self, script: Value, names: frozenset[str], known: dict[int, Value]) -> None:
         super().__init__()
         self.training = bool(getattr(script, "training", False))  # torch.jit.freeze takes it away
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
-            self.register_parameter(name, _parameter(parameter, made))
+            self.register_parameter(name, _parameter(parameter, known))
         for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
             self.register_buffer(name, buffer)
         for name, part in script.named_children():
-            self.add_module(name, _ScriptContents(part, names, made))
+            self.add_module(name, _ScriptContents(part, names, known))
         held = {"training", *self._parameters, *self._buffers, *self._modules}
         for name in sorted(names - held):
             if script._c.hasattr(name):
                 setattr(self, name, script._c.getattr(name))
 
 
-def _parameter(tensor: torch.Tensor, made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
+def _parameter(tensor: torch.Tensor, known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
     """Return a tensor as a parameter: the tensor itself, or for a loaded file a parameter in the same memory. Tied
-    tensors stay one parameter. ``made``: the parameters by the ids of the script's tensors, which it keeps alive."""
+    tensors stay one parameter. ``known``: the parameters by the ids of the script's tensors, which it keeps alive."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-    return made.setdefault(id(tensor), (tensor, given))[1]
+    return known.setdefault(id(tensor), (tensor, given))[1]
 
 
 class _InterpretedModule(_ScriptContents):

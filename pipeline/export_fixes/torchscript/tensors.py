@@ -149,12 +149,12 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
 """Evaluators of nodes that convert between tensors and Python values; all other tensor nodes are torch operators."""
 
 
-def _if_packed(ours: Callable[..., Value], target: Callable[..., Value]) -> Evaluator:
+def _if_packed(packed_version: Callable[..., Value], operator: Callable[..., Value]) -> Evaluator:
     """Return an evaluator that calls our implementation for packed sequences, or the operator if ours returns None."""
 
     def evaluate(call: Call, *given: Value) -> Value:
-        found = ours(*given)
-        return target(*given) if found is None else found
+        found = packed_version(*given)
+        return operator(*given) if found is None else found
 
     return evaluate
 
