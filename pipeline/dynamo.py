@@ -162,12 +162,12 @@ def _runner_of(
     weights = [node for node, value in values.items() if _is_weight(node, value)]
     with tracing(None):  # else guards that torch.export adds would become Dynamo's guards
         graph = DynamoGraph(graph_module, values, weights)
-        program = graph.program(compile.settings)
+        program = graph.capture_program(compile.settings)
         if written := set(program.buffers.values()):  # those are inputs, which are written back
             graph = DynamoGraph(graph_module, values, [node for node in weights if node.name not in written])
-            program = graph.program(compile.settings)
+            program = graph.capture_program(compile.settings)
         made = compile(program)
-    graph.guard(program)
+    graph.add_size_guards(program)
     at = {node: i for i, node in enumerate(nodes)}
     places = {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs]
     runner = _Runner(made, *places, executor, graph_module.forward, written_inputs(program))

@@ -38,7 +38,7 @@ def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
         return module
     copy = _AsStridedRewriter({node.name for node in module.graph.nodes})
     for node in module.graph.nodes:
-        copy.env[node] = copy.node(node)
+        copy.env[node] = copy.copy_node(node)
     return over(module, copy.graph)
 
 
@@ -58,7 +58,7 @@ class _AsStridedRewriter:
         self.graph, self.names = torch.fx.Graph(), names
         self.env: dict[Node, Node] = {}
 
-    def node(self, node: Node) -> Node:
+    def copy_node(self, node: Node) -> Node:
         """Copy a node; an ``as_strided`` node reads the tensor that owns its input's memory."""
         made = copied_node(node, self.graph, self.env.__getitem__)
         if node.target not in AS_STRIDED or _is_contiguous(node):

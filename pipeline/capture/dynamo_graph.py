@@ -56,7 +56,7 @@ class DynamoGraph(torch.nn.Module):
             known[node] = known[tensor].shape[dim]
         return self.run_graph(*(known[node] for node in self.values))
 
-    def program(self, settings: CompilationSettings) -> Program:
+    def capture_program(self, settings: CompilationSettings) -> Program:
         """Return the graph, captured with the ranges of its sizes."""
         dims: dict[str, Argument] = {}
         shapes = tuple(_export_dims(node, dims) for node in self.inputs)
@@ -72,7 +72,7 @@ class DynamoGraph(torch.nn.Module):
             place = getattr(cause, _FAILED_LINE, "")
             raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
 
-    def guard(self, program: Program) -> None:
+    def add_size_guards(self, program: Program) -> None:
         """Add the program's conditions on sizes to Dynamo's guards, by comparing Dynamo's symbolic sizes."""
         known: dict[str, Argument] = {}
         for port, node in zip(program.inputs, self.inputs, strict=True):

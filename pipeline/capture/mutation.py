@@ -78,7 +78,7 @@ def _functionalize_subgraph(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
         rewriter.rewrite()
         output = next(iter(reversed(part.graph.nodes)))
         if not any(rewriter.versions[node] for node in part.graph.nodes if node.op == "placeholder"):
-            rewriter.graph.output(map_arg(output.args[0], rewriter.read)).meta = dict(output.meta)
+            rewriter.graph.output(map_arg(output.args[0], rewriter.current_value)).meta = dict(output.meta)
             return over(part, rewriter.graph)
     return part
 
@@ -113,25 +113,25 @@ class _MutationRewriter:
     def copy_node(self, node: Node) -> None:
         """Copy a node that does not write; its arguments are the current values."""
         found = view_of(node, self.mode) if node in self.touched else None
-        self.env[node] = copied_node(node, self.graph, self.read)
+        self.env[node] = copied_node(node, self.graph, self.current_value)
         if found is not None:
-            args = map_arg(found.args, self.read)
+            args = map_arg(found.args, self.current_value)
             self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))
         first: Argument = node.args[0] if node.args else None
         if node.target is operator.getitem and first in self.made_at:  # all pieces of a tensor are made at once
             self.made_at[node] = self.made_at[first]
         else:
             source = first if node.target in MULTI_VIEW_OPERATORS else node
-            self.made_at[node] = self.versions.get(self.root(self.same.get(source, source)), 0)
-        self.versions.setdefault(self.root(node), 0)
+            self.made_at[node] = self.versions.get(self.memory_root(self.same.get(source, source)), 0)
+        self.versions.setdefault(self.memory_root(node), 0)
 
     def written_value(self, node: Node, written: Node) -> Node:
         if node.target is aten.copy_.default and _is_removable_copy(node):
-            return self.read(node.args[1])  # type: ignore[arg-type]
+            return self.current_value(node.args[1])  # type: ignore[arg-type]
         target = functional_variant(node.target)
         if target is None:
             raise UnknownAliasError(node)
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.read)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.current_value)
         before = written.meta["val"]
         made = before if _keeps_dtype(node) else fake_result(self.mode, target, args, kwargs)
         if shape_of(made) != shape_of(before):
@@ -143,34 +143,34 @@ class _MutationRewriter:
 
     def write(self, node: Node, value: Node) -> None:
         """Set the new value of a node, and update the values of the nodes that it is a view of."""
-        root = self.root(node)
+        root = self.memory_root(node)
         before: list[tuple[Node, Node]] = []
         while node in self.views:
             source = self.views[node].source
-            before.append((node, self.read(source)))
+            before.append((node, self.current_value(source)))
             node = source
         self.versions[root] += 1
         for viewing, source_value in before:
             self.env[viewing], self.made_at[viewing] = value, self.versions[root]
-            found = self.views[viewing].write(self.emit, source_value, value)
+            found = self.views[viewing].update_source(self.emit, source_value, value)
             if found is None:
                 raise UnknownAliasError(viewing)
             value = found
         self.env[root], self.made_at[root] = value, self.versions[root]
 
-    def read(self, node: Node) -> Node:
+    def current_value(self, node: Node) -> Node:
         """Return a node's current value."""
         node = self.same.get(node, node)
         stale = []
-        while node in self.views and self.made_at[node] != self.versions[self.root(node)]:
+        while node in self.views and self.made_at[node] != self.versions[self.memory_root(node)]:
             stale.append(node)
             node = self.views[node].source
         for viewing in reversed(stale):
-            self.env[viewing] = self.views[viewing].of(self.emit, self.env[self.views[viewing].source])
-            self.made_at[viewing] = self.versions[self.root(viewing)]
+            self.env[viewing] = self.views[viewing].recompute(self.emit, self.env[self.views[viewing].source])
+            self.made_at[viewing] = self.versions[self.memory_root(viewing)]
         return self.env[stale[0] if stale else node]
 
-    def root(self, node: Node) -> Node:
+    def memory_root(self, node: Node) -> Node:
         while node in self.views:
             node = self.views[node].source
         return node
@@ -187,7 +187,7 @@ class _MutationRewriter:
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
-        given = [map_arg(value, self.read) for value in results(self.old)]
+        given = [map_arg(value, self.current_value) for value in results(self.old)]
         self.graph.output((*values, *given)).meta = dict(next(iter(reversed(self.old.nodes))).meta)
         changes = [_mutation_spec(specs[node.name], value) for node, value in zip(written, values, strict=True)]
         return [*changes, *signature.output_specs]

@@ -30,10 +30,10 @@ class View:
     target: Target
     args: tuple[Argument, ...]
 
-    def of(self, emit: Emit, value: Node) -> Node:
+    def recompute(self, emit: Emit, value: Node) -> Node:
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
-    def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
+    def update_source(self, emit: Emit, before: Node, value: Node) -> Node | None:
         """Return ``before`` with ``value`` written to the view; None if there is no rule."""
         return RULES[self.target](self, emit, before, value)
 

@@ -41,7 +41,7 @@ class Decompositions:
             return None
         return decomposition_table[target] if target in torch_enabled_decompositions else _composite(target)
 
-    def all_for(self, target: object) -> Iterator[Function]:
+    def decompositions_of(self, target: object) -> Iterator[Function]:
         """Yield all decompositions of an operator outside core ATen, to search them for a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
@@ -73,7 +73,7 @@ class CallSearch:
     def find_decomposition(self, call: Call, constant: Mapping[Node, bool]) -> Function | None:
         """Return the first decomposition of a call that leads to a wanted call; None if no decomposition does."""
         given = tuple(constant[node] for node in argument_nodes(call.args, call.kwargs))
-        for function in self.choices.all_for(call.target):
+        for function in self.choices.decompositions_of(call.target):
             try:
                 template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
             except Exception:

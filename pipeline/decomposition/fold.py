@@ -91,12 +91,12 @@ class _Recipes:
                 steps |= {step.name: step for step in inner.steps}
                 results[each] = inner.result
             else:
-                made = self._step(each, results)
+                made = self._recipe_step(each, results)
                 steps[made.name], results[each] = made, Ref(made.name)
         name = unlike(layer_name(node), self._names)
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
-    def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
+    def _recipe_step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
         """Return a node's call as a step of the recipe, with the recipe's names for the arguments."""
         if node not in self._steps:
             self._steps[node] = unlike(node.name, self._taken)

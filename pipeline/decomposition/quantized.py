@@ -49,7 +49,7 @@ def normalize_quantization(program: Program) -> Program:
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
         warn_untested(LIBRARIES[namespace])
-    return pair_float8_casts(_Normalizer(program).run())
+    return pair_float8_casts(_Normalizer(program).normalize())
 
 
 def eager_source(program: Program, uniform: Program) -> Program:
@@ -86,7 +86,7 @@ class _Normalizer:
         self.constant: dict[Node, bool] = {}
         self.env: dict[Node, Argument] = {}
 
-    def run(self) -> Program:
+    def normalize(self) -> Program:
         for node in self.program.graph.nodes:
             self.constant[node] = is_constant(node, self.constant, self.program)
             self.env[node] = self.rewrite_node(node)

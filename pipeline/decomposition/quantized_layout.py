@@ -33,12 +33,12 @@ BLOCK_LENGTHS: Final = (128, 64, 32, 16)
 def lay_out_weights(program: Program) -> Program:
     """Return the program, whose graph is changed in place, with its weights laid out."""
     if any(node.target is DEQUANTIZE or is_cast_to(torch.int8, node) for node in program.graph.nodes):
-        _WeightLayout(program).run()
+        _WeightLayout(program).lay_out()
     return program
 
 
 class _WeightLayout(GraphEdit):
-    def run(self) -> None:
+    def lay_out(self) -> None:
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
         while waiting:
             node = waiting.pop()

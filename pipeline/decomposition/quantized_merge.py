@@ -47,7 +47,7 @@ def merge_matmuls(edit: GraphEdit) -> None:
             codes, _, type, block, dtype = node.args[1].args
             groups[node.args[0], codes.meta["val"].dtype, type, block[0], dtype].append(node)
     for group in groups.values():
-        _MatmulMerger(edit, group).run()
+        _MatmulMerger(edit, group).merge()
 
 
 def _multiply_unflattened(edit: GraphEdit, product: Node) -> None:
@@ -79,7 +79,7 @@ class _MatmulMerger:
         self.edit, self.matmuls, self.first = edit, matmuls, matmuls[0]
         self.positions = {node: place for place, node in enumerate(edit.graph.nodes)}
 
-    def run(self) -> None:
+    def merge(self) -> None:
         weights = [product.args[1] for product in self.matmuls]
         columns = [weight.meta["val"].shape[1] for weight in weights]
         sums = [self.biased_result(product) for product in self.matmuls]

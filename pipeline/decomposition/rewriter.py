@@ -65,7 +65,7 @@ class Rewriter:
 
         def transform(node: Node, call: Call) -> Argument:
             apart = node.name in refused or node.target is operator.getitem
-            return self.emit(call, refused=True) if apart else self.add(call)
+            return self.emit(call, refused=True) if apart else self.add_call(call)
 
         return self._transform_nodes(transform)
 
@@ -93,12 +93,12 @@ class Rewriter:
         if call.target is operator.getitem and isinstance(call.args[0], (tuple, list)):
             return call.args[0][call.args[1]]
         if kept_in_torch(call.target, call.meta, self.settings) or self.stays_in_torch(call):
-            return self.add(call)
+            return self.add_call(call)
         if has_complex(call.args, call.kwargs, call.value):
             inlined = self.inline_pairs(call)
             return inlined[0] if inlined else self.keep_or_decompose(call, lambda node: False)
         if not refused and self.has_users_converter(call):
-            return self.add(call)
+            return self.add_call(call)
         inlined = self.inline_preferred(call)
         accepts = self.claims.accepts_without_users if refused else self.claims.accepts
         return inlined[0] if inlined else self.keep_or_decompose(call, accepts)
@@ -111,7 +111,7 @@ class Rewriter:
         tuned = [bounds(rows, {**self.program.shapes, **each}).opt for each in self.program.profiles or (FrozenDict(),)]
         return all(isinstance(size, int) for size in matrices) and is_faster_in_torch(tuned, matrices)
 
-    def add(self, call: Call) -> Node:
+    def add_call(self, call: Call) -> Node:
         """Add a node to the new graph."""
         node = self.graph.create_node("call_function", call.target, tuple(call.args), dict(call.kwargs), call.name)
         node.meta = {**origin(call.meta), "val": call.value}
@@ -125,7 +125,7 @@ class Rewriter:
 
     def keep_or_decompose(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
         """Keep a call if a converter accepts it or nothing decomposes it; else return torch's decomposition."""
-        node = self.add(call)
+        node = self.add_call(call)
         if not is_operator(node) or accepts(node):
             return node
         convolution = None if call.target in self.choices.disabled else _as_convolution(node)

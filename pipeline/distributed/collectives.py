@@ -31,7 +31,7 @@ copy of its result."""
 
 def traced() -> AbstractContextManager[None]:
     """Return a context for exports in which collectives become operators and DTensors add nothing to the graph."""
-    return _places("torch.distributed.tensor" in sys.modules).active("sharded")
+    return _places("torch.distributed.tensor" in sys.modules).activate("sharded")
 
 
 @cache

@@ -207,9 +207,9 @@ def tie_dims(error: Argument, shapes: Spec) -> Iterator[Spec]:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
     except Exception:  # it parses the message, which may suggest nothing that it understands
         return
-    if _bounds(found) == _bounds(shapes):
+    if _dim_bounds(found) == _dim_bounds(shapes):
         yield found
 
 
-def _bounds(shapes: object) -> list[Argument]:
+def _dim_bounds(shapes: object) -> list[Argument]:
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

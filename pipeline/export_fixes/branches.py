@@ -85,7 +85,7 @@ def select_branch(
     `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot select."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
-    results = [_result(branch, run, line) for branch, run in zip(branches, (if_true, if_false), strict=True)]
+    results = [_trace_branch(branch, run, line) for branch, run in zip(branches, (if_true, if_false), strict=True)]
     (ours, spec), (theirs, other) = map(tree_flatten, results)
     if spec != other:
         raise _branch_error(line, f"returns {_value_text(results[0])} or {_value_text(results[1])}")
@@ -93,7 +93,7 @@ def select_branch(
     return tree_unflatten([_select_result(condition, pair, branches, line) for pair in rows], spec)
 
 
-def _result(branch: Branch, run: Callable[[], Argument], line: str) -> Argument:
+def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Argument:
     now = trace.get()
     assert now is not None
     now.open_branches.append(branch)
@@ -118,10 +118,10 @@ def _select_result(
     if not (isinstance(yes, torch.Tensor) and isinstance(no, torch.Tensor) and _properties(yes) == _properties(no)):
         raise _branch_error(line, f"returns {_value_text(yes)} or {_value_text(no)}")
     chosen = torch.where(condition, yes, no)
-    shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _storage(tensor) not in branch.memory]
+    shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _storage_of(tensor) not in branch.memory]
     now = trace.get()
     if now is not None and shared:
-        now.selected.append(SelectedResult(frozenset(map(_storage, (chosen, *shared))), line))
+        now.selected.append(SelectedResult(frozenset(map(_storage_of, (chosen, *shared))), line))
     return chosen
 
 
@@ -132,13 +132,13 @@ def record_effects(
     result, now = trace_op(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open_branches or now.selected):
         return result
-    written = {_storage(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
+    written = {_storage_of(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
     for choice in now.selected:
         if written & choice.memory:
             why = f"the model writes in place to a tensor that the data-dependent if at {choice.place} may return"
             raise CaptureError(why, "write to a clone: only data determines which of two tensors is written")
-    before = {_storage(tensor) for tensor in _tensors((args, kwargs))}
-    made = {_storage(tensor) for tensor in _tensors(result)} - before
+    before = {_storage_of(tensor) for tensor in _tensors_in((args, kwargs))}
+    made = {_storage_of(tensor) for tensor in _tensors_in(result)} - before
     for branch in now.open_branches:
         why = why_apart(func, args, result, undone=bool(written) and written <= branch.memory)
         branch.effect = branch.effect or (f"{func} {why}" if why else "")
@@ -151,14 +151,14 @@ def _written_tensors(func: Target, args: Argument, kwargs: Mapping[str, Argument
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from _tensors(given.get(argument.name))
+                yield from _tensors_in(given.get(argument.name))
 
 
-def _tensors(value: Argument) -> Iterator[torch.Tensor]:
+def _tensors_in(value: Argument) -> Iterator[torch.Tensor]:
     yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+def _storage_of(tensor: torch.Tensor) -> StorageWeakRef:
     while _functorch.is_functorch_wrapped_tensor(tensor):  # torch.vmap's wrapper has no memory of its own
         tensor = _functorch.get_unwrapped(tensor)
     return StorageWeakRef(tensor.untyped_storage())

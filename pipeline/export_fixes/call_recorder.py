@@ -63,14 +63,14 @@ class Calls:
         return len(self.seen)
 
     def __str__(self) -> str:
-        rows = [f"{self._name}: {len(self)} calls"]
+        rows = [f"{self._module_name}: {len(self)} calls"]
         for path in self.seen[0].values if self.seen else ():
             found = list(dict.fromkeys(str(call.values.get(path)) for call in self.seen))
             rows.append(f"  {path}: {', '.join(found)}")
         return "\n".join(rows)
 
     @property
-    def _name(self) -> str:
+    def _module_name(self) -> str:
         return type(self.module).__name__
 
     @property
@@ -85,7 +85,7 @@ class Calls:
         if self.refused is not None:
             raise self.refused
         if self.example is None:
-            why = f"{self._name} was not called while its calls were recorded"
+            why = f"{self._module_name} was not called while its calls were recorded"
             raise CaptureError(why, "call forward inside of the with block; calls of other methods do not count")
         first = self.seen[0]
         for other in self.seen[1:]:
@@ -97,15 +97,15 @@ class Calls:
 
     def _check_alike(self, first: Call, second: Call) -> None:
         if missing := sorted(first.values.keys() ^ second.values.keys()):
-            raise CaptureError(f"{self._name} was called with and without {', '.join(missing)}", KIND_HINT)
+            raise CaptureError(f"{self._module_name} was called with and without {', '.join(missing)}", KIND_HINT)
         if first.spec != second.spec:
             raise CaptureError(
-                f"{self._name} was called by position and by keyword, or with other containers", KIND_HINT
+                f"{self._module_name} was called by position and by keyword, or with other containers", KIND_HINT
             )
         for path, own in first.values.items():
             value = second.values[path]
             if not _are_compatible(own, value):
-                why = f"{path} of {self._name} is {own} in one call and {value} in another"
+                why = f"{path} of {self._module_name} is {own} in one call and {value} in another"
                 hint = f"pass a number that varies as a tensor; else {KIND_HINT}"
                 raise CaptureError(why, hint)
 
@@ -135,7 +135,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         raise TypeError(f"recorded takes an nn.Module, not {kind_of(module)}")
     calls = Calls(module)
 
-    def note(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+    def record_call(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         try:
             calls.seen.append(Call.of(bind_inputs(module, args, kwargs), (len(args), frozenset(kwargs))))
         except ValueError as error:  # the larger program goes on
@@ -143,7 +143,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         if calls.example is None:
             calls.example = tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))
 
-    handle = module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
+    handle = module.register_forward_pre_hook(record_call, prepend=True, with_kwargs=True)
     try:
         yield calls
     finally:

@@ -122,7 +122,7 @@ def _export_with_notes(
         set_variable(decisions, Decisions()) as decided,
     ):
         exported = export.first_success(shapes, mode)
-        kept.check()
+        kept.raise_if_stateful()
         if found.caught and mode == "python":
             why = f"the model checks its data at {found.caught}, and may catch the error: the branch is data-dependent"
             raise CaptureError(why, BRANCH_HINT)

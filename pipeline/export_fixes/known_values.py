@@ -76,7 +76,7 @@ class Known:
         """The maximum number of elements of a tensor whose value is tracked."""
         return MAX_TRACKED_WITH_CONSTANTS if self.inputs else MAX_TRACKED
 
-    def start(self, written: frozenset[str] = frozenset()) -> None:
+    def reset(self, written: frozenset[str] = frozenset()) -> None:
         """Forget the values of the last export."""
         self.is_of_model, self.read_buffers, self.written = True, frozenset(), written
         self.storages.clear()
@@ -162,7 +162,7 @@ def _call_with_largest(func: OpOverload, args: Argument, kwargs: Argument, call:
 def _compute_known(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
     """Return the result and its value for a call that known values or numbers determine; else NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
-    if not _may_be_computed(state, func, leaves):
+    if not _can_compute(state, func, leaves):
         return NotImplemented
     fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
     with no_dispatch():
@@ -175,7 +175,7 @@ def _compute_known(mode: FakeTensorMode, state: Known, func: OpOverload, args: A
     return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _fake_of(mode, x, device), found)
 
 
-def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
+def _can_compute(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
     """Return whether an operator computes only from known values, or creates a tensor from numbers or a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):

@@ -124,7 +124,7 @@ def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) 
     (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
     if func in POOLS:
         given = {**dict(zip(POOL_ARGS[func], args, strict=False)), **kwargs}
-        lengths = _per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
+        lengths = _numbers_per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
         if any(isinstance(length, torch.SymInt) for length in lengths):
             return _pool_dynamic_windows, (func, given), {}
     return func, args, kwargs
@@ -134,7 +134,7 @@ def _pool_dynamic_windows(func: Target, arguments: Mapping[str, Argument]) -> ob
     """Reduce the dims that a single window covers, and pool the others, with a single rounding."""
     count, x, dtype = POOLS[func], arguments["input"], arguments["input"].dtype
     by_dim = {
-        name: _per_dim(arguments.get(name, default), count)
+        name: _numbers_per_dim(arguments.get(name, default), count)
         for name, default in NEUTRAL.items()
         if name in POOL_ARGS[func]
     }
@@ -161,7 +161,7 @@ def _pool_dynamic_windows(func: Target, arguments: Mapping[str, Argument]) -> ob
     return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
 
 
-def _per_dim(value: Argument, count: int) -> list[Argument]:
+def _numbers_per_dim(value: Argument, count: int) -> list[Argument]:
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 

@@ -97,14 +97,14 @@ class KeptState:
         with set_variable(assigned_tensors, list[torch.Tensor]()) as rebound:
             outputs = before.write_back(forward(*args, **kwargs), rebound)
         self.containers = [name for name, found in leaves.items() if not _has_same_contents(given[name], *found)]
-        changes = before.changes(rebound)
+        changes = before.changed_values(rebound)
         if not self.calls_twice:
-            self.memos = before.memos(changes, _dependence_predicate(inputs)) if changes else set()
+            self.memos = before.memoized(changes, _dependence_predicate(inputs)) if changes else set()
         for place, value in changes.items():
             self.changes.setdefault(place, []).append(value)
         return outputs
 
-    def check(self) -> None:
+    def raise_if_stateful(self) -> None:
         """Raise `CaptureError` if a call depends on state that an earlier call left in the model. The error names
         the attribute and the line that assigns it."""
         if self.containers:
@@ -119,20 +119,22 @@ class KeptState:
                 same = is_second_call_equal(self.repeat_export(), self.structures)
         except Exception as error:
             log.debug("the model cannot be captured for two calls", exc_info=error)
-            log.warning("a program does not keep %s from call to call", self.lines_of(kept))
+            log.warning("a program does not keep %s from call to call", self.attribute_lines(kept))
             return
         finally:
             self.calls_twice, self.changes, after = False, changes, self.changes
         if not same:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
-            why = f"{type(self.model).__name__} carries state from call to call in {self.lines_of(moving or kept)}"
+            why = (
+                f"{type(self.model).__name__} carries state from call to call in {self.attribute_lines(moving or kept)}"
+            )
             raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
         read = _attribute_names_read(self.model)
         unread = [place for place in kept if place.rpartition(".")[2] not in read]
         if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
-            log.warning("the model sets %s: a program does not", self.lines_of(shown))
+            log.warning("the model sets %s: a program does not", self.attribute_lines(shown))
 
-    def lines_of(self, places: Sequence[str] | Mapping[str, object]) -> str:
+    def attribute_lines(self, places: Sequence[str] | Mapping[str, object]) -> str:
         """Return the changed attributes with the lines that assign them."""
         lines = {place: _assigning_line(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
@@ -219,7 +221,7 @@ class _TensorBefore:
         """Return the record of the tensor with a name; inputs may be written, as buffers may."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-        return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _storage(tensor), slot)
+        return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
 
     def is_replaced(self, rebound: Sequence[torch.Tensor]) -> bool:
         """Return whether the model assigned another tensor to the attribute or to the tensor's ``.data``."""
@@ -254,7 +256,7 @@ def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 
 
-def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+def _storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 
@@ -292,7 +294,7 @@ class _ModelBefore:
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
             """Return a tensor, cloned if a write to the buffers would change it."""
-            return tensor.clone() if _storage(tensor) in olds else tensor
+            return tensor.clone() if _storage_of(tensor) in olds else tensor
 
         outputs = tree_map_only(torch.Tensor, apart, outputs)
         values = [new.clone() if new is row.tensor else apart(new) for row, new in pairs]
@@ -305,7 +307,7 @@ class _ModelBefore:
                 rebound[:] = [tensor for tensor in rebound if tensor is not row.tensor]
         return outputs
 
-    def memos(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
+    def memoized(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
         """Return the changed attributes that another call would set to equal values."""
         found: set[str] = set()
         for path, space in self.spaces:
@@ -314,11 +316,11 @@ class _ModelBefore:
                     found.update([place] if not any(map(may_depend, new)) else [])
         return found
 
-    def changes(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
+    def changed_values(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
         """Return the changed objects and numbers by attribute path."""
         found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_replaced(rebound)}
         for path, space in self.spaces:
-            for name, value in space.changed():
+            for name, value in space.changed_items():
                 if name in REGISTRIES:
                     known = {row.name for row in self.registered if row.space is value}
                     found |= {join_path(path, n): t for n, t in space.current[name].items() if n not in known}

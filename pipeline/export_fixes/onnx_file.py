@@ -151,14 +151,14 @@ def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
     except Exception as error:
         raise CaptureError(f"{path} is not a valid ONNX file: {error}", "export the model again") from error
     versions = {opset.domain: opset.version for opset in file.opset_import}
-    for node in _nodes(file.graph):
+    for node in _all_nodes(file.graph):
         if not onnx2fx.is_supported(node.op_type, node.domain, versions.get(node.domain, 1)):
             kind = ".".join(filter(None, [node.domain, node.op_type]))
             raise CaptureError(f"{path}: onnx2fx does not convert the node {node.name!r} ({kind})", _HINT)
     for value in (*file.graph.input, *file.graph.output):
         if DTYPE_MAP.get(value.type.tensor_type.elem_type) is None:
             raise CaptureError(f"{path}: {value.name} is not a tensor of numbers", _HINT)
-    if (node := first_wrong_node(file, _nodes(file.graph))) is not None:
+    if (node := first_wrong_node(file, _all_nodes(file.graph))) is not None:
         raise CaptureError(f"{path}: onnx2fx computes another result for {node.name!r} ({node.op_type})", _HINT)
     try:
         module = onnx2fx.convert(file)
@@ -182,7 +182,7 @@ def _load_checked(path: str) -> Proto:
     file = load(path, load_external_data=False)
     file = inliner.inline_local_functions(file) if file.functions else file
     taken: set[str] = set()
-    for node in _nodes(file.graph):
+    for node in _all_nodes(file.graph):
         node.name = unlike(node.name or f"{node.op_type}:{','.join(node.output)}", taken)
     del file.graph.value_info[:]  # a file may have others than its nodes compute
     file = shape_inference.infer_shapes(file, data_prop=True)
@@ -190,13 +190,13 @@ def _load_checked(path: str) -> Proto:
     return file
 
 
-def _nodes(graph: Proto) -> Iterator[Proto]:
+def _all_nodes(graph: Proto) -> Iterator[Proto]:
     """Yield the nodes of a graph and of its nested graphs (branches and loops)."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
+                yield from _all_nodes(inner)
 
 
 SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
@@ -206,7 +206,7 @@ SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
     """Replace tensors of sizes by the sizes that onnx infers, since torch.export cannot read numbers from tensors."""
     found = (*file.graph.value_info, *file.graph.output)
-    shapes = {value.name: _dims(value) for value in found}
+    shapes = {value.name: _symbolic_dims(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}
     inputs = dict(zip((port.name for port in ports), module.graph.find_nodes(op="placeholder"), strict=True))
     for node in [each for each in module.graph.nodes if each.op == "call_function"]:
@@ -240,26 +240,26 @@ def _size_node(
     """Return a static size, or the size of an input that has this symbol; None if no input has it."""
     if isinstance(dim, int):
         return dim
-    places = ((port.name, _dims(port).index(dim)) for port in ports if dim and dim in _dims(port))
+    places = ((port.name, _symbolic_dims(port).index(dim)) for port in ports if dim and dim in _symbolic_dims(port))
     place = next(places, None)
     return None if place is None else graph.call_function(torch.ops.aten.sym_size.int, (inputs[place[0]], place[1]))
 
 
-def _dims(value: Proto) -> list[int | str]:
+def _symbolic_dims(value: Proto) -> list[int | str]:
     """Return the sizes of a value: numbers, or names of symbols, which are "" for unnamed symbols."""
     dims = value.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
 
 
 def _dynamic_dims(port: Proto) -> list[int]:
-    return [place for place, dim in enumerate(_dims(port)) if isinstance(dim, str)]
+    return [place for place, dim in enumerate(_symbolic_dims(port)) if isinstance(dim, str)]
 
 
 def _as_input(port: Proto) -> Input | None:
     from onnx2fx.utils.dtype import DTYPE_MAP
 
     dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read_onnx_file` refuses an input without one
-    return None if _dynamic_dims(port) or dtype is None else Input(shape=_dims(port), dtype=dtype)
+    return None if _dynamic_dims(port) or dtype is None else Input(shape=_symbolic_dims(port), dtype=dtype)
 
 
 def _return_dict(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:

@@ -84,7 +84,7 @@ def _pack_rows(rows: Tensor, lengths: Tensor) -> Tensor:
     return data  # type: ignore[no-any-return]
 
 
-def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def pack_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Return the packed data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
@@ -118,10 +118,10 @@ def _pad_as_requested(
     data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
     length = total_length if _has_total_length() else longest_length(sizes)
-    return pad(data, sizes, batch_first, padding, length)
+    return pad_rows(data, sizes, batch_first, padding, length)
 
 
-def pad(
+def pad_rows(
     data: Tensor, sizes: object, batch_first: bool, padding: float, length: Argument
 ) -> tuple[Tensor, Tensor] | None:
     """Return the rows, padded to a length with a number, and their lengths; None if the data are not packed rows."""
@@ -209,7 +209,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 REPLACEMENTS: Final[Mapping[str, Function]] = {
-    "_pack_padded_sequence": pack,
+    "_pack_padded_sequence": pack_rows,
     "_pad_packed_sequence": _pad_as_requested,
     "__getitem__": batch_size_item,
     **{target._schema.name.removeprefix("aten::"): recurrent_layer(target) for target in LAYERS},

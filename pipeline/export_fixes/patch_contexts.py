@@ -39,7 +39,7 @@ def export_quantizers() -> Iterator[None]:
         module.FakeTensorQuantFunction, "forward", _quantize_op, "looks at the values of scales on a CPU", "modelopt"
     )
     places = _modelopt_patches.setdefault(module, Patches((row,)))
-    with utilities.export_torch_mode(), places.active("modelopt"):
+    with utilities.export_torch_mode(), places.activate("modelopt"):
         yield
 
 
@@ -62,7 +62,7 @@ def _quantize_op(
 def patch_for_trace() -> AbstractContextManager[None]:
     """Return a context for tracing with dynamic sizes: a size may be 0 or 1, branches on this become guards, and
     sizes that operators compute from a symbol are expressions of the symbol."""
-    return _patches.active("trace")
+    return _patches.activate("trace")
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def patch_for_export() -> Iterator[None]:
     """Return a context for an export or functionalization, whose caller holds `one_export`. It restores torch's
     settings, some of which a failed export leaves changed."""
     values = track_values() if known.get() is None else nullcontext()
-    with patch_for_trace(), _patches.active("export"), values, exit_transforms(), restore_distribution_checks():
+    with patch_for_trace(), _patches.activate("export"), values, exit_transforms(), restore_distribution_checks():
         yield
 
 
@@ -78,19 +78,19 @@ def patch_for_export() -> Iterator[None]:
 def decide_by_example() -> Iterator[None]:
     """Return a context for an export in which the example decides branches; restore torch's random state at the end."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices), _patches.active("example"):
+    with torch.random.fork_rng(devices), _patches.activate("example"):
         yield
 
 
 def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManager[None]:
     """Return a context for an export with the patches of ``mode``, as described in `Replacement`."""
-    return _patches.active(mode)
+    return _patches.activate(mode)
 
 
 @contextmanager
 def keep_weights_in_place() -> Iterator[None]:
     """Return a context in which ``model.to`` moves only tensors that are neither parameters nor buffers."""
-    with _patches.active("export"), set_variable(module_methods.keep_weights, True):
+    with _patches.activate("export"), set_variable(module_methods.keep_weights, True):
         yield
 
 
@@ -103,5 +103,5 @@ def patch_for_device(device: str | None, capabilities: Sequence[str]) -> Iterato
         yield
         return
     major, minor = next(iter(capabilities), model_queries.DEFAULT_CAPABILITY).split(".")
-    with set_variable(model_queries.capability, (int(major), int(minor))), _patches.active("gpu"):
+    with set_variable(model_queries.capability, (int(major), int(minor))), _patches.activate("gpu"):
         yield

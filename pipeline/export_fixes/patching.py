@@ -87,7 +87,7 @@ class Replacement:
         return " ".join(filter(None, (first, last))) or "all"
 
     @property
-    def applies(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether the installed torch needs the replacement."""
         if self.since > VERSION or (self.before is not None and self.before <= VERSION):
             return False
@@ -95,14 +95,14 @@ class Replacement:
             return self.name in self.owner
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
-    def read(self) -> Argument:
+    def read_entry(self) -> Argument:
         """Return the current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
 
-    def write(self, value: Argument) -> None:
-        """Set the entry: to the result of `read`, or to another function."""
+    def write_entry(self, value: Argument) -> None:
+        """Set the entry: to the result of `read_entry`, or to another function."""
         if isinstance(self.owner, OpOverload):
             self.owner.py_kernels.pop(self.name, None)
             if value is not None:
@@ -162,7 +162,7 @@ class Patches:
     _made: dict[Replacement, tuple[Any, Kernel]] = field(factory=dict)
 
     @contextmanager
-    def active(self, during: PatchKind) -> Iterator[None]:
+    def activate(self, during: PatchKind) -> Iterator[None]:
         """Return a context that activates a kind of replacement in this thread."""
         if is_patched(during):
             yield
@@ -171,11 +171,11 @@ class Patches:
         with undo_at_exit(lambda: self._restore(during, trace)):
             with self._lock:
                 self._traces[during].add(trace)
-                for row in [row for row in self.table if row.during == during and row.applies]:
-                    own, made = self._own.setdefault(row, row.read()), self._made.get(row)
+                for row in [row for row in self.table if row.during == during and row.is_needed]:
+                    own, made = self._own.setdefault(row, row.read_entry()), self._made.get(row)
                     if made is None or made[0] is not own:  # else it is there for other threads, too
                         made = self._made[row] = (own, row.wrapper_for(own))
-                    row.write(made[1])
+                    row.write_entry(made[1])
             with set_variable(_active_kinds, _active_kinds.get() | {during}):
                 yield
 
@@ -185,5 +185,5 @@ class Patches:
             self._traces[during].discard(trace)
             if not self._traces[during]:
                 for row in [row for row in self._own if row.during == during]:
-                    row.write(self._own[row])
+                    row.write_entry(self._own[row])
                     del self._own[row]

@@ -143,7 +143,7 @@ class Snapshot:
         new = (value for name, value in self.current.items() if self.before.get(name) is not value)
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
-    def changed(self) -> Iterator[tuple[str, object]]:
+    def changed_items(self) -> Iterator[tuple[str, object]]:
         """Yield the attributes whose object, or an object within it, was replaced; equal numbers are no change."""
         for name in {**self.before, **self.current}:
             value, before = self.current.get(name), self.before.get(name)

@@ -199,10 +199,10 @@ def _may_catch(code: CodeType, offset: int, error: str) -> bool:
     """Return whether an ``except`` around a position in a function's bytecode may catch an error."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= offset < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
-    return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
+    return any(_handler_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
-def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
+def _handler_catches(steps: Sequence[dis.Instruction], error: str) -> bool:
     """Return whether a handler may catch an error and continue."""
     named: list[object] = []
     passed = -1

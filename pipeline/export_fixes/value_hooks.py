@@ -23,14 +23,14 @@ def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Mod
     state = known.get()
     if state is None:
         return export()
-    state.start()
+    state.reset()
     state.names_by_id = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):
         state.names_by_id[id(buffer)] = state.names_by_id.get(id(buffer), frozenset()) | {name}
     exported = export()
     mutated = state.written.union(exported.graph_signature.buffers_to_mutate.values())
     if both := state.read_buffers & mutated:
-        state.start(both)
+        state.reset(both)
         exported = export()
     return exported
 

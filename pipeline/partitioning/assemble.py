@@ -77,7 +77,7 @@ class _SegmentAssembler:
             if kind not in get_args(Kind):
                 raise ValueError(f"the kind of a segment is 'engine' or 'torch', not {kind!r}")
             for name in names:
-                self._assign(name, at)
+                self._assign_to_segment(name, at)
         self.copied = copied_nodes(self.program, lambda n: validated.verdicts[n.name].supported) - self.group_of.keys()
         self.parts = [_SegmentDraft(kind, self._ordered_nodes(names)) for kind, names in groups]
         self._add_output_nodes()
@@ -96,7 +96,7 @@ class _SegmentAssembler:
         fallbacks = tuple(self._fallbacks())
         return Partitioned(self.program, segments, self.validated.verdicts, fallbacks, tuple(cuts(segments)))
 
-    def _assign(self, name: str, segment: int) -> None:
+    def _assign_to_segment(self, name: str, segment: int) -> None:
         node = self.nodes_by_name.get(name)
         if node is None or not is_operator(node):
             raise ValueError(f"{name} is not an operator of the program")

@@ -143,7 +143,7 @@ class ShapeEnvironment(Mapping[str, Range]):
     relations: tuple[Relation, ...] = ()
 
     @classmethod
-    def of(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
+    def from_ranges(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
         """Create an environment of ranges only."""
         return cls(FrozenDict({name: Symbol(range) for name, range in ranges.items()}))
 

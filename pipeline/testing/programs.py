@@ -163,7 +163,7 @@ class _Builder:
             constants=FrozenDict({name: identity(name) for name in self.parameters}),
             buffers=FrozenDict(),
             parameters=FrozenDict(self.parameters),
-            shapes=ShapeEnvironment.of(symbols),
+            shapes=ShapeEnvironment.from_ranges(symbols),
             in_spec=tree_flatten((tuple(0 for _ in inputs), {}))[1],
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,

@@ -203,8 +203,8 @@ def test_softmax_is_reached_within_attention() -> None:
 
 
 def test_nothing_is_traced_where_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.decomposition.candidates.CallSearch.way", never)
-    monkeypatch.setattr("pipeline.decomposition.unused_registrations._UnusedSearch.found", never)
+    monkeypatch.setattr("pipeline.decomposition.candidates.CallSearch.find_decomposition", never)
+    monkeypatch.setattr("pipeline.decomposition.unused_registrations._UnusedSearch.find_call", never)
     pipeline.default().until("validate")(BLOCK, SCENE)
 
 

@@ -327,7 +327,7 @@ def test_literals_on_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_sizes_do_not_vary() -> None:
     patches, grid = inputs()
     shapes = (None, {0: Dim("images", min=1, max=4)})
-    with pytest.raises(pipeline.CaptureError, match=r"sizes vary of the input that is Constant\(\[\[1, 2, 3\]"):
+    with pytest.raises(pipeline.CaptureError, match=r"has a range for the input Constant\(\[\[1, 2, 3\]"):
         pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)), dynamic_shapes=shapes)
 
 

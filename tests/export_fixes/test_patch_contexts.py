@@ -30,7 +30,7 @@ def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch)
     is_flawed = FLAWS[row.target_name]
     assert not is_flawed()
     monkeypatch.setattr(patch_contexts, "_patches", Patches([other for other in TABLE if other is not row]))
-    assert is_flawed() == row.applies
+    assert is_flawed() == row.is_needed
 
 
 def expired(table: Sequence[Replacement], installed: tuple[int, ...], oldest: tuple[int, ...]) -> list[object]:
@@ -78,7 +78,7 @@ def test_exports_of_other_threads_are_torchs_own() -> None:
     own = plain()
     with patch_contexts.patch_for_export():
         assert in_another_thread(plain) == own
-        assert not any(row.read() is None for row in TABLE if row.during == "export" and row.applies)
+        assert not any(row.read_entry() is None for row in TABLE if row.during == "export" and row.is_needed)
     assert plain() == own
 
 
@@ -90,36 +90,36 @@ def test_what_was_traced_leaves_nothing_behind() -> None:
 
 
 def test_torch_has_its_own_back() -> None:
-    rows = [row for row in TABLE if row.applies and row.during not in ("gpu", "example", "called", "comparing")]
-    own = [row.read() for row in rows]
+    rows = [row for row in TABLE if row.is_needed and row.during not in ("gpu", "example", "called", "comparing")]
+    own = [row.read_entry() for row in rows]
     with pytest.raises(KeyError), patch_contexts.patch_for_export():
-        inside = [row.read() for row in rows]
+        inside = [row.read_entry() for row in rows]
         assert not {id(kernel) for kernel in inside} & {id(kernel) for kernel in own}
         with patch_contexts.patch_for_trace():
-            assert [row.read() for row in rows] == inside
+            assert [row.read_entry() for row in rows] == inside
         raise KeyError
-    assert [row.read() for row in rows] == own
+    assert [row.read_entry() for row in rows] == own
     with patch_contexts.patch_for_export():
-        assert [row.read() for row in rows] == inside
+        assert [row.read_entry() for row in rows] == inside
 
 
 def test_places_are_torchs_when_the_last_thread_has_done() -> None:
     row = next(row for row in TABLE if row.name == "dispatch")
-    own = row.read()
+    own = row.read_entry()
 
     def inside() -> Any:
         with patch_contexts.patch_for_trace():
-            return row.read()
+            return row.read_entry()
 
     with patch_contexts.patch_for_trace():
-        ours = row.read()
+        ours = row.read_entry()
         assert in_another_thread(inside) is ours
-        assert row.read() is ours
-    assert row.read() is own
+        assert row.read_entry() is ours
+    assert row.read_entry() is own
 
 
 def test_only_the_torch_that_needs_it_gets_a_replacement() -> None:
     row = Replacement({"f": len}, "f", lambda own: own(), "why", before=VERSION)
-    assert not row.applies
-    assert Replacement({"f": len}, "f", lambda own: own(), "why", before=(VERSION[0], VERSION[1] + 1)).applies
-    assert not Replacement({}, "f", lambda own: own(), "why").applies
+    assert not row.is_needed
+    assert Replacement({"f": len}, "f", lambda own: own(), "why", before=(VERSION[0], VERSION[1] + 1)).is_needed
+    assert not Replacement({}, "f", lambda own: own(), "why").is_needed

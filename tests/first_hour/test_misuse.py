@@ -49,7 +49,7 @@ MODELS: Final[dict[str, Misuse]] = {
     ),
     "exported, with other ranges": (
         lambda: C(torch.export.export(NET, (X,)), (X,), dynamic_shapes=({0: N},)),
-        "an ExportedProgram has its dynamic shapes already",
+        "an ExportedProgram contains its dynamic shapes",
     ),
     "a str captured": (lambda: pipeline.capture("x", (X,)), "model is a str: pass an nn.Module"),
     "a number recorded": (lambda: pipeline.recorded(3).__enter__(), "recorded takes an nn.Module, not an int"),

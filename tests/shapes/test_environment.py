@@ -134,7 +134,7 @@ def test_a_relation_of_two_symbols_is_kept() -> None:
 
 def test_a_relation_of_two_symbols_leaves_ends_that_occur() -> None:
     a, b = sympy.symbols("a b", integer=True)
-    env = ShapeEnvironment.of({"a": Range(1, 2, 9), "b": Range(1, 2, 4)})
+    env = ShapeEnvironment.from_ranges({"a": Range(1, 2, 9), "b": Range(1, 2, 4)})
     assert env.add_conditions(sympy.Eq(a, 2 * b, evaluate=False))["a"] == Range(2, 2, 8)
     both = env.add_conditions(sympy.Eq(a + b, 3, evaluate=False), sympy.Eq(a * b, 2, evaluate=False), sympy.Ge(a, 2))
     assert (both["a"], both["b"]) == (Range(2, 2, 2), Range(1, 1, 1))

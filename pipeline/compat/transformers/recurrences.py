@@ -269,5 +269,5 @@ def over_states(model: torch.nn.Module) -> Iterator[None]:
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
     with set_variable(_current, None), ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_places(module).active(module.__name__))
+            stack.enter_context(_places(module).activate(module.__name__))
         yield

@@ -65,11 +65,11 @@ def _with_tensor_bools(
 
 def unroll_loop(call: Call, count: Value, condition: Value, *carried: Value) -> Value:
     """prim::Loop: unroll the iterations; their number must be known during capture."""
-    _check_known(call, count, "the number of iterations")
+    _check_count_is_known(call, count, "the number of iterations")
     values: tuple[Value, ...] = carried
     done = 0
     while done < count:
-        _check_known(call, condition, "the condition")
+        _check_count_is_known(call, condition, "the condition")
         if not condition:
             break
         if done == MAX_STEPS:
@@ -79,7 +79,7 @@ def unroll_loop(call: Call, count: Value, condition: Value, *carried: Value) -> 
     return values
 
 
-def _check_known(call: Call, value: Value, name: str) -> None:
+def _check_count_is_known(call: Call, value: Value, name: str) -> None:
     """Raise an error if a loop's length is data-dependent, since it would be compiled for the example's length."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):

@@ -100,12 +100,12 @@ def _get_item(call: Call, values: Value, index: Value) -> Value:
     return values[index]
 
 
-def _append(values: list[Value], value: Value) -> list[Value]:
+def _append_and_return(values: list[Value], value: Value) -> list[Value]:
     values.append(value)
     return values
 
 
-def _call_method(name: str) -> Callable[..., Value]:
+def _method_caller(name: str) -> Callable[..., Value]:
     return lambda owner, *values: getattr(owner, name)(*values)
 
 
@@ -115,7 +115,7 @@ _LISTS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::list": list,
     "aten::sort": lambda values, *options: values.sort(reverse=bool(options and options[-1])),
     "aten::sorted": lambda values, *options: sorted(values, reverse=bool(options and options[-1])),
-    **{f"aten::{name}": _call_method(name) for name in ("copy", "clear", "index", "count", "remove", "split")},
+    **{f"aten::{name}": _method_caller(name) for name in ("copy", "clear", "index", "count", "remove", "split")},
     "aten::dict": dict,
     "aten::len": len,
 }
@@ -135,12 +135,12 @@ _METHODS: Final = ("extend", "insert", "pop", "reverse", "get", "setdefault", "u
 
 CONTAINERS: Final[Mapping[str, Evaluator]] = {
     **tensorless_evaluators(_LISTS),
-    **tensorless_evaluators({f"aten::{name}": _call_method(name) for name in _STRINGS}),
-    **{f"aten::{name}": without_call(_call_method(name)) for name in _METHODS},
+    **tensorless_evaluators({f"aten::{name}": _method_caller(name) for name in _STRINGS}),
+    **{f"aten::{name}": without_call(_method_caller(name)) for name in _METHODS},
     "aten::keys": lambda call, values: list(values.keys()),
     "aten::values": lambda call, values: list(values.values()),
     "aten::items": lambda call, values: list(values.items()),
-    "aten::append": without_call(_append),
+    "aten::append": without_call(_append_and_return),
     "aten::__getitem__": _get_item,
     "prim::StringIndex": _get_item,
     "aten::_set_item": without_call(operator.setitem),

@@ -112,7 +112,7 @@ def _check_key(key: object) -> None:
     kind, overload = match["kind"], match["overload"]
     known = overloads(kind)
     if kind.startswith("aten::") and not known:
-        near = ", ".join(difflib.get_close_matches(kind, _kinds(), 3))
+        near = ", ".join(difflib.get_close_matches(kind, _all_kinds(), 3))
         raise ValueError(f"TorchScript has no {kind}{f'; near it are {near}' if near else ''}")
     if known and overload not in (None, *known):
         raise ValueError(f"{kind} has no overload {overload!r}, but {', '.join(known)}")
@@ -126,5 +126,5 @@ def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> tuple[str, ...]:
+def _all_kinds() -> tuple[str, ...]:
     return tuple(sorted({schema.name for schema in torch._C._jit_get_all_schemas()}))

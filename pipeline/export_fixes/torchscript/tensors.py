@@ -160,8 +160,8 @@ def _if_packed(packed_version: Callable[..., Value], operator: Callable[..., Val
 
 
 PACKED: Final[Mapping[str, Evaluator]] = {
-    "aten::_pack_padded_sequence": without_call(packed_sequence.pack),
-    "aten::_pad_packed_sequence": _if_packed(packed_sequence.pad, aten._pad_packed_sequence.default),
+    "aten::_pack_padded_sequence": without_call(packed_sequence.pack_rows),
+    "aten::_pad_packed_sequence": _if_packed(packed_sequence.pad_rows, aten._pad_packed_sequence.default),
     "aten::select.int": _if_packed(lambda x, dim, index: packed_sequence.batch_size_item(x, index), aten.select.int),
     "aten::size.int": _if_packed(lambda x, dim: packed_sequence.longest_length(x), lambda x, dim: x.shape[dim]),
     **{
