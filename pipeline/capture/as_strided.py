@@ -134,6 +134,4 @@ def _dims_by_stride(value: torch.Tensor) -> list[int] | None:
 
 def _unknown_contents_error(node: Node) -> CaptureError:
     place = line_of(node.meta).partition(",")[0] or node.name
-    return CaptureError(
-        f"{node.target} at {place} reads memory whose contents the exported graph does not determine", HINT
-    )
+    return CaptureError(f"{node.target} at {place} reads memory whose contents the graph does not determine", HINT)

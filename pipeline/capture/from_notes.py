@@ -94,9 +94,7 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
             place = line_of(node.meta).partition(",")[0] or node.name
             (checks if node.target in DATA_ASSERTIONS else picks)[place] = None
     if checks:
-        log.warning(
-            "the model checks its data at %s; engines do not, and assume that the checks pass", ", ".join(checks)
-        )
+        log.warning("the model checks its data at %s; engines assume that the checks pass", ", ".join(checks))
     if picks:
         why = "the model needs a fixed number of masked elements at %s: engines assume it, and do not check it"
         log.warning(why, ", ".join(picks))

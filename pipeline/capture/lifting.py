@@ -116,9 +116,7 @@ def _lifted_tensors(
         tensor = module_tensors.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
             why = f"the tensor {target} of the model is fake: an earlier trace of the model left it there"
-            raise CaptureError(
-                why, "create the model again: torch.export leaves fake tensors in attributes that a model assigns"
-            )
+            raise CaptureError(why, "create the model again: torch.export leaves fake tensors in assigned attributes")
         parameters[target] = tensor
         if target in mutated:
             buffers[name] = target

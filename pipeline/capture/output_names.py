@@ -15,7 +15,7 @@ from pipeline.aten.types import Spec
 from pipeline.program import Program
 
 
-def output_names(spec: Spec, user_names: Sequence[str] | None = None) -> tuple[str, ...]:
+def output_names(spec: Spec, names: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return a name for each output: ``logits``, ``hidden_states.0``; ``output`` for a single tensor, ``output.0`` for
     a position in a tuple. Equal names are numbered: ``a.b``, ``a.b_1``.
 
@@ -24,27 +24,23 @@ def output_names(spec: Spec, user_names: Sequence[str] | None = None) -> tuple[s
         given: the names to use instead, in order.
 
     Raises:
-        TypeError: ``user_names`` is not a sequence of strings.
+        TypeError: ``names`` is not a sequence of strings.
         ValueError: the number of names is not the number of outputs, or a name is empty, used twice, or has several
             lines.
     """
-    if user_names is None:
+    if names is None:
         taken: set[str] = set()
         return tuple(unlike(name, taken) for name in _default_names(spec))
-    if (
-        isinstance(user_names, str)
-        or not isinstance(user_names, Sequence)
-        or not all(isinstance(name, str) for name in user_names)
-    ):
-        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {user_names!r}')
-    if len(user_names) != spec.num_leaves:
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {names!r}')
+    if len(names) != spec.num_leaves:
         outputs = f"{spec.num_leaves} outputs: {', '.join(_default_names(spec))}"
-        raise ValueError(f"output_names has {len(user_names)} names, the model {outputs}")
-    if wrong := [name for name, count in Counter(user_names).items() if count > 1 or not name]:
+        raise ValueError(f"output_names has {len(names)} names, the model {outputs}")
+    if wrong := [name for name, count in Counter(names).items() if count > 1 or not name]:
         raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
-    if wrong := [name for name in user_names if not name.isprintable()]:
+    if wrong := [name for name in names if not name.isprintable()]:
         raise ValueError(f"output_names: {wrong[0]!r} does not print on one line")
-    return tuple(user_names)
+    return tuple(names)
 
 
 def name_outputs(program: Program, user_names: Sequence[str] | None = None) -> Program:

@@ -35,9 +35,8 @@ def converts_complex(target: object) -> bool:
 
 def has_complex(*values: object) -> bool:
     """Return whether values, nodes, or sequences of them include a complex tensor or number."""
-    return any(
-        v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in all_values(values)
-    )
+    found = all_values(values)
+    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in found)
 
 
 class ComplexValues:

@@ -128,9 +128,8 @@ def is_pure(target: object) -> bool:
 def _is_small_enough(node: torch.fx.Node) -> bool:
     made = _element_count(node.meta.get("val"))
     read = sum(_element_count(n.meta.get("val")) or 0 for n in node.all_input_nodes)
-    return made is not None and made <= max(
-        MAX_REPEATED_ELEMENTS if does(node.target) is Does.REPEATS else MAX_GROWN_ELEMENTS, read
-    )
+    limit = MAX_REPEATED_ELEMENTS if does(node.target) is Does.REPEATS else MAX_GROWN_ELEMENTS
+    return made is not None and made <= max(limit, read)
 
 
 def _element_count(value: object) -> int | None:

@@ -162,19 +162,15 @@ class _Normalizer:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
 
     def bind_form(
-        self,
-        form: Argument,
-        arguments: Mapping[str, Argument],
-        extra: tuple[Argument, ...] = (),
-        count: int | None = None,
+        self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
     ) -> tuple[Argument, Argument]:
         """Return a call of a form with the known facts about the arguments: a function, and its arguments."""
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, Node)}
-        constant = {name for name, value in arguments.items() if not isinstance(value, Node) or self.constant[value]}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
+        constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
-        zero = next((value for name, value in arguments.items() if name.startswith("zero_point")), 0)
+        zero = next((value for name, value in values.items() if name.startswith("zero_point")), 0)
         known = Facts(frozenset(constant & {*tensors, "scale"}), self.shared_zero_point(zero))
-        args = tuple(arguments.values())[:count]
+        args = tuple(values.values())[:count]
         names = sorted(known.constant)
         return _set_name(lambda *a: form(known, *a, *extra), f"{form.__name__}{names}{known.zero}{bool(extra)}"), args
 

@@ -94,10 +94,8 @@ class _UnusedSearch:
         if direct is not None:
             return direct
         source = self.program.source or self.program
-        contents = CallSearch(
-            source, self.templates, Decompositions(self.choices.registered), lambda call: call.target is target
-        )
-        return contents.find_first(source.graph)
+        choices = Decompositions(self.choices.registered)
+        return CallSearch(source, self.templates, choices, lambda call: call.target is target).find_first(source.graph)
 
     def why_converter_is_unused(self, declaration: Declaration, call: Node) -> tuple[str, str]:
         """Return why a converter is not used, and a hint."""
@@ -112,10 +110,8 @@ class _UnusedSearch:
         if call.target is not declaration.key:
             if declaration in self.claims.high.get(declaration.key, ()):
                 return f"it supports static shapes only, and {call.name} has dynamic sizes", _DYNAMIC
-            return (
-                f"{qualified_name(call.target)}, a composite of {qualified_name(declaration.key)}, has a converter",
-                hint,
-            )
+            composite = f"{qualified_name(call.target)}, a composite of {qualified_name(declaration.key)}"
+            return f"{composite}, has a converter", hint
         if call.name not in self.verdicts:
             own = self.choices.registered_for(declaration.key)
             if own is not None:

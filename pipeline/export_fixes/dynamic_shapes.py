@@ -27,7 +27,7 @@ from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.input_checks import (
     bind_inputs,
     check_shapes,
-    entries_by_dim,
+    dim_entries,
     group_kwargs,
     group_varargs,
     leaf_specs,
@@ -80,7 +80,7 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
     rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
     given = (
-        (path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in entries_by_dim(spec).items()
+        (path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in dim_entries(spec).items()
     )
     for path, value, dim, entry in given:
         (low, high), size = STATIC if isinstance(entry, int) else _entry_bounds(entry), value.shape[dim]
@@ -103,7 +103,7 @@ class _Merger:
         """Return the merged dims of an input, as torch.export expects them."""
         if isinstance(value, Input):
             self.count += 1
-            return self.merge_input(path, value, entries_by_dim(spec)) or None
+            return self.merge_input(path, value, dim_entries(spec)) or None
         if isinstance(value, torch.Tensor):
             self.count += 1
             return spec
@@ -292,7 +292,7 @@ def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
     """Yield each size of an input for which a range or dim is requested, with the request."""
-    asked = _map_leaves(lambda value, spec: _DimRequests(entries_by_dim(spec)), bind_inputs(model, *inputs), shapes)
+    asked = _map_leaves(lambda value, spec: _DimRequests(dim_entries(spec)), bind_inputs(model, *inputs), shapes)
     found = _nest_as_inputs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
@@ -360,7 +360,7 @@ def make_examples(
             return value.example(device_of(value))
         if not isinstance(value, torch.Tensor):
             return value
-        return distinct_tensor(value if derived else _enlarge_sizes(value, entries_by_dim(spec)))
+        return distinct_tensor(value if derived else _enlarge_sizes(value, dim_entries(spec)))
 
     return _nest_as_inputs(model, inputs, _map_leaves(example, bind_inputs(model, *inputs), shapes))
 

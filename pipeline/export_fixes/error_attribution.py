@@ -54,7 +54,7 @@ SIZE_HINT: Final = (
 )
 """The hint for a model that converts a size to a number."""
 
-_SPECIALIZED_SIZE = re.compile(
+_FIXED_SIZE = re.compile(
     r"  - You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)[^\n]*"
 )
 _MENTIONS_DTYPES = re.compile(
@@ -104,9 +104,7 @@ def unnamed_fields_error(error: Exception) -> CaptureError | None:
     if found is None:
         return None
     hint = "pass flatten_with_keys_fn to torch.utils._pytree.register_pytree_node"
-    return CaptureError(
-        f"an input is a {found[1]}, a pytree class that is registered without names of its fields", hint
-    )
+    return CaptureError(f"an input is a {found[1]}, a pytree class registered without names of its fields", hint)
 
 
 def innermost_model_line(error: BaseException) -> tuple[CodeType, int] | None:
@@ -129,10 +127,10 @@ def _line_of_error(error: Exception) -> str:
 
 def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     """Return the error for a dynamic size that the model converts to a number; None for other errors."""
-    found = _SPECIALIZED_SIZE.findall(str(error))
+    found = _FIXED_SIZE.findall(str(error))
     if not found:
         return None
-    _, *lines = _SPECIALIZED_SIZE.sub("", str(error).partition(FIXES_HEADING)[0]).split("\n")
+    _, *lines = _FIXED_SIZE.sub("", str(error).partition(FIXES_HEADING)[0]).split("\n")
     why = (
         "".join(f"\n{line}" for line in lines if line)
         or " An operator needs a constant there, or combines the input with a tensor of that size."
@@ -180,9 +178,7 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
     every, line = {*homes, *(str(device) for _, device in given)}, innermost_model_line(error)
     if len(every) == 1 and line is not None:
-        where = (
-            "a tensor that the model creates, or has as attribute, is on another device than the model and its inputs"
-        )
+        where = "a tensor that the model creates or holds is on another device than the model and its inputs"
         hint = "create it on the same device: torch.tensor(…, device=x.device)"
         return CaptureError(f"{where}: {line_text(line[0].co_filename, line[1])}: {worded(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []

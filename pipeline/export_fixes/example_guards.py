@@ -122,9 +122,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
-        raise CaptureError(
-            f"Python decides by a float at {place}: the program would be valid for this value only", HINT
-        )
+        raise CaptureError(f"Python decides by a float at {place}: the program would hold for this value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
     for node in list(graph.nodes):

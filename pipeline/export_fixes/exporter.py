@@ -181,9 +181,7 @@ class _Exporter:
         """Return the first export or None, and the error why it failed or lacks the requested ranges, or None."""
         try:
             exported = self.export_once(shapes, mode)
-            kept = not ranges.has_derived(shapes) or all(
-                ranges.is_about_plain_dims(each, shapes) for each in violations
-            )
+            kept = not ranges.has_derived(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
             if violations and not (kept and self.has_ranges(exported, shapes)):
                 return exported, UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except PipelineError:  # the model's interpreter, in words of our own

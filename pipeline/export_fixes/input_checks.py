@@ -127,7 +127,7 @@ def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, to
             yield from leaf_specs(f"{path}[{key!r}]", value[key], spec[key])
 
 
-def entries_by_dim(spec: Spec) -> dict[int, Argument]:
+def dim_entries(spec: Spec) -> dict[int, Argument]:
     """Return the entries of a tensor's dims by dim; dims without an entry are left out."""
     pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
     return {dim: entry for dim, entry in pairs if entry is not None}
@@ -158,7 +158,7 @@ def group_varargs(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes
     first, count = list(inputs).index(name), len(inputs[name])
     whole = first < len(shapes) and isinstance(shapes[first], list | tuple | None)
     if not shapes or (
-        len(shapes) == len(inputs) and (whole if count != 1 else _is_varargs_entry(shapes[first], *inputs[name]))
+        len(shapes) == len(inputs) and (whole if count != 1 else _is_varargs(shapes[first], *inputs[name]))
     ):
         return shapes
     if len(shapes) != len(inputs) - 1 + count:
@@ -168,7 +168,7 @@ def group_varargs(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes
     return (*shapes[:first], tuple(shapes[first : first + count]), *shapes[first + count :])
 
 
-def _is_varargs_entry(spec: object, value: object) -> bool:
+def _is_varargs(spec: object, value: object) -> bool:
     """Return whether an entry is for a tuple that contains this input, rather than the dims of the input itself."""
     if not isinstance(spec, list | tuple) or len(spec) != 1:
         return False

@@ -279,18 +279,13 @@ def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef,
 
 
 def _record_sources(
-    state: Known,
-    func: OpOverload,
-    names: frozenset[str],
-    memories: Sequence[StorageWeakRef],
-    args: Argument,
-    result: Any,
+    state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, out: Any
 ) -> None:
     """Record the buffers from which a call reads numbers or computes known results, and those that it writes. A
     write of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
-    if READS.intersection(func.tags) and not free_unbacked_symbols(result):  # torch has made no symbol for it
+    if READS.intersection(func.tags) and not free_unbacked_symbols(out):  # torch has made no symbol for it
         state.read_buffers |= names
-    valued = [each for each in tree_leaves(result) if isinstance(each, FakeTensor) and _has_value(each)]
+    valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_value(each)]
     if memories:
         state.written = state.written.union(*(state.storages.get(place, frozenset()) for place in memories))
         state.read_buffers |= _source_buffers(args[1:]) if valued else frozenset()

@@ -130,22 +130,22 @@ def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) 
     return func, args, kwargs
 
 
-def _pool_dynamic_windows(func: Target, arguments: Mapping[str, Argument]) -> object:
+def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
     """Reduce the dims that a single window covers, and pool the others, with a single rounding."""
-    count, x, dtype = POOLS[func], arguments["input"], arguments["input"].dtype
+    count, x, dtype = POOLS[func], args["input"], args["input"].dtype
     by_dim = {
-        name: _numbers_per_dim(arguments.get(name, default), count)
+        name: _numbers_per_dim(args.get(name, default), count)
         for name, default in NEUTRAL.items()
         if name in POOL_ARGS[func]
     }
-    if not arguments.get("stride"):
+    if not args.get("stride"):
         by_dim["stride"] = [*by_dim["kernel_size"]]
     sizes = zip(x.shape[-count:], by_dim["kernel_size"], by_dim["padding"], strict=True)
     covered = [  # whether a window always covers a dim of varying size
         isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr
         for size, kernel, padding in sizes
     ]
-    if any(covered) and x.is_floating_point() and arguments.get("divisor_override") is None:
+    if any(covered) and x.is_floating_point() and args.get("divisor_override") is None:
         if func not in MAX_POOLS and not all(covered):
             x = x.to(torch.promote_types(dtype, torch.float32))
         reduce = torch.amax if func in MAX_POOLS else torch.mean
@@ -154,7 +154,7 @@ def _pool_dynamic_windows(func: Target, arguments: Mapping[str, Argument]) -> ob
             by_dim[name] = [NEUTRAL[name] if each else number for each, number in zip(covered, numbers, strict=True)]
         if all(covered):
             return x
-    others = {name: value for name, value in arguments.items() if name not in by_dim and name != "input"}
+    others = {name: value for name, value in args.items() if name not in by_dim and name != "input"}
     if MAX_POOLS.get(func) != 1:
         return func(x, **by_dim, **others).to(dtype)
     rows: dict[str, Argument] = {name: (NEUTRAL[name], *numbers) for name, numbers in by_dim.items()}

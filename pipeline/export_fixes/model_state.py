@@ -119,22 +119,20 @@ class KeptState:
                 same = is_second_call_equal(self.repeat_export(), self.structures)
         except Exception as error:
             log.debug("the model cannot be captured for two calls", exc_info=error)
-            log.warning("a program does not keep %s from call to call", self.attribute_lines(kept))
+            log.warning("a program does not keep %s from call to call", self.state_lines(kept))
             return
         finally:
             self.calls_twice, self.changes, after = False, changes, self.changes
         if not same:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
-            why = (
-                f"{type(self.model).__name__} carries state from call to call in {self.attribute_lines(moving or kept)}"
-            )
+            why = f"{type(self.model).__name__} carries state from call to call in {self.state_lines(moving or kept)}"
             raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
         read = _attribute_names_read(self.model)
         unread = [place for place in kept if place.rpartition(".")[2] not in read]
         if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
-            log.warning("the model sets %s: a program does not", self.attribute_lines(shown))
+            log.warning("the model sets %s: a program does not", self.state_lines(shown))
 
-    def attribute_lines(self, places: Sequence[str] | Mapping[str, object]) -> str:
+    def state_lines(self, places: Sequence[str] | Mapping[str, object]) -> str:
         """Return the changed attributes with the lines that assign them."""
         lines = {place: _assigning_line(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())

@@ -77,9 +77,7 @@ def reject_caught_errors() -> Iterator[None]:
                 is_pythons = file.startswith(STANDARD_LIBRARY) and "-packages" not in file
                 if is_pythons or file.startswith((*NOT_MODEL_CODE, folder_of("sympy"))):
                     continue  # code there may ask for a value and go on without one
-                why = (
-                    "the branch at {} is data-dependent, and the model catches the error that torch.export raises there"
-                )
+                why = "the branch at {} is data-dependent, and the model catches torch.export's error"
                 raise CaptureError(why.format(line_text(file, line)), BRANCH_HINT)
 
 

@@ -93,7 +93,7 @@ def build_flow(program: Program, copied: frozenset[Node]) -> Flow:
 
 
 def _build_values(
-    program: Program, numbers: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
+    program: Program, index: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
 ) -> tuple[Value, ...]:
     @cache
     def opt(size: Expr) -> int:
@@ -104,9 +104,7 @@ def _build_values(
             return 0
         return value.dtype.itemsize * math.prod(map(opt, shape_of(value)))
 
-    return tuple(
-        Value(n, numbers.get(producer_of(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items()
-    )
+    return tuple(Value(n, index.get(producer_of(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items())
 
 
 def _invert_edges(edges: Iterable[Iterable[int]], count: int) -> Edges:
