@@ -22,7 +22,7 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.capture.exported_checks import check_input_fits
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.export_fixes import onnx_file
-from pipeline.export_fixes.input_checks import bind_inputs, check_module
+from pipeline.export_fixes.input_checks import bind_args, check_module
 from pipeline.export_fixes.onnx_file import OnnxFile
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.export_fixes.torchscript.module import model as interpreted
@@ -62,7 +62,7 @@ class Source:
             except TypeError as error:
                 raise UsageError(f"{self.name}: {error}") from None
             try:
-                bind_inputs(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
+                bind_args(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
                 raise UsageError(f"{str(error).partition('; ')[0]}; describe inputs by --input") from None
         return self

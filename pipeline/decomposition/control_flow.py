@@ -42,7 +42,7 @@ def _all_obstacles(node: Node) -> Iterator[str]:
         yield _OBSTACLE_CHECKS[_flow_name(node)](node)
         yield from (_inline_obstacle(inner, graph) for graph in branches(node) for inner in graph.graph.nodes)
     for inner in _inner_flow(node):
-        expanded = _flow_name(inner) in _EXPANSIONS
+        expanded = _flow_name(inner) in _EXPAND
         found = expansion_obstacle(inner) if expanded else f"{qualified_name(inner.target)} cannot be expanded"
         yield found and f"{found}, of {inner.name} in the inner graph"
 
@@ -154,7 +154,7 @@ class ControlFlow:
     def expand(self, node: Node, args: Argument) -> Argument | None:
         """Return the results of a node, computed by its graphs; None if the node stays in PyTorch."""
         is_kept = any(map(self.is_kept, (node, *_inner_flow(node))))
-        if _flow_name(node) not in _EXPANSIONS or is_kept or expansion_obstacle(node):
+        if _flow_name(node) not in _EXPAND or is_kept or expansion_obstacle(node):
             return None
         before = len(self.graph.nodes)
         try:
@@ -166,7 +166,7 @@ class ControlFlow:
 
     def expand_graphs(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Return the results of a node whose graphs are expanded."""
-        return _EXPANSIONS[_flow_name(node)](self, node, args)
+        return _EXPAND[_flow_name(node)](self, node, args)
 
     def emit_graph(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
         """Emit a graph for these inputs, and return its results."""
@@ -185,7 +185,7 @@ class ControlFlow:
         fake = fake_result(self.templates.mode, target, args, {})
         return self.emit(Call(target, args, {}, {**origin(node.meta), "val": fake}))
 
-    def expand_condition(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+    def expand_cond(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit both branches, and for each result a selection between them."""
         predicate, _, _, operands = args
         chosen, other = (self.emit_graph(graph, operands) for graph in branches(node))
@@ -234,8 +234,4 @@ class ControlFlow:
         return *state, *(self.emit_call(node, aten.stack.default, list(each), 0) for each in zip(*made, strict=True))
 
 
-_EXPANSIONS: Final = {
-    "cond": ControlFlow.expand_condition,
-    "map_impl": ControlFlow.expand_map,
-    "scan": ControlFlow.expand_scan,
-}
+_EXPAND: Final = {"cond": ControlFlow.expand_cond, "map_impl": ControlFlow.expand_map, "scan": ControlFlow.expand_scan}

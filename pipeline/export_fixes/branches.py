@@ -126,10 +126,10 @@ def _select_result(
 
 
 def record_effects(
-    trace_op: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
+    orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
     """Wrap torch's tracing of a call: record its side effects in a branch; reject writes to a selected result."""
-    result, now = trace_op(mode, func, pre_dispatch, args, kwargs), trace.get()
+    result, now = orig(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open_branches or now.selected):
         return result
     written = {_storage_of(tensor) for tensor in _written_tensors(func, args, kwargs or {})}

@@ -14,7 +14,7 @@ from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.dynamic_shapes import nest_entries
 from pipeline.export_fixes.error_attribution import unnamed_fields_error
-from pipeline.export_fixes.input_checks import bind_inputs
+from pipeline.export_fixes.input_checks import bind_args
 from pipeline.records.wording import kind_of
 
 KIND_HINT = "record calls of one kind, and compile once for each kind"
@@ -91,7 +91,7 @@ class Calls:
         for other in self.seen[1:]:
             self._check_alike(first, other)
         args, kwargs = self.example
-        given = bind_inputs(self.module, args, kwargs)
+        given = bind_args(self.module, args, kwargs)
         entries = (self._dynamic_entry(_path_text(path)) for path, _ in tree_flatten_with_path(given)[0])
         return {"args": args, "kwargs": kwargs, "dynamic_shapes": _nest_entries(given, entries)}
 
@@ -137,7 +137,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
 
     def record_call(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         try:
-            calls.seen.append(Call.of(bind_inputs(module, args, kwargs), (len(args), frozenset(kwargs))))
+            calls.seen.append(Call.of(bind_args(module, args, kwargs), (len(args), frozenset(kwargs))))
         except ValueError as error:  # the larger program goes on
             calls.refused = unnamed_fields_error(error)
         if calls.example is None:

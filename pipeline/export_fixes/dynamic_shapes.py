@@ -25,11 +25,11 @@ from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.input_checks import (
-    bind_inputs,
+    bind_args,
     check_shapes,
     dim_entries,
+    group_args,
     group_kwargs,
-    group_varargs,
     leaf_specs,
 )
 from pipeline.export_fixes.module_copy import distinct_tensor
@@ -59,8 +59,8 @@ def merge_dynamic_shapes(
 ) -> object:
     """Return torch.export's dynamic_shapes for these inputs: the ranges of Inputs merged with the ``shapes``
     argument; raise `CaptureError` if both have a range for a dim, and the ranges differ."""
-    inputs = bind_inputs(model, args, kwargs)
-    shapes = group_varargs(model, inputs, shapes)
+    inputs = bind_args(model, args, kwargs)
+    shapes = group_args(model, inputs, shapes)
     check_shapes(model, inputs, shapes)
     if callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection
         shapes = shapes.dynamic_shapes(model, args, kwargs)
@@ -292,7 +292,7 @@ def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
     """Yield each size of an input for which a range or dim is requested, with the request."""
-    asked = _map_leaves(lambda value, spec: _DimRequests(dim_entries(spec)), bind_inputs(model, *inputs), shapes)
+    asked = _map_leaves(lambda value, spec: _DimRequests(dim_entries(spec)), bind_args(model, *inputs), shapes)
     found = _nest_as_inputs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
@@ -362,7 +362,7 @@ def make_examples(
             return value
         return distinct_tensor(value if derived else _enlarge_sizes(value, dim_entries(spec)))
 
-    return _nest_as_inputs(model, inputs, _map_leaves(example, bind_inputs(model, *inputs), shapes))
+    return _nest_as_inputs(model, inputs, _map_leaves(example, bind_args(model, *inputs), shapes))
 
 
 def _nest_as_inputs(model: torch.nn.Module, inputs: Inputs, values: Mapping[str, object]) -> Inputs:

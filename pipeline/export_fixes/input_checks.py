@@ -63,7 +63,7 @@ def example_devices(model: torch.nn.Module, inputs: object, fake_device: str | N
     return lambda given: given.device or home
 
 
-def bind_inputs(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+def bind_args(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes. If
     ``forward`` does not accept the inputs, raise a `TypeError` that lists the parameters."""
     signature = inspect.signature(model.forward)
@@ -148,7 +148,7 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
             raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRY_KINDS}")
 
 
-def group_varargs(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: Spec) -> Spec:
+def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: Spec) -> Spec:
     """Return ``shapes`` by position with one entry, a tuple, for all inputs that ``forward`` accepts as
     ``*args``. Raise `ValueError` if the number of entries is not the number of inputs."""
     parameters = inspect.signature(model.forward).parameters.values()
