@@ -36,7 +36,7 @@ def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
     if mode is None or mode.shape_env is None:
         return
     layouts, replace, noted = Layouts(graph), mode.shape_env.replace, model_conditions(mode.shape_env)
-    alone = _asks_only_for_one_query([*((g.expr, _location(g)) for g in mode.shape_env.guards), *noted.items()])
+    alone = _checks_only_one_query([*((g.expr, _location(g)) for g in mode.shape_env.guards), *noted.items()])
     dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
@@ -75,14 +75,14 @@ def _has_quotient(expr: sympy.Basic) -> bool:
     return not asks_for_layout and ("FloorDiv" in kinds or any(map(is_on_host, sympy.preorder_traversal(expr))))
 
 
-def _asks_only_for_one_query(questions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether `ATTENTION` asks only for a single query, not for more keys, which it would cut."""
+def _checks_only_one_query(questions: Iterable[tuple[object, str]]) -> bool:
+    """Return whether `ATTENTION` only checks for a single query, not for more keys, which it would cut."""
     found = [expr for expr, place in questions if ATTENTION in place]
     return bool(found) and all(map(_compares_with_one, found))
 
 
 def _has_no_effect(expr: object, place: str, alone: bool) -> bool:
-    """Return whether both answers to a question that transformers asks lead to the same result."""
+    """Return whether a condition in transformers does not change the result."""
     return (alone and ATTENTION in place) or (place.endswith(MASKS) and _compares_with_one(expr))
 
 
@@ -93,7 +93,7 @@ def node_values(graph: torch.fx.Graph) -> Iterator[Argument]:
 
 
 def _location(guard: Argument) -> str:
-    """Return the file and function that asked for a condition; `MODULE_FILE` only asserts what was asked before."""
+    """Return the file and function that evaluated a condition; `MODULE_FILE` only asserts earlier conditions."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
@@ -115,9 +115,9 @@ class Layouts:
         return frozenset(_normalized_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
     def is_about_layout(self, guard: Argument, expr: Argument) -> bool:
-        """Return whether an operator asked a question that only decides strides: whether a size is 1
+        """Return whether an operator evaluated a condition that only decides strides: whether a size is 1
         (``operator_conditions`` has the cases in which results depend on that), whether two dims can be merged without
-        a copy, or how to lay out the result of a Fourier transform. Questions of the model itself never count."""
+        a copy, or how to lay out the result of a Fourier transform. Conditions of the model itself never count."""
         place = _location(guard)
         if not place.startswith(_OPERATOR_LOCATIONS):
             return False
