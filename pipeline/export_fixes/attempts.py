@@ -121,7 +121,7 @@ def clear_remembered_shapes(model: torch.nn.Module) -> Iterator[None]:
 
 NUMBERS: Final = Attempt(
     "numbers",
-    "the graph fixes a number that int() makes of sizes",
+    "the graph fixes an int that is computed from sizes",
     "Dynamo reads the bytecode",
     lambda first: first.can_read_bytecode,
     "bytecode",
@@ -132,21 +132,21 @@ NUMBERS: Final = Attempt(
 ATTEMPTS: Final = (
     Attempt(
         "anew",
-        "the model remembers the shape of a call",
-        "it forgets the shape",
+        "the model stores the shape of a call",
+        "the stored shape is cleared",
         lambda first: first.mode == "python" and bool(remembered_shapes(first.model)),
         "anew",
     ),
     Attempt(
         "roomier",
         "a size is 1 or 2",
-        "the size may be 3 as well",
+        "the range is extended to 3",
         lambda first: True,
         shapes=lambda first: ranges.extend_two_size_ranges(first.shapes),
     ),
     Attempt(
         "bytecode first",
-        "torch took a size for a constant",
+        "torch specialized a dynamic size",
         "Dynamo reads the bytecode",
         lambda first: first.can_read_bytecode and first.has_one_size,
         "bytecode",
@@ -168,20 +168,20 @@ ATTEMPTS: Final = (
     Attempt(
         "tied",
         "torch needs dims of Inputs to be equal",
-        "these dims are one",
+        "these dims share a Dim",
         lambda first: first.has_input_ranges and isinstance(first.error, UserError),
         shapes=lambda first: tie_dims(first.error, first.shapes),
     ),
     Attempt(
         "relaxed",
-        "a range is at fault",
-        "torch may demand more of a size, such as s % 4 == 0",
+        "torch rejects a range",
+        "torch may add conditions, such as s % 4 == 0",
         lambda first: not first.is_narrower,
         shapes=lambda first: ranges.relax_ranges(first.shapes),
     ),
     Attempt(
         "bytecode",
-        "no size is a constant",
+        "torch specialized no size",
         "Dynamo reads the bytecode",
         lambda first: first.can_read_bytecode and not first.has_one_size,
         "bytecode",

@@ -36,7 +36,7 @@ def export_quantizers() -> Iterator[None]:
         yield
         return
     row = Replacement(
-        module.FakeTensorQuantFunction, "forward", _quantize_op, "looks at the values of scales on a CPU", "modelopt"
+        module.FakeTensorQuantFunction, "forward", _quantize_op, "reads the values of scales on a CPU", "modelopt"
     )
     places = _modelopt_patches.setdefault(module, Patches((row,)))
     with utilities.export_torch_mode(), places.activate("modelopt"):
