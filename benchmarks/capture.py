@@ -23,7 +23,7 @@ from benchmarks import environment, zoo
 from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.dynamic_shapes import merged_dynamic_shapes
+from pipeline.export_fixes.dynamic_shapes import merge_dynamic_shapes
 
 TARGETS = {"median": 1.2, "worst": 2.0}
 """What capture may take, in multiples of torch.export's own call."""
@@ -59,7 +59,7 @@ def row(architecture: Architecture) -> dict[str, Any] | None:
 def exported(case: Case, *, strict: bool = False) -> Any:
     """What torch.export gives by itself."""
     with torch.no_grad():
-        shapes = merged_dynamic_shapes(case.model, (), case.kwargs, case.dynamic_shapes)  # as torch.export names them
+        shapes = merge_dynamic_shapes(case.model, (), case.kwargs, case.dynamic_shapes)  # as torch.export names them
         return torch.export.export(case.model, (), case.kwargs, dynamic_shapes=shapes, strict=strict)
 
 

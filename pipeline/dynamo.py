@@ -23,12 +23,12 @@ from torch.fx import GraphModule, Node
 from pipeline.artifact.refit import refit_module_weights
 from pipeline.aten.types import Argument, Function
 from pipeline.capture.dynamo_graph import DynamoGraph, NotCapturedError
-from pipeline.capture.returned_views import returned_views
+from pipeline.capture.returned_views import split_returned_views
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.compose.stage_signature import accepts
 from pipeline.defaults import default, in_precision
-from pipeline.export_fixes.export_steps import said_already
+from pipeline.export_fixes.export_steps import suppress_repeated_warning
 from pipeline.program import Program
 from pipeline.records.wording import kind_of
 from pipeline.runtime.data_writes import DataWrites, watch
@@ -100,12 +100,12 @@ class Backend:
         if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
             self.warn("an input requires a gradient, and programs have none (torch.no_grad() compiles it)")
             return graph_module.forward
-        views = returned_views(graph_module)
+        views = split_returned_views(graph_module)
         try:
             runner = _runner_of(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
             self.warn(str(refusal))
-            said_already(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
+            suppress_repeated_warning(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
             raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
         self.compiled += 1
         results: Argument = views.results
@@ -162,12 +162,12 @@ def _runner_of(
     weights = [node for node, value in values.items() if _is_weight(node, value)]
     with tracing(None):  # else guards that torch.export adds would become Dynamo's guards
         graph = DynamoGraph(graph_module, values, weights)
-        program = graph.program(compile.settings)
+        program = graph.capture_program(compile.settings)
         if written := set(program.buffers.values()):  # those are inputs, which are written back
             graph = DynamoGraph(graph_module, values, [node for node in weights if node.name not in written])
-            program = graph.program(compile.settings)
+            program = graph.capture_program(compile.settings)
         made = compile(program)
-    graph.guard(program)
+    graph.add_size_guards(program)
     at = {node: i for i, node in enumerate(nodes)}
     places = {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs]
     runner = _Runner(made, *places, executor, graph_module.forward, written_inputs(program))

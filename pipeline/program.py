@@ -31,7 +31,7 @@ from pipeline.records.parameter import Parameter
 from pipeline.records.sharding import Sharding
 from pipeline.records.wording import in_bytes
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
+from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, as_expr, bounds, expression, shape_of
 from pipeline.shapes.port_text import output_lines, port_text
 
 
@@ -86,7 +86,7 @@ def port(name: str, value: object, symbols: Symbols) -> Port:
         expr = expression(value)
         return Port(name, torch.int64, (), (bounds(expr, symbols),), "symint", expr)
     if isinstance(value, torch.SymFloat):
-        return Port(name, torch.float32, kind="symfloat", value=number(value))
+        return Port(name, torch.float32, kind="symfloat", value=as_expr(value))
     return Port(name, kind="constant", value=value)
 
 

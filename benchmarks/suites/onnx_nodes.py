@@ -17,7 +17,7 @@ import torch
 import pipeline
 from benchmarks.suites.judge import COMPILE, Case, Row, draws, said
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.onnx_file import read
+from pipeline.export_fixes.onnx_file import read_onnx_file
 
 FLOATS = "fc"
 """Kinds of dtypes whose values may differ by ONNX's own tolerance, 1e-3."""
@@ -56,7 +56,7 @@ def _judge(case: Any) -> Row:
             return {"outcome": "refused", "reason": said(error).replace(str(path), "the file")}
         except Exception as error:
             with suppress(Exception):
-                read(path).module(*inputs)
+                read_onnx_file(path).module(*inputs)
                 return {"outcome": "wrong", "reason": f"{type(error).__name__}: {said(error)}"}
             return {"outcome": "refused", "reason": f"eager PyTorch does not run it either: {said(error)}"}
     reasons = Counter(f"{fallback.target}: {fallback.reason}" for fallback in compiled.coverage.fallback)

@@ -20,7 +20,7 @@ from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, fact
 from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.rebuild import is_loaded, rebuilt
 from pipeline.artifact.tensors import tensors_of
-from pipeline.capture.shared_tensors import taken_apart
+from pipeline.capture.shared_tensors import unwrap_subclasses
 from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
@@ -59,7 +59,7 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
-    given = taken_apart(_tensors(new_weights, program))
+    given = unwrap_subclasses(_tensors(new_weights, program))
     wrong = missing(given, new_weights, program) | _unfit(given, program)
     if wrong := wrong or _differing_tied_weights(given, program):
         raise RefitError(wrong, "names, shapes and dtypes must be those of compiled.program.parameters")
@@ -106,10 +106,7 @@ def _refittable(compiled: Compiled) -> bool:
 
 
 def with_lora(
-    compiled: Compiled,
-    adapters: Mapping[str, object] | StrPath,
-    scale: float = 1.0,
-    fan_in_fan_out: bool | None = None,
+    compiled: Compiled, adapters: Mapping[str, object] | StrPath, scale: float = 1.0, fan_in_fan_out: bool | None = None
 ) -> Compiled:
     """Return a compiled program with these adapters in place of its current adapters: see `Compiled.with_lora`."""
     if isinstance(adapters, str | os.PathLike):

@@ -13,19 +13,19 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.op_predicates import LIFTS, mutates_argument
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node, aten
-from pipeline.capture.fake_tensors import quietly, unnamed_sizes
-from pipeline.capture.views import MULTIPLE, View, view
+from pipeline.capture.fake_tensors import ignore_new_symbols, suppress_guards
+from pipeline.capture.views import MULTI_VIEW_OPERATORS, View, view_by_rule
 from pipeline.errors import PipelineError
 from pipeline.shapes.environment import shape_of
 
-FRESH = (
+NEVER_RETURN_INPUT = (
     *(Kind.PROJECTS, Kind.CONVOLVES, Kind.ATTENDS, Kind.RECURS),
     *(Kind.NORMALIZES, Kind.SCALES, Kind.SOFTENS, Kind.RESAMPLES),
 )
-"""What composite operators do that never return their input; other composites may, even if their schema denies it."""
+"""Kinds of composite operators that never return their input; others may, whatever their schema says."""
 
 
-class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again
+class UnknownAliasError(PipelineError):
     """The graph does not determine which memory is written to."""
 
     def __init__(self, node: object) -> None:
@@ -43,10 +43,10 @@ def may_alias(node: Node) -> bool:
         return target is operator.getitem
     if any(r.alias_info is not None for r in target._schema.returns):
         return True
-    return _is_composite(target) and op_kind(target) not in FRESH and target is not aten.matmul.default
+    return _is_composite(target) and op_kind(target) not in NEVER_RETURN_INPUT and target is not aten.matmul.default
 
 
-def touched(graph: torch.fx.Graph) -> set[Node]:
+def nodes_in_written_memory(graph: torch.fx.Graph) -> set[Node]:
     """Return the nodes that may share memory with a node that is written to."""
     above: dict[Node, Node] = {}
     writes = set(filter(mutates_argument, graph.nodes))
@@ -54,12 +54,12 @@ def touched(graph: torch.fx.Graph) -> set[Node]:
         above[node] = node
         if node in writes or (node.op == "call_function" and may_alias(node)):
             for source in filter(is_tensor, node.all_input_nodes):
-                above[_top(above, source)] = _top(above, node)
-    tops = {_top(above, node) for node in writes}
-    return {node for node in above if _top(above, node) in tops}
+                above[_find_root(above, source)] = _find_root(above, node)
+    tops = {_find_root(above, node) for node in writes}
+    return {node for node in above if _find_root(above, node) in tops}
 
 
-def _top(above: dict[Node, Node], node: Node) -> Node:
+def _find_root(above: dict[Node, Node], node: Node) -> Node:
     """Return the representative of a node's set, as in union-find with path halving."""
     while above[node] is not node:
         above[node] = node = above[above[node]]
@@ -72,24 +72,24 @@ def is_tensor(node: Node) -> bool:
     return isinstance(value, torch.Tensor | tuple | list)
 
 
-def viewed(node: Node, mode: FakeTensorMode) -> View | None:
+def view_of(node: Node, mode: FakeTensorMode) -> View | None:
     """Describe a node as a view of another node; return None if the node has memory of its own.
 
     Raises:
         Unknown: the node shares memory by an operator without a rule.
     """
-    if node.op != "call_function" or not may_alias(node) or node.target in MULTIPLE:
+    if node.op != "call_function" or not may_alias(node) or node.target in MULTI_VIEW_OPERATORS:
         return None
-    known = view(node)
-    if node.target is operator.getitem and known is None and node.args[0].target in MULTIPLE:  # type: ignore[union-attr]
-        raise Unknown(node)
+    known = view_by_rule(node)
+    if node.target is operator.getitem and known is None and node.args[0].target in MULTI_VIEW_OPERATORS:  # type: ignore[union-attr]
+        raise UnknownAliasError(node)
     if node.target is operator.getitem or (known is not None and not _is_composite(node.target)):  # type: ignore[arg-type]
         return known
-    source, made = _aliased_input(node, mode)
+    source, made = _aliased_input_and_result(node, mode)
     if source is None:
         return None
-    if known is None and not _is_same(made, source.meta["val"]):
-        raise Unknown(node)
+    if known is None and not _has_same_layout(made, source.meta["val"]):
+        raise UnknownAliasError(node)
     return known or View(node, source, aten.alias.default, ())
 
 
@@ -97,31 +97,31 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
-def _aliased_input(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
+def _aliased_input_and_result(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
     """Run a call on fake tensors; return the input with which its result shares memory, and the result. The call
     uses torch's C++ kernels, as eager does: its Python kernels copy where dropout returns its input."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-    with torch.no_grad(), quietly(mode), unnamed_sizes(mode):
+    with torch.no_grad(), suppress_guards(mode), ignore_new_symbols(mode):
         try:
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, TypeError) as error:  # a kernel that takes no sizes that vary
-            raise Unknown(node) from error
-    mine = {storage_of(t) for t in tree_leaves(made) if isinstance(t, torch.Tensor)} - {None}
+            raise UnknownAliasError(node) from error
+    mine = {storage_id(t) for t in tree_leaves(made) if isinstance(t, torch.Tensor)} - {None}
     tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    source = next((n for n in tensors if storage_of(n.meta["val"]) in mine), None)
+    source = next((n for n in tensors if storage_id(n.meta["val"]) in mine), None)
     if source is not None and not isinstance(made, torch.Tensor):
-        raise Unknown(node)
+        raise UnknownAliasError(node)
     return source, made
 
 
-def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
+def _has_same_layout(value: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors that share memory have the same dtype, offset, sizes and strides."""
     strides = [tuple(map(str, t.stride())) for t in (value, other)]
     same = strides[0] == strides[1] and str(value.storage_offset()) == str(other.storage_offset())
     return same and value.dtype == other.dtype and shape_of(value) == shape_of(other)
 
 
-def storage_of(tensor: torch.Tensor) -> int | None:
+def storage_id(tensor: torch.Tensor) -> int | None:
     """Return the storage of a plain or fake tensor; None for sparse tensors and wrappers of ``torch.func``."""
     has_storage = tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
     return int(tensor.untyped_storage()._cdata) if has_storage else None

@@ -18,101 +18,101 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import copy_node, graph_module
 from pipeline.aten.naming import make_unique
 from pipeline.aten.types import Argument, Node, aten
-from pipeline.capture.aliases import may_alias, storage_of
+from pipeline.capture.aliases import may_alias, storage_id
 from pipeline.errors import CaptureError, line_of
 from pipeline.shapes.environment import expression, shape_of
 
-READS: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+AS_STRIDED: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 """Operators that take sizes, strides and an offset last."""
-HINT: Final = "unfold() has windows of a tensor; as_strided reads the elements of one that is contiguous()"
+HINT: Final = "use unfold() for windows of a tensor, or call contiguous() before as_strided"
 
 
-def without_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
+def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
     """Return the module with ``as_strided`` of dense tensors replaced; the module itself if it has no ``as_strided``.
 
     Raises:
         CaptureError: the graph does not determine the contents of the memory that is read.
     """
-    _check_starts(module, examples)
-    if not any(node.target in READS and not _is_plain(node) for node in module.graph.nodes):
+    _check_storage_offsets(module, examples)
+    if not any(node.target in AS_STRIDED and not _is_contiguous(node) for node in module.graph.nodes):
         return module
-    copy = _Copy({node.name for node in module.graph.nodes})
+    copy = _AsStridedRewriter({node.name for node in module.graph.nodes})
     for node in module.graph.nodes:
-        copy.env[node] = copy.node(node)
+        copy.env[node] = copy.copy_node(node)
     return graph_module(module, copy.graph)
 
 
-def _check_starts(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
+def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
     """Raise a `CaptureError` for a storage offset into an input whose own storage offset is not 0."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
-    memories = [_memory(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
-    for node in (n for n in module.graph.nodes if n.target in READS and argument(n, "storage_offset") is not None):
-        if _memory(argument(node, "self")) in memories:
-            raise _unknown(node)
+    memories = [_storage_key(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
+    for node in (n for n in module.graph.nodes if n.target in AS_STRIDED and argument(n, "storage_offset") is not None):
+        if _storage_key(argument(node, "self")) in memories:
+            raise _unknown_contents_error(node)
 
 
-class _Copy:
-    """The copy of a graph. ``taken`` are the names of its nodes."""
+class _AsStridedRewriter:
+    """Copies a graph, and replaces ``as_strided``. ``taken``: the names of the copied nodes."""
 
-    def __init__(self, taken: set[str]) -> None:
-        self.graph, self.taken = torch.fx.Graph(), taken
+    def __init__(self, names: set[str]) -> None:
+        self.graph, self.names = torch.fx.Graph(), names
         self.env: dict[Node, Node] = {}
 
-    def node(self, node: Node) -> Node:
+    def copy_node(self, node: Node) -> Node:
         """Copy a node; an ``as_strided`` node reads the tensor that owns its input's memory."""
         made = copy_node(node, self.graph, self.env.__getitem__)
-        if node.target not in READS or _is_plain(node):
+        if node.target not in AS_STRIDED or _is_contiguous(node):
             return made
         source: Node = argument(node, "self")
         whole, dims = _covering_node(source, node)
         with self.graph.inserting_before(made):
-            row = self.permuted(self.env[whole], dims, whole.meta["val"])
+            row = self.permute(self.env[whole], dims, whole.meta["val"])
         given = {a.name: argument(node, a.name) for a in node.target._schema.arguments[1:]}
         if given["storage_offset"] is None:
             given["storage_offset"] = first = expression(source.meta["val"].storage_offset())
             if not isinstance(first, int):
-                raise _unknown(node)
+                raise _unknown_contents_error(node)
         made.args, made.kwargs = (row, *map_arg(tuple(given.values()), self.env.__getitem__)), {}
         if node.target is not aten.as_strided_scatter.default:
             return made
         if whole is not source:
-            raise _unknown(node)
-        made.name, made.meta["val"] = make_unique(node.name, self.taken), row.meta["val"]
-        return self.permuted(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
+            raise _unknown_contents_error(node)
+        made.name, made.meta["val"] = make_unique(node.name, self.names), row.meta["val"]
+        return self.permute(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
-    def permuted(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
+    def permute(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
         """Return a value with its dims permuted."""
         if list(dims) == sorted(dims):
             return value
         made = self.graph.call_function(aten.permute.default, (value, list(dims)))
-        made.name, made.meta["val"] = make_unique("permute", self.taken), like.permute(*dims)
+        made.name, made.meta["val"] = make_unique("permute", self.names), like.permute(*dims)
         return made
 
 
-def _is_plain(node: Node) -> bool:
+def _is_contiguous(node: Node) -> bool:
     """Return whether a node's input is contiguous and covers its whole memory."""
     value = argument(node, "self").meta["val"]
-    return _order(value) == [*range(value.dim())]
+    return _dims_by_stride(value) == [*range(value.dim())]
 
 
 def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
     """Return the node that covers the whole memory of another node, and the order of its dims in memory."""
-    memory, node = _memory(source), source
-    while (order := _order(node.meta["val"])) is None:
-        below = [given for given in node.all_input_nodes if _memory(given) == memory]
+    memory, node = _storage_key(source), source
+    while (order := _dims_by_stride(node.meta["val"])) is None:
+        below = [given for given in node.all_input_nodes if _storage_key(given) == memory]
         if len(below) != 1 or not may_alias(node):
-            raise _unknown(reader)
+            raise _unknown_contents_error(reader)
         node = below[0]
     return node, order
 
 
-def _memory(node: Node) -> tuple[int | None, torch.dtype] | None:
+def _storage_key(node: Node) -> tuple[int | None, torch.dtype] | None:
     """Return the memory of a tensor, and its dtype."""
     value = node.meta.get("val")
-    return (storage_of(value), value.dtype) if isinstance(value, torch.Tensor) else None
+    return (storage_id(value), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _order(value: torch.Tensor) -> list[int] | None:
+def _dims_by_stride(value: torch.Tensor) -> list[int] | None:
     """Return the dims of a tensor, from the largest to the smallest stride; None if it does not cover its memory."""
     sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
     count = sympy.Mul(*sizes)
@@ -132,6 +132,6 @@ def _order(value: torch.Tensor) -> list[int] | None:
     return order
 
 
-def _unknown(node: Node) -> CaptureError:
+def _unknown_contents_error(node: Node) -> CaptureError:
     place = line_of(node.meta).partition(",")[0] or node.name
-    return CaptureError(f"{node.target} at {place} reads memory of which the program does not know what it holds", HINT)
+    return CaptureError(f"{node.target} at {place} reads memory whose contents the graph does not determine", HINT)

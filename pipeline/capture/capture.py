@@ -15,14 +15,14 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Spec
-from pipeline.capture.exported_checks import check_dtypes, check_written, checked
-from pipeline.capture.from_notes import warn_of_unchecked, with_constants, with_decisions, with_profiles
-from pipeline.capture.lifting import lifted
-from pipeline.capture.origin import with_origin
-from pipeline.capture.output_names import named
-from pipeline.capture.shared_tensors import flattened
+from pipeline.capture.exported_checks import check_dtypes, check_export, check_resizes
+from pipeline.capture.from_notes import add_profiles, fix_constants, mark_decisions, warn_of_unchecked
+from pipeline.capture.lifting import program_of_export
+from pipeline.capture.origin import record_origin
+from pipeline.capture.output_names import name_outputs
+from pipeline.capture.shared_tensors import flatten_subclasses
 from pipeline.distributed.sharded import as_local
-from pipeline.export_fixes import ExportNotes, export, interruptible, opened, signature_of, tracing_for
+from pipeline.export_fixes import ExportNotes, export, interruptible, open_onnx_model, patch_for_device, signature_of
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.recipes import numbers_of
@@ -70,23 +70,23 @@ def capture(
             not fit it; the number of ``output_names`` is wrong.
     """
     settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
-    model, args = opened(model, args, kwargs)
-    with one_export, tracing_for(settings.device, settings.compute_capabilities):
+    model, args = open_onnx_model(model, args, kwargs)
+    with one_export, patch_for_device(settings.device, settings.compute_capabilities):
         with as_local(model, args, kwargs, settings.device) as local:
             if isinstance(model, ExportedProgram):
-                exported, notes = model, checked(model, args, kwargs, dynamic_shapes, profiles, settings.device)
+                exported, notes = (model, check_export(model, args, kwargs, dynamic_shapes, profiles, settings.device))
             else:
                 exported, notes = export(model, local.args, local.kwargs, dynamic_shapes, settings, profiles)
         with without_autocast():
             warn_of_unchecked(exported, notes)
-            program = lifted(exported, notes, settings)
-            for step in (flattened, with_decisions, with_constants, check_dtypes, check_written, _with_numbers):
+            program = program_of_export(exported, notes, settings)
+            for step in (flatten_subclasses, mark_decisions, fix_constants, check_dtypes, check_resizes, _add_numbers):
                 program = step(program, notes)
-            program = local.described(with_profiles(program, notes))
-    return with_origin(evolve(named(program, output_names), signature=signature_of(model)), model)
+            program = local.described(add_profiles(program, notes))
+    return record_origin(evolve(name_outputs(program, output_names), signature=signature_of(model)), model)
 
 
-def _with_numbers(program: Program, notes: ExportNotes) -> Program:
+def _add_numbers(program: Program, notes: ExportNotes) -> Program:
     """Return the program with the values of the buffers whose numbers Python read."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in numbers_of(name, buffer)}

@@ -33,51 +33,51 @@ class DynamoGraph(torch.nn.Module):
         super().__init__()
         self.training = False
         self.values, self.weights = values, weights
-        self.calls = partial(_graph_results, graph_module)
+        self.run_graph = partial(_graph_results, graph_module)
         for node in weights:
             self.register_buffer(node.name, values[node])
-        self.numbers: dict[Node, Argument] = {n: number for n in values if (number := _item(n)) is not None}
+        self.numbers: dict[Node, Argument] = {n: number for n in values if (number := _number_of_tensor(n)) is not None}
         rest = [node for node in values if node not in weights and node not in self.numbers]
-        self.places = {
+        self.size_sources = {
             str(size): (node, dim)
             for node in rest
             if isinstance(values[node], torch.Tensor)
-            for dim, size in enumerate(_sizes(node))
+            for dim, size in enumerate(_symbolic_sizes(node))
         }
-        self.numbers |= {node: _constant(values[node]) for node in rest if not _is_free(values[node])}
-        self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.places]
+        self.numbers |= {node: _static_value(values[node]) for node in rest if not _is_dynamic_argument(values[node])}
+        self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.size_sources]
 
     def forward(self, *inputs: object) -> Argument:
         """Compute the results of Dynamo's graph."""
         weights = {node: getattr(self, node.name) for node in self.weights}
         known: dict[Node, Argument] = {**self.numbers, **weights, **dict(zip(self.inputs, inputs, strict=True))}
         for node in (node for node in self.values if node not in known):
-            tensor, dim = self.places[str(self.values[node])]
+            tensor, dim = self.size_sources[str(self.values[node])]
             known[node] = known[tensor].shape[dim]
-        return self.calls(*(known[node] for node in self.values))
+        return self.run_graph(*(known[node] for node in self.values))
 
-    def program(self, settings: CompilationSettings) -> Program:
+    def capture_program(self, settings: CompilationSettings) -> Program:
         """Return the graph, captured with the ranges of its sizes."""
         dims: dict[str, Argument] = {}
-        shapes = tuple(_dims(node, dims) for node in self.inputs)
-        examples = [_hint(self.values[node]) for node in self.inputs]
+        shapes = tuple(_export_dims(node, dims) for node in self.inputs)
+        examples = [_example_value(self.values[node]) for node in self.inputs]
         try:
             return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
         except PipelineError as error:
             if settings.require_full_compilation:
                 raise
             cause: BaseException | None = error
-            while cause is not None and not hasattr(cause, _PLACE):
+            while cause is not None and not hasattr(cause, _FAILED_LINE):
                 cause = cause.__cause__
-            place = getattr(cause, _PLACE, "")
+            place = getattr(cause, _FAILED_LINE, "")
             raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
 
-    def guard(self, program: Program) -> None:
+    def add_size_guards(self, program: Program) -> None:
         """Add the program's conditions on sizes to Dynamo's guards, by comparing Dynamo's symbolic sizes."""
         known: dict[str, Argument] = {}
         for port, node in zip(program.inputs, self.inputs, strict=True):
             exprs = port.shape if port.kind == "tensor" else (port.value,)
-            for expr, size, ends in zip(exprs, _sizes(node), port.ranges, strict=True):
+            for expr, size, ends in zip(exprs, _symbolic_sizes(node), port.ranges, strict=True):
                 known[str(expr)] = size
                 bool(size >= ends.min)
                 bool(size <= ends.max)
@@ -94,10 +94,10 @@ def _graph_results(module: GraphModule, *args: Argument) -> Argument:
     if has_derivatives:
         args = tuple(arg.detach() if isinstance(arg, torch.Tensor) and arg.requires_grad else arg for arg in args)
     with provenance.preserve_node_meta(), torch.enable_grad() if has_derivatives else nullcontext():
-        return _Calls(module).run(*args)
+        return _GraphInterpreter(module).run(*args)
 
 
-class _Calls(Interpreter):
+class _GraphInterpreter(Interpreter):
     """An interpreter of Dynamo's graph, in which each traced node has the user's line from which it comes."""
 
     def run_node(self, n: Node) -> Argument:
@@ -106,7 +106,7 @@ class _Calls(Interpreter):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return getattr(self, n.op)(n.target, args, kwargs)
         except Exception as error:
-            setattr(error, _PLACE, source_line(n))
+            setattr(error, _FAILED_LINE, source_line(n))
             raise
 
     def call_function(self, target: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Argument:
@@ -120,72 +120,72 @@ class _Calls(Interpreter):
         return args[0] if name == "_lower_version_count_by_1" else super().call_function(target, args, kwargs)
 
 
-_PLACE: Final = "_pipeline_place"
+_FAILED_LINE: Final = "_pipeline_place"
 """The attribute of an exception with the user's line that failed."""
 
 
-class _Number(float):
+class _FloatWithItem(float):
     """A float in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> float:
         return float(self)
 
 
-class _Whole(int):
+class _IntWithItem(int):
     """An integer in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> int:
         return int(self)
 
 
-def _item(node: Node) -> float | int | None:
+def _number_of_tensor(node: Node) -> float | int | None:
     """Return the number that Dynamo passes as a 0-d tensor, which adds a guard; None for an ordinary tensor."""
     if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
         return None
     items: list[Argument] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
     if items:
-        return _Whole(items[0]) if isinstance(items[0], torch.SymInt | int) else _Number(items[0])
+        return _IntWithItem(items[0]) if isinstance(items[0], torch.SymInt | int) else _FloatWithItem(items[0])
     size: Argument = getattr(node.meta["example_value"], "item_memo", None)  # a whole number of numpy's
-    is_read = isinstance(size, torch.SymInt) and all(_is_beside_a_tensor(node, user) for user in node.users)
+    is_read = isinstance(size, torch.SymInt) and all(_is_combined_with_tensor(node, user) for user in node.users)
     return int(size) if is_read and size.node.has_hint() else None
 
 
-def _is_beside_a_tensor(number: Node, user: Node) -> bool:
+def _is_combined_with_tensor(number: Node, user: Node) -> bool:
     """Return whether a node combines a tensor and this number, so that the number needs no tensor."""
     tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
 
-def _sizes(node: Node) -> Sequence[Argument]:
+def _symbolic_sizes(node: Node) -> Sequence[Argument]:
     """Return Dynamo's sizes of a tensor input, or the number for a number input."""
     value = node.meta["example_value"]
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
-def _is_free(value: object) -> bool:
+def _is_dynamic_argument(value: object) -> bool:
     """Return whether a value is a tensor or a symbolic number. torch treats 0 and 1 as constants."""
-    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
+    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _example_value(value) > 1)
 
 
-def _constant(value: Argument) -> Argument:
+def _static_value(value: Argument) -> Argument:
     """Return a static number as an int; any other object, such as a device mesh, unchanged."""
     return int(value) if isinstance(value, int | torch.SymInt | torch.Tensor) else value
 
 
-def _hint(value: object) -> Argument:
+def _example_value(value: object) -> Argument:
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
-def _dims(node: Node, dims: dict[str, Argument]) -> object:
+def _export_dims(node: Node, dims: dict[str, Argument]) -> object:
     """Return torch.export's dims for an input; sizes with the same Dynamo symbol share a ``Dim``."""
     if not isinstance(node.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC
-    sizes = {dim: size for dim, size in enumerate(_sizes(node)) if isinstance(size, torch.SymInt)}
-    return {dim: dims.setdefault(str(size), _dim(size)) for dim, size in sizes.items() if size.node.expr.is_Symbol}
+    sizes = {dim: size for dim, size in enumerate(_symbolic_sizes(node)) if isinstance(size, torch.SymInt)}
+    return {dim: dims.setdefault(str(size), _make_dim(size)) for dim, size in sizes.items() if size.node.expr.is_Symbol}
 
 
-def _dim(size: torch.SymInt) -> Dim:
+def _make_dim(size: torch.SymInt) -> Dim:
     """Return a ``Dim`` with Dynamo's range, or with the default range if there is no upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
-    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _hint(size), 16)
+    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _example_value(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 from pipeline.aten.dtypes import DtypeViolation, find_dtype_violations, short_name
 from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, DtypeError, source_line
-from pipeline.export_fixes import ExportNotes, asked, check_values, requested
+from pipeline.export_fixes import ExportNotes, check_request, check_values, requested_bounds
 from pipeline.inputs import Input
 from pipeline.program import Program
 from pipeline.shapes.environment import Range, bounds, expression
@@ -23,7 +23,7 @@ from pipeline.shapes.environment import Range, bounds, expression
 log = logging.getLogger(__name__)
 
 
-def checked(
+def check_export(
     exported: ExportedProgram,
     args: object,
     kwargs: object,
@@ -38,27 +38,27 @@ def checked(
         CaptureError: a tensor of the ``ExportedProgram`` has no value.
         ValueError: it was exported on another device, or the inputs do not fit it.
     """
-    request = requested(exported, args, kwargs, dynamic_shapes, profiles)
+    request = check_request(exported, args, kwargs, dynamic_shapes, profiles)
     if request.constants:
-        raise TypeError("an ExportedProgram has its graph already: pass the module for inputs that are a Constant")
+        raise TypeError("an ExportedProgram cannot apply an input that is a pipeline.Constant: pass the module")
     if request.dynamic_shapes is not None:
-        raise TypeError("an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export")
+        raise TypeError("an ExportedProgram contains its dynamic shapes: pass dynamic_shapes to torch.export.export")
     check_values(chain(exported.named_parameters(), exported.named_buffers()))
-    _warn_of_twins(exported)
+    _warn_of_shared_inputs(exported)
     for name, value in (exported.state_dict | exported.constants).items():  # fake, or wrapped for a derivative
         is_wrapped = isinstance(value, torch.Tensor) and _functorch.is_gradtrackingtensor(value)
         if is_wrapped or isinstance(value, FakeTensor):
-            raise CaptureError(f"the ExportedProgram has no value of {name}", "pass the module itself")
+            raise CaptureError(f"the tensor {name} of the ExportedProgram has no value", "pass the module itself")
     values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
     found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     if device is not None and found - {device}:
         was = f"the program was exported on {', '.join(sorted(found))}"
         raise ValueError(f"device is {device!r}, but {was}: pass the module, or another export")
-    inputs, ranges = leaves(exported, request.args, request.kwargs)
+    inputs, ranges = flatten_inputs(exported, request.args, request.kwargs)
     return ExportNotes(inputs, profiles=request.profiles, ranges=ranges)
 
 
-def leaves(
+def flatten_inputs(
     exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
     """Return the inputs that are passed with an ExportedProgram, in its order, and their requested ranges by symbol.
@@ -80,13 +80,13 @@ def leaves(
         expected = values.get(name)
         if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor | Input):
             given = value if isinstance(value, Input) else Input.from_tensor(value)
-            check_fits(name, given, expected, exported)
+            check_input_fits(name, given, expected, exported)
             ends = ((dim, given.ranges[dim]) for dim in given.dynamic_dims)
             wishes += [(expected.shape[dim], Dim.DYNAMIC(min=low, max=high)) for dim, (low, _, high) in ends]
-    return tuple(found), asked(wishes)
+    return tuple(found), requested_bounds(wishes)
 
 
-def _warn_of_twins(exported: ExportedProgram) -> None:
+def _warn_of_shared_inputs(exported: ExportedProgram) -> None:
     """Warn if a program was exported with the same tensor for two inputs: torch.export treats them as one input."""
     if exported.example_inputs is None:
         return
@@ -101,16 +101,16 @@ def _warn_of_twins(exported: ExportedProgram) -> None:
     for name, called, value in rows:
         other, known = first.setdefault(id(value), (name, called))
         if isinstance(value, torch.Tensor) and name in inputs and other != name and not {other, name} <= read:
-            why = "the model was exported with one tensor as %s and %s, which torch.export takes for one input: "
-            log.warning(why + "export it with tensors of their own", known, called)
+            why = "the export was called with one tensor for %s and %s, which torch.export treats as one input: "
+            log.warning(why + "export the model with separate tensors", known, called)
 
 
-def check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
+def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
     """Raise `ValueError` if an input differs in dtype or rank from the exported input, or exceeds its size ranges.
 
     A range from 2 on includes 1: torch.export does not distinguish the two, and its module accepts both.
     """
-    was = _described(expected, exported)
+    was = _exported_input(expected, exported)
     fits = (
         value.dtype == was.dtype
         and len(value.ranges) == len(was.ranges)
@@ -123,7 +123,7 @@ def check_fits(name: str, value: Input, expected: torch.Tensor, exported: Export
         raise ValueError(f"input {name} was exported as {was}, not {value}: pass the module, or another export")
 
 
-def _described(value: torch.Tensor, exported: ExportedProgram) -> Input:
+def _exported_input(value: torch.Tensor, exported: ExportedProgram) -> Input:
     def limit(end: Any) -> int:
         return int(max(min(end, 2**31 - 1), 0))
 
@@ -148,17 +148,17 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
     for node in program.graph.nodes:
         found = sorted(find_dtype_violations(node), key=lambda misfit: misfit.found in usual)
         for misfit in found:
-            sources = _sources(misfit)
+            sources = _dtype_sources(misfit)
             if sources and sources <= inputs:
                 name = next(port.name for port in program.inputs if port.name in sources)
-                raise DtypeError(name, short_name(misfit.found), misfit.due, _told(node, misfit))
+                raise DtypeError(name, short_name(misfit.found), misfit.due, _misfit_text(node, misfit))
         if found:
-            have = f"{_told(node, found[0])}, not {short_name(found[0].found)} where {found[0].due} is expected"
+            have = f"{_misfit_text(node, found[0])}, not {short_name(found[0].found)} where {found[0].due} is expected"
             raise CaptureError(f"the model cannot run: {have}", "cast the value in the model: eager fails as well")
     return program
 
 
-def check_written(program: Program, _: ExportNotes) -> Program:
+def check_resizes(program: Program, _: ExportNotes) -> Program:
     """Return the program if it does not resize an input or buffer, as torch resizes ``out=`` tensors of another size.
 
     Raises:
@@ -178,7 +178,7 @@ def check_written(program: Program, _: ExportNotes) -> Program:
     return program
 
 
-def _sources(misfit: DtypeViolation) -> set[str]:
+def _dtype_sources(misfit: DtypeViolation) -> set[str]:
     """Return the placeholders that determine a value's dtype."""
     seen, todo = set[torch.fx.Node](), [misfit.value]
     while todo:
@@ -190,6 +190,6 @@ def _sources(misfit: DtypeViolation) -> set[str]:
     return {node.name for node in seen if node.op == "placeholder"}
 
 
-def _told(node: torch.fx.Node, misfit: DtypeViolation) -> str:
+def _misfit_text(node: torch.fx.Node, misfit: DtypeViolation) -> str:
     where = source_line(node)
     return f"{node.target}{where and f' ({where})'} {misfit.why}"

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
 from pipeline.aten.types import Argument, Target
-from pipeline.export_fixes import tracing
+from pipeline.export_fixes import patch_for_trace
 from pipeline.shapes.environment import expression, shape_of
 
 
@@ -22,14 +22,14 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
 
 
 @contextmanager
-def quietly(mode: FakeTensorMode) -> Iterator[None]:
+def suppress_guards(mode: FakeTensorMode) -> Iterator[None]:
     """Return a context with the program's fake mode in which torch adds no guards on the program's symbols."""
     environment = mode.shape_env
-    with mode, tracing(), environment.suppress_guards() if environment is not None else nullcontext():
+    with mode, patch_for_trace(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
 
 
-def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
+def ignore_new_symbols(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
     """Return a context in which torch ignores new data-dependent sizes, since the trace is discarded."""
     environment = mode.shape_env
     return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
@@ -38,16 +38,16 @@ def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
 def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Argument) -> Argument:
     """Return the fake result of a call, from the fake values of the nodes among its arguments."""
     args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
-    with torch.no_grad(), quietly(mode), enable_python_dispatcher():  # as in torch.export, whose kernels know symbols
+    with torch.no_grad(), suppress_guards(mode), enable_python_dispatcher():  # as in torch.export
         return target(*args, **kwargs)
 
 
-def signature(value: object) -> str:
+def argument_key(value: object) -> str:
     """Return the properties of an argument that determine a call's fake value, as a key for equal calls."""
     if isinstance(value, (tuple, list)):
-        return f"({' '.join(map(signature, value))})"
+        return f"({' '.join(map(argument_key, value))})"
     if isinstance(value, dict):
-        return f"({' '.join(f'{k}={signature(v)}' for k, v in value.items())})"
+        return f"({' '.join(f'{k}={argument_key(v)}' for k, v in value.items())})"
     if not isinstance(value, torch.fx.Node):
         return f"{type(value).__name__} {value!r}"
     fake = value.meta.get("val")

@@ -18,18 +18,18 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pipeline.aten.naming import make_unique
 from pipeline.aten.types import aten
 from pipeline.errors import CaptureError, line_of
-from pipeline.export_fixes import ExportNotes, Wish
+from pipeline.export_fixes import ExportNotes, ProfileRanges
 from pipeline.frozen import FrozenDict
 from pipeline.program import Port, Program
 from pipeline.recipes import identity
 from pipeline.shapes.environment import Range, ShapeEnvironment
-from pipeline.shapes.from_export import tuned_together
-from pipeline.shapes.lines import solved
+from pipeline.shapes.from_export import balanced_split_ranges
+from pipeline.shapes.linear import solve_for
 
 log = logging.getLogger(__name__)
 
 
-def with_constants(program: Program, notes: ExportNotes) -> Program:
+def fix_constants(program: Program, notes: ExportNotes) -> Program:
     """Return the program with constants in place of its `pipeline.Constant` inputs.
 
     Raises:
@@ -64,7 +64,7 @@ def with_constants(program: Program, notes: ExportNotes) -> Program:
     )
 
 
-def with_decisions(program: Program, notes: ExportNotes) -> Program:
+def mark_decisions(program: Program, notes: ExportNotes) -> Program:
     """Return the program with its last outputs marked as decisions, which report that a call takes another branch."""
     if not notes.decisions:
         return program
@@ -75,9 +75,9 @@ def with_decisions(program: Program, notes: ExportNotes) -> Program:
     return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_flatten(returned)[1])
 
 
-ASSERTS: Final = (aten._assert_async.default, aten._assert_async.msg)
+DATA_ASSERTIONS: Final = (aten._assert_async.default, aten._assert_async.msg)
 """The assertions on data in an exported graph; programs leave them out."""
-PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
+MASK_SELECTIONS: Final = (aten.index.Tensor, aten.masked_select.default)
 """Operators whose result has as many elements as a mask picks."""
 
 
@@ -90,56 +90,60 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
     for node in exported.graph.nodes:
         if node.name in given or not data.isdisjoint(node.all_input_nodes):
             data.add(node)
-        if node.target in ASSERTS or _picks_a_fixed_number(node, data):
+        if node.target in DATA_ASSERTIONS or _assumes_selected_count(node, data):
             place = line_of(node.meta).partition(",")[0] or node.name
-            (checks if node.target in ASSERTS else picks)[place] = None
+            (checks if node.target in DATA_ASSERTIONS else picks)[place] = None
     if checks:
-        log.warning("the model checks its data at %s: engines assume that this holds", ", ".join(checks))
+        log.warning("the model checks its data at %s; engines assume that the checks pass", ", ".join(checks))
     if picks:
         why = "the model needs a fixed number of masked elements at %s: engines assume it, and do not check it"
         log.warning(why, ", ".join(picks))
 
 
-def _picks_a_fixed_number(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool:
+def _assumes_selected_count(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool:
     """Return whether a data-dependent mask is assumed to select a fixed number of elements: ``x[mask].view(4, 8)``."""
-    if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
+    if node.target not in MASK_SELECTIONS or free_unbacked_symbols(node.meta["val"]):
         return False
     values = [each.meta.get("val") for each in tree_leaves(node.args[1]) if each in data]
     return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
-def with_profiles(program: Program, notes: ExportNotes) -> Program:
+def add_profiles(program: Program, notes: ExportNotes) -> Program:
     """Return the program with the ranges of its symbols in each profile. For a split with data-dependent sizes, the
     optimal sizes add up to the split dim's optimal size in that profile.
 
     Raises:
         ValueError: a profile excludes every value of a size.
     """
-    found = [_symbols(at, each, program.inputs, program.shapes) for at, each in enumerate(notes.profiles)]
-    each = (FrozenDict({**one, **tuned_together(program.graph, {**program.shapes, **one})}) for one in found)
+    found = [_profile_ranges(at, each, program.inputs, program.shapes) for at, each in enumerate(notes.profiles)]
+    each = (FrozenDict({**one, **balanced_split_ranges(program.graph, {**program.shapes, **one})}) for one in found)
     return evolve(program, profiles=tuple(each))
 
 
-def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: ShapeEnvironment) -> dict[str, Range]:
+def _profile_ranges(
+    index: int, requests: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
+) -> dict[str, Range]:
     found: dict[str, Range] = {}
-    for wish in wishes:
-        for name, given in _implied_ranges(wish, inputs[wish.leaf]):
+    for wish in requests:
+        for name, given in _implied_ranges(wish, inputs[wish.input]):
             known = found.get(name, shapes[name])
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
-                raise ValueError(f"profile {at} leaves {inputs[wish.leaf].name} no size that the model takes")
+                raise ValueError(
+                    f"profile {index} excludes all sizes of {inputs[wish.input].name} that the model accepts"
+                )
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found
 
 
-def _implied_ranges(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
+def _implied_ranges(wish: ProfileRanges, port: Port) -> Iterator[tuple[str, Range]]:
     """Yield the symbols in an input's sizes, with the ranges that a profile implies."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:
             continue
         (symbol,) = size.free_symbols
-        ends = [e if size.is_Symbol else solved(size, symbol.name, e) for e in (given.min, given.opt, given.max)]
+        ends = [e if size.is_Symbol else solve_for(size, symbol.name, e) for e in (given.min, given.opt, given.max)]
         known = sorted(end for end in ends if end is not None)
         if len(known) == 3:
             yield symbol.name, Range(*known)

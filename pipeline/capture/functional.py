@@ -22,13 +22,13 @@ from pipeline.aten.graphs import graph_module, results_of
 from pipeline.aten.naming import make_unique
 from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.types import Argument, Node
-from pipeline.capture.aliases import Unknown
-from pipeline.capture.mutation import with_functional_parts, without_mutation
-from pipeline.capture.shared_tensors import shared
+from pipeline.capture.aliases import UnknownAliasError
+from pipeline.capture.mutation import functionalize_subgraphs, remove_mutation
+from pipeline.capture.shared_tensors import merge_aliased_constants
 from pipeline.errors import CaptureError, line_of
-from pipeline.export_fixes import exporting, has_transforms, is_determined_by_sizes, undoing
-from pipeline.shapes.environment import expression, in_words
-from pipeline.shapes.from_export import ONE_SIZE
+from pipeline.export_fixes import has_transforms, is_determined_by_sizes, patch_for_export, undo_at_exit
+from pipeline.shapes.environment import expression, expression_text
+from pipeline.shapes.from_export import ONE_SIZE_HINT
 
 
 def _check_declared_writes(module: torch.fx.GraphModule) -> None:
@@ -40,21 +40,21 @@ def _check_declared_writes(module: torch.fx.GraphModule) -> None:
             raise CaptureError(f"{why}, which torch.export loses", "call model.eval() first")
 
 
-def wraps(node: Node) -> bool:
+def calls_region(node: Node) -> bool:
     """Return whether a node runs a region, such as ``torch.no_grad()``."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
 
 
-def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def inline_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the module with regions that have no effect inlined; the module itself if it has no such regions."""
-    if not any(_has_body(node, module) for node in module.graph.nodes):
+    if not any(_is_inlinable(node, module) for node in module.graph.nodes):
         return module
     inliner = _Inliner({node.name for node in module.graph.nodes})
-    inliner.copy(module, {})
+    inliner.append_graph(module, {})
     return graph_module(module, inliner.graph)
 
 
-def _body(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
+def _inlinable_region(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
     """Return the graph and inputs of a region that can be inlined; None for other regions."""
     name = node.target.name()  # type: ignore[union-attr]
     if name == "wrap_with_set_grad_enabled":
@@ -66,18 +66,18 @@ def _body(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tupl
         return None
     module = root.get_submodule(str(body.target))  # type: ignore[union-attr]
     assert isinstance(module, torch.fx.GraphModule)
-    return (module, tuple(args)) if _is_plain(module) else None
+    return (module, tuple(args)) if _calls_only_inlinable_regions(module) else None
 
 
-def _has_body(node: Node, root: torch.nn.Module) -> bool:
-    return wraps(node) and _body(node, root) is not None
+def _is_inlinable(node: Node, root: torch.nn.Module) -> bool:
+    return calls_region(node) and _inlinable_region(node, root) is not None
 
 
-def _is_plain(module: torch.fx.GraphModule) -> bool:
+def _calls_only_inlinable_regions(module: torch.fx.GraphModule) -> bool:
     """Return whether a graph calls no other graphs except regions without effect."""
-    regions = set(filter(wraps, module.graph.nodes))
+    regions = set(filter(calls_region, module.graph.nodes))
     needed = {user for node in module.graph.find_nodes(op="get_attr") for user in node.users}
-    return needed <= regions and all(_has_body(node, module) for node in regions)
+    return needed <= regions and all(_is_inlinable(node, module) for node in regions)
 
 
 class _Inliner:
@@ -86,56 +86,60 @@ class _Inliner:
     def __init__(self, names: set[str]) -> None:
         self.graph, self.taken = torch.fx.Graph(), names
 
-    def copy(self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, named: bool = True) -> Argument:
-        """Append a graph, with the given inputs or its own placeholders; return its results. ``named``: nodes keep
+    def append_graph(
+        self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, keep_names: bool = True
+    ) -> Argument:
+        """Append a graph, with the given inputs or its own placeholders; return its results. ``keep_names``: nodes keep
         their names, to which a signature refers."""
         for node in module.graph.nodes:
-            if node in env or (node.op == "get_attr" and all(_has_body(user, module) for user in node.users)):
+            if node in env or (node.op == "get_attr" and all(_is_inlinable(user, module) for user in node.users)):
                 continue
             if node.op == "output":
-                if not named:
+                if not keep_names:
                     return map_arg(tuple(results_of(module.graph)), env.__getitem__)
                 self.graph.node_copy(node, env.__getitem__)
                 continue
-            env[node] = self.value(node, module, env, named)
+            env[node] = self.copy_node(node, module, env, keep_names)
         return None
 
-    def value(self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], named: bool) -> Argument:
+    def copy_node(
+        self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], keep_names: bool
+    ) -> Argument:
         """Return a node's value in the new graph; for an inlined region, its results."""
-        found = _body(node, module) if wraps(node) else None
+        found = _inlinable_region(node, module) if calls_region(node) else None
         if found is not None:
             body, args = found
             places = [n for n in body.graph.nodes if n.op == "placeholder"]
             given = map_arg(args, env.__getitem__)
-            return self.copy(body, dict(zip(places, given, strict=True)), named=False)
+            return self.append_graph(body, dict(zip(places, given, strict=True)), keep_names=False)
         if node.target is operator.getitem and isinstance(env[node.args[0]], tuple):  # type: ignore[index]
             return env[node.args[0]][node.args[1]]  # type: ignore[index]
         made = self.graph.node_copy(node, env.__getitem__)
-        made.name = node.name if named else make_unique(node.name, self.taken)
+        made.name = node.name if keep_names else make_unique(node.name, self.taken)
         return made
 
 
-def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+def functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """Return the program without mutation, and its graph and signature; the argument is not changed."""
-    module = with_functional_parts(inlined(exported.graph_module))
+    module = functionalize_subgraphs(inline_regions(exported.graph_module))
     _check_declared_writes(module)
-    module, signature = shared(module, exported)
+    module, signature = merge_aliased_constants(module, exported)
     nodes = list(module.graph.nodes)
-    lost = [node for node in exported.graph.nodes if _has_lost_its_size(node)]
-    if not lost and not any(map(wraps, nodes)) and not has_transforms(module):
+    lost = [node for node in exported.graph.nodes if _introduces_known_size(node)]
+    if not lost and not any(map(calls_region, nodes)) and not has_transforms(module):
         if not any(map(mutates_argument, nodes)):
             return exported, module, signature
-        with suppress(Unknown):
-            return exported, *without_mutation(module, signature)
-    varying = _varying_sizes(exported)
-    with torch.no_grad(), exporting(), _hidden_bindings(lost):
+        with suppress(UnknownAliasError):
+            return exported, *remove_mutation(module, signature)
+    varying = _dynamic_input_sizes(exported)
+    with torch.no_grad(), patch_for_export(), _hide_symbol_bindings(lost):
         retraced = exported.run_decompositions({})
-    for place in varying.keys() - _varying_sizes(retraced).keys():
+    for place in varying.keys() - _dynamic_input_sizes(retraced).keys():
         raise _fixed_size_error(retraced, *place)
     return retraced, retraced.graph_module, retraced.graph_signature
 
 
-def _varying_sizes(exported: ExportedProgram) -> dict[tuple[str, int], object]:
+def _dynamic_input_sizes(exported: ExportedProgram) -> dict[tuple[str, int], object]:
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
     shapes = {name: value.shape for name, value in inputs.items() if isinstance(value, torch.Tensor)}
@@ -150,28 +154,28 @@ def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> Capture
     size = next(n for n in exported.graph.nodes if n.name == name).meta["val"].shape[dim]
     guards = [guard.expr for guard in reversed(size.node.shape_env.guards)] if isinstance(size, torch.SymInt) else []
     symbol = str(size.node._expr) if isinstance(size, torch.SymInt) else ""
-    said = (in_words(guard, {symbol: place}) for guard in guards if symbol in map(str, guard.free_symbols))
+    said = (expression_text(guard, {symbol: place}) for guard in guards if symbol in map(str, guard.free_symbols))
     why = next(said, "the size in its example")
-    return CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
+    return CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE_HINT)
 
 
-def _has_lost_its_size(node: torch.fx.Node) -> bool:
+def _introduces_known_size(node: torch.fx.Node) -> bool:
     """Return whether a number that sizes determine became a new symbol, as a slice's size before torch 2.13."""
     known = set[object]()
     if node.target is torch.ops.aten.slice.Tensor:
-        known = {symbol for given in node.all_input_nodes for symbol in _unbacked(given)}
+        known = {symbol for given in node.all_input_nodes for symbol in _unbacked_symbols(given)}
     elif not is_determined_by_sizes(node):
         return False
-    return bool(_unbacked(node) - known)
+    return bool(_unbacked_symbols(node) - known)
 
 
-def _unbacked(node: torch.fx.Node) -> set[object]:
+def _unbacked_symbols(node: torch.fx.Node) -> set[object]:
     value: object = node.meta.get("val")
     return set(free_unbacked_symbols(value.shape if isinstance(value, torch.Tensor) else value))
 
 
 @contextmanager
-def _hidden_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
+def _hide_symbol_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Return a context that hides which nodes introduced data-dependent symbols, so that they can be traced again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
@@ -179,7 +183,7 @@ def _hidden_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
         for node, bindings in made.items():
             node.meta["unbacked_bindings"] = bindings
 
-    with undoing(bind):
+    with undo_at_exit(bind):
         for node in made:
             node.meta.pop("unbacked_bindings", None)
         yield

@@ -16,48 +16,48 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.graphs import results_of
 from pipeline.aten.types import Argument
-from pipeline.capture.as_strided import without_as_strided
-from pipeline.capture.functional import functional
-from pipeline.capture.shared_tensors import check_views
+from pipeline.capture.as_strided import replace_as_strided
+from pipeline.capture.functional import functionalize
+from pipeline.capture.shared_tensors import check_overlaps
 from pipeline.errors import CaptureError, source_line
-from pipeline.export_fixes import GENERATOR, ExportNotes
+from pipeline.export_fixes import GENERATOR_MESSAGE, ExportNotes
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import ShapeEnvironment
-from pipeline.shapes.from_export import environment
+from pipeline.shapes.from_export import shape_environment
 
 HINT: Final = (
     "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
 )
 
 
-def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
+def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
     """Return an export as a functional program, with its parameters and buffers lifted and the ranges of its sizes.
 
     Raises:
         CaptureError: a write cannot be functionalized, or the model holds, writes or returns unsupported objects.
     """
-    exported, graph_module, signature = _functional(exported)
+    exported, graph_module, signature = _functionalize(exported)
     parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     leaves = notes.inputs or tree_leaves(exported.example_inputs)
     examples = {a.name: v for a, v in zip(arguments, leaves, strict=False) if isinstance(v, torch.Tensor)}
-    graph_module = without_as_strided(graph_module, examples)
+    graph_module = replace_as_strided(graph_module, examples)
     graph = graph_module.graph
     names = {spec.arg.name: str(spec.target) for spec in signature.input_specs if spec.target is not None}
     read = [names[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in names and n.users]
     changed = zip(signature.output_specs, results_of(graph), strict=True)
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
-    check_views(parameters, lines, read)
+    check_overlaps(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
-    tuned = {a.name: _optimal_sizes(v) for a, v in zip(arguments, notes.inputs, strict=False)}
+    tuned = {a.name: _tuned_sizes(v) for a, v in zip(arguments, notes.inputs, strict=False)}
     sizes = {name: shape for name, shape in tuned.items() if shape is not None}
     own = {s.arg.name: parameters[str(s.target)] for s in signature.input_specs if str(s.target) in parameters}
     inputs = {argument.name: values[argument.name] for argument in arguments}
-    shapes = environment(exported, graph, inputs, sizes, notes.ranges, own | examples)
+    shapes = shape_environment(exported, graph, inputs, sizes, notes.ranges, own | examples)
     return Program(
         graph_module=graph_module,
         inputs=tuple(_port(argument, values, shapes) for argument in arguments),
@@ -76,19 +76,19 @@ def lifted(exported: ExportedProgram, notes: ExportNotes, settings: CompilationS
     )
 
 
-def _functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
-            return functional(exported)
+            return functionalize(exported)
     except CaptureError:
         raise
     except Exception as error:
-        why = f"torch.export cannot take the in-place operators out of the model: {error}"
+        why = f"torch.export cannot functionalize the in-place operators of the model: {error}"
         raise CaptureError(why, HINT) from error
 
 
-def _optimal_sizes(value: object) -> Sequence[int] | None:
+def _tuned_sizes(value: object) -> Sequence[int] | None:
     """Return the sizes of a tensor or Input for which engines are tuned."""
     if isinstance(value, Input):
         return [opt for _, opt, _ in value.ranges]
@@ -96,7 +96,7 @@ def _optimal_sizes(value: object) -> Sequence[int] | None:
 
 
 def _lifted_tensors(
-    exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
+    exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
     """Return the model's tensors, the recipes of constant placeholders, and the mutated buffers."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
@@ -111,12 +111,12 @@ def _lifted_tensors(
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             value = exported.constants.get(target)
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            why = f"the model holds {name}, a {kind}: of a model's objects a program can contain tensors only"
-            raise CaptureError(GENERATOR if isinstance(value, torch.Generator) else why)
-        tensor = own.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
+            why = f"the model holds {name}, a {kind}: a program can hold tensors only"
+            raise CaptureError(GENERATOR_MESSAGE if isinstance(value, torch.Generator) else why)
+        tensor = module_tensors.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
-            why = f"the model holds a fake tensor, {target}, which an earlier trace of it has left"
-            raise CaptureError(why, "create the model again: torch.export leaves fake tensors in what a model keeps")
+            why = f"the tensor {target} of the model is fake: an earlier trace of the model left it there"
+            raise CaptureError(why, "create the model again: torch.export leaves fake tensors in assigned attributes")
         parameters[target] = tensor
         if target in mutated:
             buffers[name] = target
@@ -153,9 +153,9 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
         why = f"the model writes to its parameter {spec.target} when it is called{where and f' ({where})'}"
         raise CaptureError(why, hint)
     if spec.kind not in kinds:
-        raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
+        raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not support")
     constant = not isinstance(value, torch.fx.Node)
     if not constant and isinstance(result := value.meta.get("val"), torch.SymBool) and free_unbacked_symbols(result):
         place = source_line(value) or value.name
-        raise CaptureError(f"the model returns a bool that data decides ({place})", "return the tensor, not its item()")
+        raise CaptureError(f"the model returns a data-dependent bool ({place})", "return the tensor, not its item()")
     return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]

@@ -26,20 +26,20 @@ from pipeline.aten.graphs import copy_node, graph_module, results_of
 from pipeline.aten.naming import make_unique, origin_of
 from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.types import Argument, Node, Target, aten
-from pipeline.capture.aliases import Unknown, touched, viewed
+from pipeline.capture.aliases import UnknownAliasError, nodes_in_written_memory, view_of
 from pipeline.capture.fake_tensors import fake_mode, fake_result
-from pipeline.capture.views import MULTIPLE, View
+from pipeline.capture.views import MULTI_VIEW_OPERATORS, View
 from pipeline.errors import CaptureError, source_line
 from pipeline.shapes.environment import shape_of
 
-KINDS = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
-"""The placeholders that a program may write to, and what returns their new values."""
+MUTATION_KINDS = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
+"""The kinds of inputs that a program may write to, each with the kind of output that returns the new value."""
 
-OPERATORS = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
-"""Python's operators in place whose functional variant has another name."""
+FUNCTIONAL_NAMES = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
+"""Python's in-place operators whose functional variant has another name."""
 
 
-def without_mutation(
+def remove_mutation(
     module: torch.fx.GraphModule, signature: ExportGraphSignature
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
     """Return the graph without mutation, and a signature in which written values are outputs.
@@ -47,13 +47,13 @@ def without_mutation(
     Raises:
         Unknown: no rule covers a write.
     """
-    rewriter = _Rewriter(module.graph)
+    rewriter = _MutationRewriter(module.graph)
     rewriter.rewrite()
-    specs = rewriter.finish(signature)
+    specs = rewriter.add_output(signature)
     return graph_module(module, rewriter.graph), ExportGraphSignature(list(signature.input_specs), specs)
 
 
-def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def functionalize_subgraphs(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the module with functionalized subgraphs (branches of ``torch.cond``, steps of a scan); the module
     itself if no subgraph mutates. A subgraph is unchanged if a write has no rule, or if a map runs it for each row:
     `torch.vmap` supports the writes, but not the operators that would replace them."""
@@ -62,34 +62,34 @@ def with_functional_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         part = getattr(module, node.target, None) if node.op == "get_attr" else None
         if isinstance(part, torch.fx.GraphModule):
             is_mapped = any(str(user.target) == "map_impl" for user in node.users)
-            functional = with_functional_parts(part) if is_mapped else _functional_part(part)
+            functional = functionalize_subgraphs(part) if is_mapped else _functionalize_subgraph(part)
             if functional is not part:
                 made = made or graph_module(module, module.graph)
                 setattr(made, node.target, functional)
     return made or module
 
 
-def _functional_part(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    part = with_functional_parts(part)
+def _functionalize_subgraph(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    part = functionalize_subgraphs(part)
     if not any(map(mutates_argument, part.graph.nodes)):
         return part
-    rewriter = _Rewriter(part.graph)
-    with suppress(Unknown):
+    rewriter = _MutationRewriter(part.graph)
+    with suppress(UnknownAliasError):
         rewriter.rewrite()
         output = next(iter(reversed(part.graph.nodes)))
         if not any(rewriter.versions[node] for node in part.graph.nodes if node.op == "placeholder"):
-            rewriter.graph.output(map_arg(output.args[0], rewriter.read)).meta = dict(output.meta)
+            rewriter.graph.output(map_arg(output.args[0], rewriter.current_value)).meta = dict(output.meta)
             return graph_module(part, rewriter.graph)
     return part
 
 
-class _Rewriter:
+class _MutationRewriter:
     """Copies a graph node by node. For nodes that share memory with a written node, it records which node they view,
     and at which version of the memory their new value was computed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
-        self.mode, self.touched = fake_mode(graph), touched(graph)
+        self.mode, self.touched = fake_mode(graph), nodes_in_written_memory(graph)
         self.env: dict[Node, Node] = {}
         self.views: dict[Node, View] = {}
         self.same: dict[Node, Node] = {}
@@ -103,39 +103,39 @@ class _Rewriter:
         for node in list(self.old.nodes)[:-1]:
             self.current = node
             if not mutates_argument(node):
-                self.copy(node)
+                self.copy_node(node)
                 continue
             written = _written_node(node)
             written = self.same[node] = self.same.get(written, written)
             if node.target is not aten.detach_.default:
-                self.write(written, self.value(node, written))
+                self.write(written, self.written_value(node, written))
 
-    def copy(self, node: Node) -> None:
+    def copy_node(self, node: Node) -> None:
         """Copy a node that does not write; its arguments are the current values."""
-        found = viewed(node, self.mode) if node in self.touched else None
-        self.env[node] = copy_node(node, self.graph, self.read)
+        found = view_of(node, self.mode) if node in self.touched else None
+        self.env[node] = copy_node(node, self.graph, self.current_value)
         if found is not None:
-            args = map_arg(found.args, self.read)
+            args = map_arg(found.args, self.current_value)
             self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))
         first: Argument = node.args[0] if node.args else None
         if node.target is operator.getitem and first in self.made_at:  # all pieces of a tensor are made at once
             self.made_at[node] = self.made_at[first]
         else:
-            source = first if node.target in MULTIPLE else node
-            self.made_at[node] = self.versions.get(self.root(self.same.get(source, source)), 0)
-        self.versions.setdefault(self.root(node), 0)
+            source = first if node.target in MULTI_VIEW_OPERATORS else node
+            self.made_at[node] = self.versions.get(self.memory_root(self.same.get(source, source)), 0)
+        self.versions.setdefault(self.memory_root(node), 0)
 
-    def value(self, node: Node, written: Node) -> Node:
-        if node.target is aten.copy_.default and _is_plain_copy(node):
-            return self.read(node.args[1])  # type: ignore[arg-type]
+    def written_value(self, node: Node, written: Node) -> Node:
+        if node.target is aten.copy_.default and _is_removable_copy(node):
+            return self.current_value(node.args[1])  # type: ignore[arg-type]
         target = functional_variant(node.target)
         if target is None:
-            raise Unknown(node)
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.read)
+            raise UnknownAliasError(node)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.current_value)
         before = written.meta["val"]
-        made = before if _is_of_one_dtype(node) else fake_result(self.mode, target, args, kwargs)
+        made = before if _keeps_dtype(node) else fake_result(self.mode, target, args, kwargs)
         if shape_of(made) != shape_of(before):
-            raise Unknown(node)
+            raise UnknownAliasError(node)
         value = self.emit(target, *args, val=made, **kwargs)
         value.name = node.name
         cast = made.dtype != before.dtype
@@ -143,34 +143,34 @@ class _Rewriter:
 
     def write(self, node: Node, value: Node) -> None:
         """Set the new value of a node, and update the values of the nodes that it is a view of."""
-        root = self.root(node)
+        root = self.memory_root(node)
         before: list[tuple[Node, Node]] = []
         while node in self.views:
             source = self.views[node].source
-            before.append((node, self.read(source)))
+            before.append((node, self.current_value(source)))
             node = source
         self.versions[root] += 1
         for viewing, source_value in before:
             self.env[viewing], self.made_at[viewing] = value, self.versions[root]
-            found = self.views[viewing].write(self.emit, source_value, value)
+            found = self.views[viewing].update_source(self.emit, source_value, value)
             if found is None:
-                raise Unknown(viewing)
+                raise UnknownAliasError(viewing)
             value = found
         self.env[root], self.made_at[root] = value, self.versions[root]
 
-    def read(self, node: Node) -> Node:
+    def current_value(self, node: Node) -> Node:
         """Return a node's current value."""
         node = self.same.get(node, node)
         stale = []
-        while node in self.views and self.made_at[node] != self.versions[self.root(node)]:
+        while node in self.views and self.made_at[node] != self.versions[self.memory_root(node)]:
             stale.append(node)
             node = self.views[node].source
         for viewing in reversed(stale):
-            self.env[viewing] = self.views[viewing].of(self.emit, self.env[self.views[viewing].source])
-            self.made_at[viewing] = self.versions[self.root(viewing)]
+            self.env[viewing] = self.views[viewing].recompute(self.emit, self.env[self.views[viewing].source])
+            self.made_at[viewing] = self.versions[self.memory_root(viewing)]
         return self.env[stale[0] if stale else node]
 
-    def root(self, node: Node) -> Node:
+    def memory_root(self, node: Node) -> Node:
         while node in self.views:
             node = self.views[node].source
         return node
@@ -182,26 +182,26 @@ class _Rewriter:
         node.meta = {**origin_of(self.current.meta), "val": val}
         return node
 
-    def finish(self, signature: ExportGraphSignature) -> list[OutputSpec]:
+    def add_output(self, signature: ExportGraphSignature) -> list[OutputSpec]:
         """Append the output node: the new values of inputs and buffers, and the outputs; return the spec of each."""
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
-        given = [map_arg(value, self.read) for value in results_of(self.old)]
+        given = [map_arg(value, self.current_value) for value in results_of(self.old)]
         self.graph.output((*values, *given)).meta = dict(next(iter(reversed(self.old.nodes))).meta)
-        changes = [_change(specs[node.name], value) for node, value in zip(written, values, strict=True)]
+        changes = [_mutation_spec(specs[node.name], value) for node, value in zip(written, values, strict=True)]
         return [*changes, *signature.output_specs]
 
 
-def _change(spec: InputSpec, value: Node) -> OutputSpec:
+def _mutation_spec(spec: InputSpec, value: Node) -> OutputSpec:
     if spec.kind == InputKind.CONSTANT_TENSOR:
         where = source_line(value)
-        why = f"the model writes to {spec.target}, a tensor that is no buffer{where and f' ({where})'}"
+        why = f"the model writes to {spec.target}, a tensor that is not a buffer{where and f' ({where})'}"
         raise CaptureError(why, f"self.register_buffer({str(spec.target).rpartition('.')[2]!r}, …) makes it one")
-    if spec.kind not in KINDS:
-        raise Unknown(value)
+    if spec.kind not in MUTATION_KINDS:
+        raise UnknownAliasError(value)
     target = spec.target if spec.kind == InputKind.BUFFER else spec.arg.name
-    return OutputSpec(KINDS[spec.kind], TensorArgument(value.name), target)
+    return OutputSpec(MUTATION_KINDS[spec.kind], TensorArgument(value.name), target)
 
 
 def _written_node(node: Node) -> Node:
@@ -210,26 +210,26 @@ def _written_node(node: Node) -> Node:
     in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
     first = node.args[0] if node.args else None
     if mutable[:1] != [True] or any(mutable[1:]) or not in_place or not isinstance(first, Node):
-        raise Unknown(node)
+        raise UnknownAliasError(node)
     return first
 
 
 def functional_variant(target: object) -> Argument:
     """Return the functional variant of an in-place operator (``add`` for ``add_``); None if there is none."""
     name, _, overload = str(target).removeprefix("aten.").partition(".")
-    name = OPERATORS.get(name, name.removesuffix("_") if name.endswith("_") else "")
+    name = FUNCTIONAL_NAMES.get(name, name.removesuffix("_") if name.endswith("_") else "")
     packet = getattr(torch.ops.aten, name, None) if name else None
     overloads = packet.overloads() if packet is not None else []
     found = (getattr(packet, o) for o in sorted(overloads, key=lambda o: o != overload))
-    return next((f for f in found if _types(f) == _types(target)), None)
+    return next((f for f in found if _argument_types(f) == _argument_types(target)), None)
 
 
-def _types(target: Target) -> list[tuple[str, bool]]:
+def _argument_types(target: Target) -> list[tuple[str, bool]]:
     """Return, for each argument of an operator, its type and whether it may be omitted."""
     return [(str(argument.type), argument.has_default_value()) for argument in target._schema.arguments]
 
 
-def _is_of_one_dtype(node: Node) -> bool:
+def _keeps_dtype(node: Node) -> bool:
     """Return whether no operand of a write can promote its result to another dtype."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
@@ -237,7 +237,7 @@ def _is_of_one_dtype(node: Node) -> bool:
     return len(dtypes) == 1 and dtypes.pop().is_floating_point and not any(isinstance(a, complex) for a in others)
 
 
-def _is_plain_copy(node: Node) -> bool:
+def _is_removable_copy(node: Node) -> bool:
     """Return whether a copy preserves dtype and shape, and is the only reader of its source."""
     source = node.args[1]
     if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:

@@ -14,7 +14,7 @@ from pipeline.program import Program
 from pipeline.recipes import Recipe
 from pipeline.runtime.autocast_context import autocast_dtypes
 
-Original: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
+SourceModel: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
 
 
 @frozen(eq=False, repr=False)
@@ -26,7 +26,7 @@ class Origin:
     after unpickling there is no module.
     """
 
-    reference: weakref.ReferenceType[Original] | None = None
+    reference: weakref.ReferenceType[SourceModel] | None = None
     modes: tuple[bool, ...] = ()
     autocast: Mapping[str, torch.dtype | None] = field(factory=FrozenDict)
     graph: weakref.ReferenceType[torch.fx.GraphModule] | None = None
@@ -34,7 +34,7 @@ class Origin:
     changed: bool = False
 
     @property
-    def model(self) -> Original | None:
+    def model(self) -> SourceModel | None:
         """Return the module, if it still exists."""
         return self.reference() if self.reference is not None else None
 
@@ -48,12 +48,12 @@ class Origin:
         return Origin, ()
 
 
-def with_origin(program: Program, model: object) -> Program:
+def record_origin(program: Program, model: object) -> Program:
     """Return a newly captured program with its origin; a program from an ``ExportedProgram`` has no origin."""
     if not isinstance(model, torch.nn.Module | torch.jit.ScriptFunction):
         return program
     autocast, graph = FrozenDict(autocast_dtypes()), weakref.ref(program.graph_module)
-    return evolve(program, origin=Origin(weakref.ref(model), modes(model), autocast, graph, program.constants))
+    return evolve(program, origin=Origin(weakref.ref(model), training_modes(model), autocast, graph, program.constants))
 
 
 def origin_of(program: Program) -> Origin | None:
@@ -65,7 +65,7 @@ def origin_of(program: Program) -> Origin | None:
     return origin if same else evolve(origin, changed=True)
 
 
-def modes(model: Original) -> tuple[bool, ...]:
+def training_modes(model: SourceModel) -> tuple[bool, ...]:
     """Return whether each submodule is in training mode; False for frozen TorchScript, which has no such flag."""
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     return tuple(bool(getattr(part, "training", False)) for part in parts)

@@ -15,7 +15,7 @@ from pipeline.aten.types import Spec
 from pipeline.program import Program
 
 
-def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, ...]:
+def output_names(spec: Spec, names: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return a name for each output: ``logits``, ``hidden_states.0``; ``output`` for a single tensor, ``output.0`` for
     a position in a tuple. Equal names are numbered: ``a.b``, ``a.b_1``.
 
@@ -24,33 +24,33 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
         given: the names to use instead, in order.
 
     Raises:
-        TypeError: ``given`` is not a sequence of strings.
+        TypeError: ``names`` is not a sequence of strings.
         ValueError: the number of names is not the number of outputs, or a name is empty, used twice, or has several
             lines.
     """
-    if given is None:
+    if names is None:
         taken: set[str] = set()
-        return tuple(make_unique(name, taken) for name in _names(spec))
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
-    if len(given) != spec.num_leaves:
-        outputs = f"{spec.num_leaves} outputs: {', '.join(_names(spec))}"
-        raise ValueError(f"output_names has {len(given)} names, the model {outputs}")
-    if wrong := [name for name, count in Counter(given).items() if count > 1 or not name]:
+        return tuple(make_unique(name, taken) for name in _default_names(spec))
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {names!r}')
+    if len(names) != spec.num_leaves:
+        outputs = f"{spec.num_leaves} outputs: {', '.join(_default_names(spec))}"
+        raise ValueError(f"output_names has {len(names)} names, the model {outputs}")
+    if wrong := [name for name, count in Counter(names).items() if count > 1 or not name]:
         raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
-    if wrong := [name for name in given if not name.isprintable()]:
+    if wrong := [name for name in names if not name.isprintable()]:
         raise ValueError(f"output_names: {wrong[0]!r} does not print on one line")
-    return tuple(given)
+    return tuple(names)
 
 
-def named(program: Program, given: Sequence[str] | None = None) -> Program:
+def name_outputs(program: Program, user_names: Sequence[str] | None = None) -> Program:
     """Return the program with named outputs; outputs for mutated inputs and buffers keep their names."""
-    names = iter(output_names(program.out_spec, given))
+    names = iter(output_names(program.out_spec, user_names))
     outputs = (evolve(o, name=next(names) if o.kind == "user" else o.target) for o in program.outputs)
     return evolve(program, outputs=tuple(outputs))
 
 
-def _names(spec: Spec) -> list[str]:
+def _default_names(spec: Spec) -> list[str]:
     count = spec.num_leaves
     if count == 1 and not spec.num_children:
         return ["output"]
@@ -59,10 +59,10 @@ def _names(spec: Spec) -> list[str]:
         paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(leaves, spec))[0]]
     except Exception:  # a type that was registered without keys, or that takes no such tensors
         paths = []
-    return [_dotted(path) for path in paths] if len(paths) == count else [f"output.{i}" for i in range(count)]
+    return [_dotted_path(path) for path in paths] if len(paths) == count else [f"output.{i}" for i in range(count)]
 
 
-def _dotted(path: Sequence[Any]) -> str:
+def _dotted_path(path: Sequence[Any]) -> str:
     keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None))) for entry in path]
     if any(key is None for key in keys):
         return keystr(tuple(path))

@@ -17,9 +17,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from pipeline.aten.graphs import copy_node, results_of
 from pipeline.aten.types import Argument
-from pipeline.capture.aliases import storage_of
+from pipeline.capture.aliases import storage_id
 
-METHODS = frozenset(
+VIEW_FUNCTIONS = frozenset(
     [
         *("chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "mT", "movedim", "narrow"),
         *("permute", "real", "imag", "ravel", "reshape", "select", "split", "split_with_sizes", "squeeze", "swapaxes"),
@@ -39,43 +39,43 @@ class ReturnedViews:
     results: Callable[..., Sequence[Argument]] | None = None
 
 
-def returned_views(module: GraphModule) -> ReturnedViews:
+def split_returned_views(module: GraphModule) -> ReturnedViews:
     """Split Dynamo's graph into a core and the returned views of inputs and results. The graph is not changed."""
     returned = results_of(module.graph)
-    bases = _bases(module.graph, returned)
-    taken = {node: base for node, base in bases.items() if node is not base and _is_taken(node, base)}
+    bases = _shared_bases(module.graph, returned)
+    taken = {node: base for node, base in bases.items() if node is not base and _is_computed_by_views(node, base)}
     if not taken:
         return ReturnedViews(module)
     kept = list(dict.fromkeys([*(n for n in returned if n not in taken), *taken.values()]))
     kept = [node for node in kept if node.op != "placeholder"]
-    return ReturnedViews(_core(module, kept), _tail(module, kept, returned))
+    return ReturnedViews(_core_graph(module, kept), _results_function(module, kept, returned))
 
 
-def _storage(node: object) -> int | None:
+def _example_storage(node: object) -> int | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
-    return storage_of(value) if isinstance(value, torch.Tensor) else None
+    return storage_id(value) if isinstance(value, torch.Tensor) else None
 
 
-def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
+def _shared_bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
     """Map each returned tensor that shares memory with an input or another result to the node that created it."""
     first: dict[int, Node] = {}
     for node in graph.nodes:
-        if (memory := _storage(node)) is not None:
+        if (memory := _example_storage(node)) is not None:
             first.setdefault(memory, node)
-    found = [(node, memory) for node in dict.fromkeys(returned) if (memory := _storage(node)) is not None]
+    found = [(node, memory) for node in dict.fromkeys(returned) if (memory := _example_storage(node)) is not None]
     count = Counter(memory for _, memory in found)
     shared = [(n, m) for n, m in found if count[m] > 1 or first[m].op == "placeholder"]
     return {node: first[memory] for node, memory in shared}
 
 
-def _is_taken(node: Node, base: Node) -> bool:
+def _is_computed_by_views(node: Node, base: Node) -> bool:
     """Return whether a node is computed from its base and sizes by functions without side effects."""
     if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
         return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
     stack = [node]
     while stack:
         current = stack.pop()
-        if current is base or (current.op == "placeholder" and _storage(current) is None):
+        if current is base or (current.op == "placeholder" and _example_storage(current) is None):
             continue
         if current.op == "placeholder" or not (_is_view(current) or _is_size(current)):
             return False
@@ -85,12 +85,12 @@ def _is_taken(node: Node, base: Node) -> bool:
 
 def _is_view(node: Node) -> bool:
     if node.op == "call_method":
-        return node.target in METHODS
+        return node.target in VIEW_FUNCTIONS
     if node.target is operator.getitem:
         return not any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes[1:])
     if node.target is getattr:
-        return node.args[1] in METHODS
-    return node.op == "call_function" and getattr(node.target, "__name__", "") in METHODS
+        return node.args[1] in VIEW_FUNCTIONS
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in VIEW_FUNCTIONS
 
 
 def _is_size(node: Node) -> bool:
@@ -99,20 +99,22 @@ def _is_size(node: Node) -> bool:
     return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
 
 
-def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
+def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModule:
     """Return a copy of the graph with only these results."""
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
             env[node] = copy_node(node, graph, env.__getitem__)
-    graph.output(tuple(env[node] for node in kept))
+    graph.output(tuple(env[node] for node in core_results))
     return GraphModule(module, graph)
 
 
-def _tail(module: GraphModule, kept: Sequence[Node], returned: Sequence[Argument]) -> Callable[..., Sequence[Argument]]:
+def _results_function(
+    module: GraphModule, core_results: Sequence[Node], returned: Sequence[Argument]
+) -> Callable[..., Sequence[Argument]]:
     """Return a function that computes all results from the arguments of Dynamo's graph and the core's results."""
     graph = Graph()
-    env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *kept)}
+    env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *core_results)}
     waiting, needed = [value for value in returned if isinstance(value, Node)], set[Node]()
     while waiting:
         node = waiting.pop()

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from pipeline.aten.collectives import local_tensor
 from pipeline.aten.graphs import copy_graph, copy_node, graph_module
 from pipeline.aten.types import Argument, Node
-from pipeline.capture.aliases import storage_of
+from pipeline.capture.aliases import storage_id
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import ExportNotes
 from pipeline.frozen import FrozenDict
@@ -28,12 +28,12 @@ from pipeline.records.wording import kind_of
 from pipeline.runtime.memory_overlap import overlap
 
 
-def shared(
+def merge_aliased_constants(
     module: torch.fx.GraphModule, exported: ExportedProgram
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
     """Return the graph and signature of an export, in which buffers replace the constants that are the same tensors."""
     signature = exported.graph_signature
-    twins = _twins(exported)
+    twins = _buffers_of_constants(exported)
     if not twins:
         return module, signature
     graph, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
@@ -47,17 +47,17 @@ def shared(
     return graph_module(module, graph), ExportGraphSignature(specs, list(signature.output_specs))
 
 
-def _twins(exported: ExportedProgram) -> Mapping[str, str]:
+def _buffers_of_constants(exported: ExportedProgram) -> Mapping[str, str]:
     """Map the placeholder of each constant that is also a buffer to the placeholder of the buffer."""
     specs = exported.graph_signature.input_specs
     buffers = dict(exported.named_buffers())
-    known = {_place(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
+    known = {_memory_layout(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
     lifted = [(s.arg.name, exported.constants.get(str(s.target))) for s in specs if s.kind == InputKind.CONSTANT_TENSOR]
-    found = {name: known.get(_place(value)) for name, value in lifted if isinstance(value, torch.Tensor)}
+    found = {name: known.get(_memory_layout(value)) for name, value in lifted if isinstance(value, torch.Tensor)}
     return {name: buffer for name, buffer in found.items() if buffer is not None}
 
 
-def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str], read: Collection[str]) -> None:
+def check_overlaps(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str], read: Collection[str]) -> None:
     """Raise an error if a model writes one of its tensors and reads another tensor in the same memory.
 
     Raises:
@@ -71,19 +71,19 @@ def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str],
                 raise CaptureError(f"{why}: programs store each separately", f"compute {other} from {name} in forward")
 
 
-def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:
+def _memory_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
     """Return a tensor's memory and its layout in it; the memory of a sparse tensor is unique."""
-    storage = storage_of(tensor)
+    storage = storage_id(tensor)
     if storage is None:
         return (id(tensor),)
     layout = (str(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
     return (storage, *layout)
 
 
-ACCESS = "export.access_subclass_inner_tensor.default"
+INNER_TENSOR_ACCESS = "export.access_subclass_inner_tensor.default"
 
 
-def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def inner_tensors(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield by name the inner tensors of a subclass, the local tensor of a DTensor, or a plain tensor itself."""
     tensor = local_tensor(tensor)
     if not is_traceable_wrapper_subclass(tensor):
@@ -91,15 +91,15 @@ def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
         return
     attributes, _ = tensor.__tensor_flatten__()
     for each in attributes:
-        yield from inner(f"{name}.{each}", getattr(tensor, each))
+        yield from inner_tensors(f"{name}.{each}", getattr(tensor, each))
 
 
-def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def unwrap_subclasses(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors by name, with each tensor subclass replaced by its inner tensors."""
-    return {name: part for outer, tensor in tensors.items() for name, part in inner(outer, tensor)}
+    return {name: part for outer, tensor in tensors.items() for name, part in inner_tensors(outer, tensor)}
 
 
-def flattened(program: Program, _: ExportNotes) -> Program:
+def flatten_subclasses(program: Program, _: ExportNotes) -> Program:
     """Return the program with tensor subclasses replaced by their inner tensors; the program itself if it has none.
 
     Raises:
@@ -111,8 +111,8 @@ def flattened(program: Program, _: ExportNotes) -> Program:
     for node in [n for n in graph.nodes if n.op == "placeholder" and n.name in program.constants]:
         name = program.constants[node.name].result.name
         if is_traceable_wrapper_subclass(parameters[name]):
-            parameters |= dict(inner(name, parameters[name]))
-            _replace(graph, node, name, constants)
+            parameters |= dict(inner_tensors(name, parameters[name]))
+            _replace_by_inner_tensors(graph, node, name, constants)
     used = {name for recipe in constants.values() for name in recipe.parameters} | set(program.buffers.values())
     kept = {name: t for name, t in parameters.items() if name in used or not is_traceable_wrapper_subclass(t)}
     for name, tensor in kept.items():
@@ -133,10 +133,10 @@ def flattened(program: Program, _: ExportNotes) -> Program:
     )
 
 
-def _replace(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
+def _replace_by_inner_tensors(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
     """Replace a parameter by placeholders for those inner tensors that are read."""
     for user in list(node.users):
-        if qualified_name(user.target) != ACCESS:
+        if qualified_name(user.target) != INNER_TENSOR_ACCESS:
             continue
         path = f"{name}.{user.args[1]}"
         with graph.inserting_before(node):
@@ -145,7 +145,7 @@ def _replace(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, 
         user.replace_all_uses_with(made)
         graph.erase_node(user)
         constants[made.name] = identity(path)
-        _replace(graph, made, path, constants)
+        _replace_by_inner_tensors(graph, made, path, constants)
     if not node.users:
         graph.erase_node(node)
         del constants[node.name]

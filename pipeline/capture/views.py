@@ -30,18 +30,18 @@ class View:
     target: Target
     args: tuple[Argument, ...]
 
-    def of(self, emit: Emit, value: Node) -> Node:
+    def recompute(self, emit: Emit, value: Node) -> Node:
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
-    def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
+    def update_source(self, emit: Emit, before: Node, value: Node) -> Node | None:
         """Return ``before`` with ``value`` written to the view; None if there is no rule."""
         return RULES[self.target](self, emit, before, value)
 
 
-def view(node: Node) -> View | None:
+def view_by_rule(node: Node) -> View | None:
     """Describe a node as a view, or return None if it has no rule; a piece of a split or unbound tensor is a slice."""
     if node.target is operator.getitem:
-        return _piece(node)
+        return _view_of_piece(node)
     if node.target not in RULES:
         return None
     source, *args = bind(node.target, node.args, node.kwargs)
@@ -49,100 +49,102 @@ def view(node: Node) -> View | None:
     return View(node, source, node.target, tuple(args[: len(positional) - 1]))
 
 
-def _piece(node: Node) -> View | None:
+def _view_of_piece(node: Node) -> View | None:
     split, index = node.args
-    if not isinstance(split, Node) or split.target not in _PIECES or not isinstance(index, int):
+    if not isinstance(split, Node) or split.target not in _PIECE_RULES or not isinstance(index, int):
         return None
     source, *args = bind(split.target, split.args, split.kwargs)
-    found = _PIECES[split.target](source.meta["val"].shape, index, *args)
+    found = _PIECE_RULES[split.target](source.meta["val"].shape, index, *args)
     return None if found is None else View(node, source, *found)
 
 
-def _unbound(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
+def _select_piece(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
     return aten.select.int, (dim, index)
 
 
-def _of_size(shape: Any, index: int, size: object, dim: int) -> tuple[object, tuple[object, ...]] | None:
+def _slice_equal_piece(shape: Any, index: int, size: object, dim: int) -> tuple[object, tuple[object, ...]] | None:
     whole = shape[dim]
     if not isinstance(whole, int) or not isinstance(size, int):
         return None
     return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, whole), 1)
 
 
-def _of_sizes(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
+def _slice_piece(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
     if not all(isinstance(size, int) for size in sizes):
         return None
     ends = [0, *itertools.accumulate(sizes)]
     return aten.slice.Tensor, (dim, ends[index], ends[index + 1], 1)
 
 
-def _chunk(shape: Any, index: int, chunks: int, dim: int) -> tuple[object, tuple[object, ...]] | None:
-    return _of_size(shape, index, -(-shape[dim] // chunks), dim) if isinstance(shape[dim], int) else None
+def _slice_chunk(shape: Any, index: int, chunks: int, dim: int) -> tuple[object, tuple[object, ...]] | None:
+    return _slice_equal_piece(shape, index, -(-shape[dim] // chunks), dim) if isinstance(shape[dim], int) else None
 
 
-_PIECES: Mapping[Any, Function] = {
-    aten.unbind.int: _unbound,
-    aten.split.Tensor: _of_size,
-    aten.split_with_sizes.default: _of_sizes,
-    aten.split.sizes: _of_sizes,
-    aten.chunk.default: _chunk,
+_PIECE_RULES: Mapping[Any, Function] = {
+    aten.unbind.int: _select_piece,
+    aten.split.Tensor: _slice_equal_piece,
+    aten.split_with_sizes.default: _slice_piece,
+    aten.split.sizes: _slice_piece,
+    aten.chunk.default: _slice_chunk,
 }
 """Operators that return several views of one tensor: each as a separate view, from the tensor's shape and an index."""
 
-MULTIPLE = frozenset(_PIECES)
+MULTI_VIEW_OPERATORS = frozenset(_PIECE_RULES)
 
 
-def _write_all(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
+def _write_whole(view: View, emit: Emit, before: Node, value: Node) -> Node | None:
     """Return the written value if no element is repeated, since PyTorch rejects writes to expanded tensors."""
-    return value if _has_all(made) else None
+    return value if _covers_source(view) else None
 
 
-def _has_all(made: View) -> bool:
+def _covers_source(view: View) -> bool:
     """Return whether a view has the same sizes as the viewed tensor."""
-    return shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
+    return shape_of(view.node.meta["val"]) == shape_of(view.source.meta["val"])
 
 
-def _write_scattered(target: object) -> Callable[..., Node]:
+def _scatter_rule(target: object) -> Callable[..., Node]:
     """Return a rule that scatters the value into the viewed tensor; a write to all elements replaces the tensor."""
 
-    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
-        return value if _has_all(made) else emit(target, before, value, *made.args, val=made.source.meta["val"])
+    def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
+        return value if _covers_source(view) else emit(target, before, value, *view.args, val=view.source.meta["val"])
 
     return write
 
 
-def _write_inverse(target: object = None) -> Callable[..., Node]:
+def _inverse_rule(target: object = None) -> Callable[..., Node]:
     """Return a rule that applies the inverse operator, by default the view's own, to the value."""
 
-    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
-        return emit(target or made.target, value, *made.args, val=made.source.meta["val"])
+    def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
+        return emit(target or view.target, value, *view.args, val=view.source.meta["val"])
 
     return write
 
 
-def _write_permuted(made: View, emit: Emit, before: Node, value: Node) -> Node:
-    (dims,) = made.args
+def _write_permuted(view: View, emit: Emit, before: Node, value: Node) -> Node:
+    (dims,) = view.args
     back = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
-    return emit(aten.permute.default, value, back, val=made.source.meta["val"])
+    return emit(aten.permute.default, value, back, val=view.source.meta["val"])
 
 
-def _write_reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
+def _write_reshaped(view: View, emit: Emit, before: Node, value: Node) -> Node:
     """Reshape the value to the sizes of the viewed tensor; read dynamic sizes from that tensor."""
-    source = made.source.meta["val"]
+    source = view.source.meta["val"]
     sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, before, d, val=n) for d, n in enumerate(source.shape))
     return emit(aten.view.default, value, [*sizes], val=source)
 
 
 RULES: Mapping[object, Callable[..., Node | None]] = {
-    aten.slice.Tensor: _write_scattered(aten.slice_scatter.default),
-    aten.select.int: _write_scattered(aten.select_scatter.default),
-    aten.diagonal.default: _write_scattered(aten.diagonal_scatter.default),
-    **dict.fromkeys((aten.alias.default, aten.detach.default, aten.expand.default, aten.expand_as.default), _write_all),
-    **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _write_inverse()),
+    aten.slice.Tensor: _scatter_rule(aten.slice_scatter.default),
+    aten.select.int: _scatter_rule(aten.select_scatter.default),
+    aten.diagonal.default: _scatter_rule(aten.diagonal_scatter.default),
+    **dict.fromkeys(
+        (aten.alias.default, aten.detach.default, aten.expand.default, aten.expand_as.default), _write_whole
+    ),
+    **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _inverse_rule()),
     aten.permute.default: _write_permuted,
-    aten.unsqueeze.default: _write_inverse(aten.squeeze.dim),
-    aten.view_as_complex.default: _write_inverse(aten.view_as_real.default),
-    aten.view_as_real.default: _write_inverse(aten.view_as_complex.default),
+    aten.unsqueeze.default: _inverse_rule(aten.squeeze.dim),
+    aten.view_as_complex.default: _inverse_rule(aten.view_as_real.default),
+    aten.view_as_real.default: _inverse_rule(aten.view_as_complex.default),
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _write_reshaped),
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _write_reshaped),
     **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _write_reshaped),

@@ -19,10 +19,10 @@ from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Spec
-from pipeline.capture.exported_checks import check_fits
+from pipeline.capture.exported_checks import check_input_fits
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.export_fixes import onnx_file
-from pipeline.export_fixes.input_checks import bound, check_module
+from pipeline.export_fixes.input_checks import bind_args, check_module
 from pipeline.export_fixes.onnx_file import OnnxFile
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.export_fixes.torchscript.module import model as interpreted
@@ -62,7 +62,7 @@ class Source:
             except TypeError as error:
                 raise UsageError(f"{self.name}: {error}") from None
             try:
-                bound(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
+                bind_args(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
                 raise UsageError(f"{str(error).partition('; ')[0]}; describe inputs by --input") from None
         return self
@@ -94,7 +94,7 @@ def _file(path: Path) -> Source:
     try:
         made = reader(path)
         if isinstance(made, OnnxFile):
-            return Source(path.stem, made.module, () if made.varies else made.inputs)
+            return Source(path.stem, made.module, () if made.dynamic_input else made.inputs)
         return Source(path.stem, made)
     except Exception as error:
         if _is_pickled(path):
@@ -125,7 +125,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
     ".pt2": (torch.export.load, "torch.export.save"),
     ".pt": (_script, "torch.jit.save"),
     ".ts": (_script, "torch.jit.save"),
-    ".onnx": (onnx_file.read, "torch.onnx.export"),
+    ".onnx": (onnx_file.read_onnx_file, "torch.onnx.export"),
 }
 """The reader of a file and its writer's name, by the file's suffix."""
 
@@ -208,7 +208,7 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"the file takes {kind_of(value)}, which --input cannot describe")
         try:
-            check_fits(str(name), evolve(wish, name=None), value, exported)
+            check_input_fits(str(name), evolve(wish, name=None), value, exported)
         except ValueError as error:
             raise UsageError(str(error)) from None
     return found

@@ -103,7 +103,7 @@ class ConverterRegistry(Lookup):
         keys: dict[Target, Any] = {}
         for key in converters:
             if keys.setdefault(target_of(key), key) is not key:
-                raise ValueError(f"{keys[target_of(key)]!r} and {key!r} are one operator: leave one of the two out")
+                raise ValueError(f"{keys[target_of(key)]!r} and {key!r} are one operator: remove one of the two")
         return cls(
             Declaration(target, ConverterSupport(converters[key]), convention=CallingConvention.LEGACY)
             for target, key in keys.items()

@@ -18,21 +18,21 @@ from pipeline.impl import sort as _sort
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import largest
+from pipeline.shapes.environment import upper_bound
 
 
 def check_k(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT's TopK takes k up to 3840."""
     k = argument(node, "k")
     size = k.meta["val"] if isinstance(k, torch.fx.Node) else k
-    return largest(size) <= _sort.MAX_K or Rejection(f"k is {k}, TensorRT takes at most {_sort.MAX_K}")
+    return upper_bound(size) <= _sort.MAX_K or Rejection(f"k is {k}, TensorRT takes at most {_sort.MAX_K}")
 
 
 def check_length(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A sort is a TopK of all elements; TensorRT takes up to 3840."""
     self, dim = argument(node, "self").meta["val"], argument(node, "dim")
     length = self.shape[dim] if self.dim() else 1
-    if largest(length) <= _sort.MAX_K:
+    if upper_bound(length) <= _sort.MAX_K:
         return True
     return Rejection(f"dim {dim} has up to {length} elements, TensorRT sorts at most {_sort.MAX_K}")
 
@@ -124,7 +124,7 @@ def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) ->
         ascending = torch.cat((ascending, ascending.new_zeros((*ascending.shape[:-1], 1))), -1)
     place = torch.zeros_like(values, dtype=torch.int64)
     left = torch.full_like(values, length, dtype=torch.int64)
-    for _ in range(int(min(largest(length), LONGEST)).bit_length()):
+    for _ in range(int(min(upper_bound(length), LONGEST)).bit_length()):
         half = left // 2
         at = place + half if varies else (place + half).clamp(max=length - 1)
         there = _elements_at(ascending, at)

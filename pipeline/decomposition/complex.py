@@ -22,20 +22,21 @@ from torch.utils._pytree import tree_map
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.complex_functions import Pair
-from pipeline.decomposition.complex_rules import leaves
+from pipeline.decomposition.complex_rules import all_values
 from pipeline.decomposition.templates import Call
 
 _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
 
 
-def is_border(target: object) -> bool:
+def converts_complex(target: object) -> bool:
     """Return whether an operator splits complex values into parts or joins the parts."""
     return target in _BORDER
 
 
 def has_complex(*values: object) -> bool:
     """Return whether values, nodes, or sequences of them include a complex tensor or number."""
-    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in leaves(values))
+    found = all_values(values)
+    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in found)
 
 
 class ComplexValues:
@@ -45,21 +46,21 @@ class ComplexValues:
         self.graph, self.mode, self.emit = graph, mode, emit
         self.parts: dict[torch.fx.Node, Pair] = {}
 
-    def apart(self, values: object, meta: Mapping[str, object]) -> Argument:
+    def split_arguments(self, values: object, meta: Mapping[str, object]) -> Argument:
         """Return arguments with each complex node or number replaced by its pair."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):
                 return Pair(value.real, value.imag)
-            return self.pair(value, meta) if isinstance(value, torch.fx.Node) and has_complex(value) else value
+            return self.pair_of(value, meta) if isinstance(value, torch.fx.Node) and has_complex(value) else value
 
         return tree_map(one, values)
 
-    def pair(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
+    def pair_of(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
         """Return the pair of a complex node: the parts that the node joins, or those that ``view_as_real`` returns."""
         if value not in self.parts:
-            resolved = self.call(aten.resolve_conj.default, (value,), meta)
-            shown = self.call(aten.view_as_real.default, (resolved,), meta)
+            resolved = self.insert_node(aten.resolve_conj.default, (value,), meta)
+            shown = self.insert_node(aten.view_as_real.default, (resolved,), meta)
 
             def part(index: int, name: str) -> Argument:
                 args = (shown, -1, index)
@@ -69,10 +70,10 @@ class ComplexValues:
             self.parts[value] = Pair(part(0, "real"), part(1, "imag"))
         return self.parts[value]
 
-    def together(self, results: object, meta: Mapping[str, object]) -> Argument:
+    def join_results(self, results: object, meta: Mapping[str, object]) -> Argument:
         """Return a settled rule's results with each pair joined into a complex node."""
         if isinstance(results, list):
-            return [self.together(r, meta) for r in results]
+            return [self.join_results(r, meta) for r in results]
         if not isinstance(results, tuple):
             return results
         made = self.graph.call_function(aten.complex.default, results)
@@ -82,7 +83,7 @@ class ComplexValues:
         self.parts[made] = Pair(*results)
         return made
 
-    def call(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, object]) -> torch.fx.Node:
+    def insert_node(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, object]) -> torch.fx.Node:
         """Add a node, with its fake tensor, for an operator that converts between complex and real values."""
         node = self.graph.call_function(target, tuple(args))
         node.meta = {**meta, "val": fake_result(self.mode, target, node.args, {})}

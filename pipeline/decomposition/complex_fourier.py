@@ -1,9 +1,9 @@
 """Compute Fourier transforms of pairs of real tensors as matmuls by matrices of roots of unity.
 
-TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one matmul. A longer length is split into two
+TensorRT has no Fourier transform. A length of at most ``MAX_LENGTH`` is one matmul. A longer length is split into two
 factors: transforms of these lengths with a rotation between them (Cooley and Tukey), so that no matrix is larger than
-``LARGEST`` by ``LARGEST``. The matrices are constants, computed in float64. For a dynamic length, of at most
-``LARGEST_VARYING``, an engine computes the roots of one turn at each call, and gathers the matrix from them.
+``MAX_LENGTH`` by ``MAX_LENGTH``. The matrices are constants, computed in float64. For a dynamic length, of at most
+``MAX_DYNAMIC``, an engine computes the roots of one turn at each call, and gathers the matrix from them.
 """
 
 from __future__ import annotations
@@ -15,113 +15,113 @@ from typing import TypeAlias
 import torch
 
 from pipeline.aten.types import Argument, Target
-from pipeline.decomposition.complex_functions import Pair, bilinear, times
-from pipeline.shapes.environment import expression, largest
+from pipeline.decomposition.complex_functions import Pair, bilinear, multiply
+from pipeline.shapes.environment import expression, upper_bound
 
-LARGEST = 256
+MAX_LENGTH = 256
 """The longest transform that is a single matmul, and the largest prime factor of longer transforms."""
 
-LARGEST_VARYING = 1024
+MAX_DYNAMIC = 1024
 """The longest transform of a dynamic length, which is always one matmul."""
 
 Size: TypeAlias = Argument
 """An int, or a ``torch.SymInt`` for a dynamic size."""
 
-product = bilinear(torch.matmul)
+complex_matmul = bilinear(torch.matmul)
 
 
 def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Argument:
     """Compute ``aten._fft_c2c``."""
     sizes = [z.real.shape[d] for d in dim]
-    if not all(map(is_taken, sizes)):
+    if not all(map(is_supported_length, sizes)):
         return NotImplemented
     for d in dim:
-        z = _along(z, d, forward)
-    return _scaled(z, normalization, sizes)
+        z = _transform_along(z, d, forward)
+    return _normalize(z, normalization, sizes)
 
 
 def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Argument:
     """Compute ``aten._fft_r2c``. The last of the dims is transformed first, and halved if ``onesided``."""
     sizes = [x.shape[d] for d in dim]
-    if not all(map(is_taken, sizes)):
+    if not all(map(is_supported_length, sizes)):
         return NotImplemented
-    z = _along(x, dim[-1], forward=True)
+    z = _transform_along(x, dim[-1], forward=True)
     if onesided:
         z = Pair(*(part.narrow(dim[-1], 0, sizes[-1] // 2 + 1) for part in z))
     for d in dim[:-1]:
-        z = _along(z, d, forward=True)
-    return _scaled(z, normalization, sizes)
+        z = _transform_along(z, d, forward=True)
+    return _normalize(z, normalization, sizes)
 
 
 def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Argument:
     """Compute ``aten._fft_c2r``. The last of the dims holds half of a Hermitian spectrum."""
     sizes = [*(z.real.shape[d] for d in dim[:-1]), last_dim_size]
-    if not all(map(is_taken, sizes)):
+    if not all(map(is_supported_length, sizes)):
         return NotImplemented
     for d in dim[:-1]:
-        z = _along(z, d, forward=False)
-    if varies(last_dim_size):
-        whole = _from_half(z, dim[-1], last_dim_size)
+        z = _transform_along(z, d, forward=False)
+    if is_dynamic_length(last_dim_size):
+        whole = _inverse_from_half(z, dim[-1], last_dim_size)
     else:
-        whole = _along(_mirrored(z, dim[-1], last_dim_size), dim[-1], forward=False)
-    return _scaled(whole, normalization, sizes).real
+        whole = _transform_along(_complete_spectrum(z, dim[-1], last_dim_size), dim[-1], forward=False)
+    return _normalize(whole, normalization, sizes).real
 
 
-def is_taken(size: Size) -> bool:
-    """Return whether a length has no prime factor above ``LARGEST``, or is dynamic and at most ``LARGEST_VARYING``."""
-    if varies(size):
-        return largest(size) <= LARGEST_VARYING
-    return size <= LARGEST or _factor(size) is not None
+def is_supported_length(size: Size) -> bool:
+    """Return whether a length has no prime factor above ``MAX_LENGTH``, or is dynamic and at most ``MAX_DYNAMIC``."""
+    if is_dynamic_length(size):
+        return upper_bound(size) <= MAX_DYNAMIC
+    return size <= MAX_LENGTH or _balanced_divisor(size) is not None
 
 
-def varies(size: Size) -> bool:
+def is_dynamic_length(size: Size) -> bool:
     """Return whether a length is dynamic."""
     return not isinstance(expression(size), int)
 
 
-def _factor(size: int) -> int | None:
-    """Return the divisor up to ``LARGEST`` nearest to the square root; None if the cofactor cannot be factored."""
-    found = [d for d in range(2, LARGEST + 1) if size % d == 0]
+def _balanced_divisor(size: int) -> int | None:
+    """Return the divisor up to ``MAX_LENGTH`` nearest to the square root; None if the cofactor cannot be factored."""
+    found = [d for d in range(2, MAX_LENGTH + 1) if size % d == 0]
     divisor = min(found, key=lambda d: abs(math.log(d * d / size)), default=None)
-    return divisor if divisor is not None and is_taken(size // divisor) else None
+    return divisor if divisor is not None and is_supported_length(size // divisor) else None
 
 
-def _along(z: Argument, dim: int, forward: bool) -> Pair:
+def _transform_along(z: Argument, dim: int, forward: bool) -> Pair:
     """Return the unnormalized transform of a pair or a real tensor along a dim."""
-    last = _each(z, lambda p: p.movedim(dim, -1))
-    return Pair(*(p.movedim(-1, dim) for p in _along_last(last, -1 if forward else 1)))
+    last = _map_parts(z, lambda p: p.movedim(dim, -1))
+    return Pair(*(p.movedim(-1, dim) for p in _transform_last_dim(last, -1 if forward else 1)))
 
 
-def _along_last(z: Argument, sign: int) -> Argument:
+def _transform_last_dim(z: Argument, sign: int) -> Argument:
     """Return the transform along the last dim. A long dim is split into (a, b): elements with stride b are transformed
     first, then the results."""
     like = z.real if isinstance(z, Pair) else z
     size = like.shape[-1]
-    if varies(size) or size <= LARGEST:
-        return product(z, _roots(size, size, size, sign, like))
-    a = _factor(size)
+    if is_dynamic_length(size) or size <= MAX_LENGTH:
+        return complex_matmul(z, _root_matrix(size, size, size, sign, like))
+    a = _balanced_divisor(size)
     assert a is not None
     b = size // a
-    apart = _each(z, lambda p: p.unflatten(-1, (a, b)).mT)
-    turned = times(_along_last(apart, sign), _roots(size, b, a, sign, like))
-    return _each(_along_last(_each(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
+    apart = _map_parts(z, lambda p: p.unflatten(-1, (a, b)).mT)
+    turned = multiply(_transform_last_dim(apart, sign), _root_matrix(size, b, a, sign, like))
+    return _map_parts(_transform_last_dim(_map_parts(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
 
 
-def _each(z: Argument, function: Target) -> Argument:
+def _map_parts(z: Argument, function: Target) -> Argument:
     return Pair(*map(function, z)) if isinstance(z, Pair) else function(z)
 
 
-def _roots(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
+def _root_matrix(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
     """Return the matrix of the size-th root of unity to the power row times column."""
     powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(size)
-    if varies(size):
-        cos, sin = _circle(size, like)
+    if is_dynamic_length(size):
+        cos, sin = _roots_of_unity(size, like)
         return Pair(cos[powers], sign * sin[powers])
     turns = powers.double() * (2 * math.pi / size)
     return Pair(turns.cos().to(like.dtype), (sign * turns.sin()).to(like.dtype))
 
 
-def _circle(size: Size, like: torch.Tensor) -> Pair:
+def _roots_of_unity(size: Size, like: torch.Tensor) -> Pair:
     """Return all powers of the size-th root of unity. Each angle is reduced to at most an eighth of a turn plus a
     number of quarters, since float32 is too coarse for angles near a full turn."""
     powers = torch.arange(size, device=like.device) * 4
@@ -133,7 +133,7 @@ def _circle(size: Size, like: torch.Tensor) -> Pair:
     return Pair(cos.to(like.dtype), sin.to(like.dtype))
 
 
-def _mirrored(z: Pair, dim: int, size: int) -> Pair:
+def _complete_spectrum(z: Pair, dim: int, size: int) -> Pair:
     """Return the complete spectrum of a real signal from its first half, ``z``."""
     half = size // 2 + 1
     first = Pair(*(p.narrow(dim, 0, half) for p in z))
@@ -141,23 +141,23 @@ def _mirrored(z: Pair, dim: int, size: int) -> Pair:
     return Pair(torch.cat([first.real, rest.real], dim), torch.cat([first.imag, -rest.imag], dim))
 
 
-def _from_half(z: Pair, dim: int, size: Size) -> Pair:
+def _inverse_from_half(z: Pair, dim: int, size: Size) -> Pair:
     """Return the real inverse transform of half of a spectrum. Terms with a mirror image count twice."""
     z = Pair(*(p.movedim(dim, -1) for p in z))
     half = z.real.shape[-1]
     places = torch.arange(half, device=z.real.device)
     weights = torch.where((places == 0) | (places * 2 == size), 1.0, 2.0).to(z.real.dtype)
-    cos, sin = _roots(size, half, size, 1, z.real)
+    cos, sin = _root_matrix(size, half, size, 1, z.real)
     real = (z.real * weights) @ cos - (z.imag * weights) @ sin
     return Pair(real.movedim(-1, dim), 0.0)
 
 
-def _scaled(z: Pair, normalization: int, sizes: Sequence[Size]) -> Pair:
+def _normalize(z: Pair, normalization: int, sizes: Sequence[Size]) -> Pair:
     """Normalize ``z``: unchanged, divided by the root of the number of elements, or divided by that number."""
     count: Size = math.prod(sizes)
     if normalization == 0:
         return z
-    if varies(count):
+    if is_dynamic_length(count):
         count = torch.full((), count, dtype=torch.float32, device=z.real.device)
     factor = count ** {1: -0.5, 2: -1.0}[normalization]
     return Pair(z.real * factor, z.imag * factor)

@@ -34,7 +34,7 @@ def bilinear(product: Rule) -> Rule:
     return rule
 
 
-times = bilinear(torch.mul)
+multiply = bilinear(torch.mul)
 
 
 Function: TypeAlias = Callable[[Pair], Pair]
@@ -45,7 +45,7 @@ def magnitude(z: Pair) -> torch.Tensor:
     return torch.hypot(z.real, z.imag)
 
 
-def direction(z: Pair) -> torch.Tensor:
+def angle(z: Pair) -> torch.Tensor:
     """Return the angle (argument) of a complex number, in (-pi, pi]."""
     return torch.atan2(z.imag, z.real)
 
@@ -94,10 +94,10 @@ def hyperbolic_tangent(z: Pair) -> Pair:
 
 def logarithm(z: Pair) -> Pair:
     """Return the natural logarithm, with an imaginary part in (-pi, pi]."""
-    return Pair(torch.log(magnitude(z)), direction(z))
+    return Pair(torch.log(magnitude(z)), angle(z))
 
 
-def logarithm_to(base: float) -> Function:
+def logarithm_of_base(base: float) -> Function:
     """Return a function that computes the logarithm to this base."""
     return lambda z: Pair(*(part / math.log(base) for part in logarithm(z)))
 
@@ -110,7 +110,7 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "cosh": hyperbolic_cosine,
     "tanh": hyperbolic_tangent,
     "log": logarithm,
-    "log2": logarithm_to(2),
-    "log10": logarithm_to(10),
+    "log2": logarithm_of_base(2),
+    "log10": logarithm_of_base(10),
 }
 """The functions by the operator's name."""

@@ -2,7 +2,7 @@
 
 A rule receives the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for
 each complex result. Rules are written in torch, and traced like decompositions. Parts of a result may need
-broadcasting, and may have another dtype than the result: ``settled`` handles both.
+broadcasting, and may have another dtype than the result: `cast_rule_results` handles both.
 
 A real factor multiplies both parts, while eager multiplies by a complex number with imaginary part 0. The results
 differ if a part is infinite (in eager, 0 times inf is NaN).
@@ -18,19 +18,19 @@ from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument, aten
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
-from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, bilinear, direction, magnitude, times
+from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, angle, bilinear, magnitude, multiply
 from pipeline.shapes.environment import shape_of
 
 
-def leaves(value: object) -> Iterator[object]:
+def all_values(value: object) -> Iterator[object]:
     """Yield values, the fake values of nodes, and the elements of sequences of either."""
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from leaves(item)
+            yield from all_values(item)
     elif isinstance(value, Mapping):
-        yield from leaves(tuple(value.values()))
+        yield from all_values(tuple(value.values()))
     elif isinstance(value, torch.fx.Node):
-        yield from leaves(value.meta.get("val"))
+        yield from all_values(value.meta.get("val"))
     else:
         yield value
 
@@ -39,24 +39,24 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, Pair)
 
 
-def _pair(value: object) -> Pair:
+def _as_pair(value: object) -> Pair:
     """Return a value as a pair. A real value has imaginary part 0."""
     if isinstance(value, Pair):
         return value
     return Pair(value, torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0)
 
 
-def _pairs(value: object) -> Argument:
+def _as_pairs(value: object) -> Argument:
     """Return a value, or each value of a list, as a pair; None stays None."""
     if isinstance(value, (list, tuple)) and not isinstance(value, Pair):
-        return [_pairs(v) for v in value]
-    return value if value is None else _pair(value)
+        return [_as_pairs(v) for v in value]
+    return value if value is None else _as_pair(value)
 
 
-def settled(rule: Rule, expected: object) -> Rule:
+def cast_rule_results(rule: Rule, expected: object) -> Rule:
     """Wrap a rule: broadcast the parts of its results to one shape, and cast them to the expected dtype. If a real
     result is expected, the imaginary part is dropped. Pairs become plain tuples, which fx does not change."""
-    dtype = next((v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor)), torch.float32)
+    dtype = next((v.dtype for v in all_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
         if not isinstance(result, Pair):
@@ -75,7 +75,7 @@ def settled(rule: Rule, expected: object) -> Rule:
     return settling
 
 
-def each_part(operator: Rule, *numbers: int) -> Rule:
+def apply_to_parts(operator: Rule, *numbers: int) -> Rule:
     """Return the rule of an operator that is linear or only moves elements: apply it to the real and to the imaginary
     parts.
 
@@ -92,7 +92,7 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
         return operator(*args, **kwargs)
 
     def rule(*args: object, **kwargs: object) -> Argument:
-        args = tuple(_pairs(a) if i in (numbers or (0,)) else a for i, a in enumerate(args))
+        args = tuple(_as_pairs(a) if i in (numbers or (0,)) else a for i, a in enumerate(args))
         real, imag = part(0, args, kwargs), part(1, args, kwargs)
         if isinstance(real, (list, tuple)):
             return [Pair(r, i) for r, i in zip(real, imag, strict=True)]
@@ -101,25 +101,26 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
     return rule
 
 
-def plus(a: Argument, b: Argument, *, alpha: object = 1) -> Pair:
+def add(a: Argument, b: Argument, *, alpha: object = 1) -> Pair:
     """Return a + alpha b."""
-    a, b = _pair(a), _pair(b if alpha == 1 else times(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
+    b = _as_pair(b if alpha == 1 else multiply(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
+    a = _as_pair(a)
     return Pair(a.real + b.real, a.imag + b.imag)
 
 
-def minus(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
+def subtract(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
     """Return a - alpha b."""
-    return plus(a, b, alpha=Pair(-alpha.real, -alpha.imag) if _is_pair(alpha) else -alpha)
+    return add(a, b, alpha=Pair(-alpha.real, -alpha.imag) if _is_pair(alpha) else -alpha)
 
 
-def by(a: Argument, b: Argument) -> Argument:
+def divide(a: Argument, b: Argument) -> Argument:
     """Return a / b."""
     if not isinstance(b, Pair):
         return Pair(a.real / b, a.imag / b)
     if isinstance(b.real, torch.Tensor):
-        return times(a, inverse(b))
+        return multiply(a, inverse(b))
     number = 1 / complex(*b)
-    return times(a, Pair(number.real, number.imag))
+    return multiply(a, Pair(number.real, number.imag))
 
 
 def inverse(z: Pair) -> Pair:
@@ -146,19 +147,19 @@ def power(z: Argument, exponent: Argument) -> Argument:
         return NotImplemented
     result = z
     for bit in bin(abs(int(exponent)))[3:]:
-        result = times(result, result)
-        result = times(result, z) if bit == "1" else result
+        result = multiply(result, result)
+        result = multiply(result, z) if bit == "1" else result
     return result if exponent > 0 else inverse(result)
 
 
 def equal(a: object, b: object) -> torch.Tensor:
     """Return whether both parts are equal, for each element."""
-    a, b = _pair(a), _pair(b)
+    a, b = _as_pair(a), _as_pair(b)
     result: torch.Tensor = (a.real == b.real) & (a.imag == b.imag)
     return result
 
 
-def unit(z: Pair) -> Pair:
+def divide_by_magnitude(z: Pair) -> Pair:
     """Return z divided by its absolute value; 0 stays 0."""
     size = magnitude(z)
     size = torch.where(size == 0, 1.0, size)
@@ -166,35 +167,35 @@ def unit(z: Pair) -> Pair:
 
 
 def to_copy(
-    value: Argument, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: object
+    value: Argument, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **options: object
 ) -> Argument:
     """Cast a real number to complex, a complex number to another dtype or device, or a complex number to real."""
     if device is not None:
         value = Pair(value.real.to(device), value.imag.to(device)) if _is_pair(value) else value.to(device)
     if dtype == torch.bool:
         return (value.real != 0) | (value.imag != 0)
-    return _pair(value) if dtype is None or dtype.is_complex else value.real.to(dtype)
+    return _as_pair(value) if dtype is None or dtype.is_complex else value.real.to(dtype)
 
 
-def filled(operator: Rule) -> Rule:
+def fill_rule(operator: Rule) -> Rule:
     """Return the rule of an operator that fills a tensor with one number, which may be real."""
 
     def rule(shape: Any, value: Argument, **kwargs: Argument) -> Argument:
-        return each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
+        return apply_to_parts(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
 
     return rule
 
 
-def zeros(size: Argument, *, device: torch.device | None = None, **others: object) -> Pair:
+def complex_zeros(size: Argument, *, device: torch.device | None = None, **options: object) -> Pair:
     """Return zeros, as the content of uninitialized tensors."""
     return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
 
-def added(product: Rule) -> Rule:
+def product_sum_rule(product: Rule) -> Rule:
     """Return the rule of beta c + alpha (a b), given the rule of the product a b."""
 
     def rule(c: Argument, a: Argument, b: Argument, *, beta: Argument = 1, alpha: Argument = 1) -> Argument:
-        return plus(c if beta == 1 else times(c, beta), product(a, b), alpha=alpha)
+        return add(c if beta == 1 else multiply(c, beta), product(a, b), alpha=alpha)
 
     return rule
 
@@ -205,7 +206,7 @@ def convolution(x: Argument, weight: Argument, bias: Argument, *options: object)
     if bias is None:
         return result
     dims = result.real.dim() - 2
-    return plus(result, Pair(*(part.reshape(-1, *[1] * dims) for part in _pair(bias))))
+    return add(result, Pair(*(part.reshape(-1, *[1] * dims) for part in _as_pair(bias))))
 
 
 def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
@@ -214,7 +215,7 @@ def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
     return real + imag  # type: ignore[no-any-return]
 
 
-def either(operator: Rule) -> Rule:
+def either_part_rule(operator: Rule) -> Rule:
     """Return the rule of a predicate that is true if it is true for either part."""
 
     def rule(z: Pair, *args: object, **kwargs: object) -> Argument:
@@ -223,18 +224,18 @@ def either(operator: Rule) -> Rule:
     return rule
 
 
-_MOVES = (
+_MOVING_OPERATORS = (
     "permute transpose.int t unsqueeze squeeze squeeze.dim squeeze.dims expand "
     "slice.Tensor select.int flip roll repeat index_select index.Tensor gather unfold diagonal tril triu clone alias "
     "reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d embedding "
     "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
 )
-_VIEWS = "view reshape _unsafe_view"
+_RESHAPING_OPERATORS = "view reshape _unsafe_view"
 """Reshapes: the strides of a part may differ from those of the complex tensor."""
-_SUMS = "neg sum sum.dim_IntList mean mean.dim cumsum"
+_SUMMING_OPERATORS = "neg sum sum.dim_IntList mean mean.dim cumsum"
 
 
-def _operator(name: str) -> Argument:
+def _aten_operator(name: str) -> Argument:
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
 
@@ -249,43 +250,43 @@ RULES: Final[Mapping[object, Rule]] = {
     aten.sym_size.int: lambda z, dim: z.real.size(dim),
     aten.sym_numel.default: lambda z: z.real.numel(),
     aten.abs.default: magnitude,
-    aten.angle.default: direction,
-    aten.sgn.default: unit,
+    aten.angle.default: angle,
+    aten.sgn.default: divide_by_magnitude,
     **dict.fromkeys((aten.conj.default, aten._conj.default, aten.conj_physical.default), conjugate),
-    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), plus),
-    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), minus),
-    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: minus(b, a, alpha=alpha)),
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), times),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), by),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), add),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), subtract),
+    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: subtract(b, a, alpha=alpha)),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), multiply),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), divide),
     aten.reciprocal.default: inverse,
     aten.pow.Tensor_Scalar: power,
     aten.exp.default: lambda z: from_polar(torch.exp(z.real), z.imag),
-    **{_operator(name): function for name, function in FUNCTIONS.items()},
+    **{_aten_operator(name): function for name, function in FUNCTIONS.items()},
     **{op: bilinear(op) for op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default)},
     aten.dot.default: bilinear(aten.dot.default),
-    aten.addmm.default: added(bilinear(aten.mm.default)),
-    aten.baddbmm.default: added(bilinear(aten.bmm.default)),
+    aten.addmm.default: product_sum_rule(bilinear(aten.mm.default)),
+    aten.baddbmm.default: product_sum_rule(bilinear(aten.bmm.default)),
     aten.convolution.default: convolution,
     aten.var.correction: variance,
-    **{op: either(op) for op in (aten.isnan.default, aten.isinf.default, aten.any.default, aten.any.dim)},
+    **{op: either_part_rule(op) for op in (aten.isnan.default, aten.isinf.default, aten.any.default, aten.any.dim)},
     aten._fft_c2c.default: complex_to_complex,
     aten._fft_r2c.default: real_to_complex,
     aten._fft_c2r.default: complex_to_real,
     aten.vdot.default: lambda a, b: bilinear(aten.dot.default)(conjugate(a), b),
     **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), equal),
     **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), lambda a, b: equal(a, b).logical_not()),
-    aten.where.self: each_part(aten.where.self, 1, 2),
-    aten.index_put.default: each_part(aten.index_put.default, 0, 2),
-    aten.copy.default: each_part(aten.copy.default, 0, 1),
-    aten.constant_pad_nd.default: each_part(aten.constant_pad_nd.default, 0, 2),
-    aten.empty.memory_format: zeros,
-    aten.scatter.src: each_part(aten.scatter.src, 0, 3),
-    aten.slice_scatter.default: each_part(aten.slice_scatter.default, 0, 1),
-    aten.select_scatter.default: each_part(aten.select_scatter.default, 0, 1),
-    **{op: each_part(op) for op in (aten.cat.default, aten.stack.default)},
-    **{op: filled(op) for op in (aten.full.default, aten.full_like.default)},
+    aten.where.self: apply_to_parts(aten.where.self, 1, 2),
+    aten.index_put.default: apply_to_parts(aten.index_put.default, 0, 2),
+    aten.copy.default: apply_to_parts(aten.copy.default, 0, 1),
+    aten.constant_pad_nd.default: apply_to_parts(aten.constant_pad_nd.default, 0, 2),
+    aten.empty.memory_format: complex_zeros,
+    aten.scatter.src: apply_to_parts(aten.scatter.src, 0, 3),
+    aten.slice_scatter.default: apply_to_parts(aten.slice_scatter.default, 0, 1),
+    aten.select_scatter.default: apply_to_parts(aten.select_scatter.default, 0, 1),
+    **{op: apply_to_parts(op) for op in (aten.cat.default, aten.stack.default)},
+    **{op: fill_rule(op) for op in (aten.full.default, aten.full_like.default)},
     aten._to_copy.default: to_copy,
-    **{op: each_part(op) for op in map(_operator, f"{_MOVES} {_SUMS}".split())},
-    **{op: each_part(aten.reshape.default) for op in map(_operator, _VIEWS.split())},
+    **{op: apply_to_parts(op) for op in map(_aten_operator, f"{_MOVING_OPERATORS} {_SUMMING_OPERATORS}".split())},
+    **{op: apply_to_parts(aten.reshape.default) for op in map(_aten_operator, _RESHAPING_OPERATORS.split())},
 }
 """The rules by operator."""

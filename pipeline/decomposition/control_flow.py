@@ -22,9 +22,9 @@ from pipeline.aten.naming import origin_of
 from pipeline.aten.op_predicates import branch_graphs, conditional_reason
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_result
-from pipeline.decomposition.templates import Call, Templates, nodes_of
+from pipeline.decomposition.templates import Call, Templates, argument_nodes
 from pipeline.recipes import qualified_name
-from pipeline.shapes.environment import Shape, expression, shape_of, value_of
+from pipeline.shapes.environment import Shape, evaluate_size, expression, shape_of
 
 functorch: Any = torch._C._functorch
 
@@ -32,32 +32,32 @@ MOST_NODES: Final = 1024
 """The maximum number of operators, in all steps together, for which a scan is unrolled."""
 
 
-def obstacle(node: Node) -> str:
+def expansion_obstacle(node: Node) -> str:
     """Return why a condition, map or scan stays in PyTorch; empty if it can be expanded, or for other nodes."""
-    return next(filter(None, _obstacles(node)), "")
+    return next(filter(None, _all_obstacles(node)), "")
 
 
-def _obstacles(node: Node) -> Iterator[str]:
-    if _name(node) in _OBSTACLES:
-        yield _OBSTACLES[_name(node)](node)
+def _all_obstacles(node: Node) -> Iterator[str]:
+    if _flow_name(node) in _OBSTACLE_CHECKS:
+        yield _OBSTACLE_CHECKS[_flow_name(node)](node)
         yield from (_inline_obstacle(inner, graph) for graph in branch_graphs(node) for inner in graph.graph.nodes)
-    for inner in _inner(node):
-        expanded = _name(inner) in _WRITTEN
-        found = obstacle(inner) if expanded else f"{qualified_name(inner.target)} cannot be expanded"
+    for inner in _inner_flow(node):
+        expanded = _flow_name(inner) in _EXPAND
+        found = expansion_obstacle(inner) if expanded else f"{qualified_name(inner.target)} cannot be expanded"
         yield found and f"{found}, of {inner.name} in the inner graph"
 
 
-def _name(node: Node) -> str:
+def _flow_name(node: Node) -> str:
     """Return the name of a control-flow operator; empty for any other node."""
     return str(node.target.name()) if isinstance(node.target, torch._ops.HigherOrderOperator) else ""
 
 
-def _inner(node: Node) -> Iterator[Node]:
+def _inner_flow(node: Node) -> Iterator[Node]:
     """Yield the control-flow operators inside the graphs of a node."""
-    return (inner for graph in branch_graphs(node) for inner in graph.graph.nodes if _name(inner))
+    return (inner for graph in branch_graphs(node) for inner in graph.graph.nodes if _flow_name(inner))
 
 
-def _of_condition(node: Node) -> str:
+def _condition_obstacle(node: Node) -> str:
     predicate = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else node.args[0]
     if not isinstance(predicate, torch.Tensor):
         return "a size decides which branch runs, and a branch may be valid for its sizes only"
@@ -77,14 +77,14 @@ def _of_condition(node: Node) -> str:
 
 def _branch_only_reason(node: Node) -> str:
     """Return why an operator may only run if its branch is taken; empty if it may always run."""
-    if node.op != "call_function" or _name(node):
+    if node.op != "call_function" or _flow_name(node):
         return ""
     why, name = conditional_reason(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
     return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
 
 
-def _of_scan(node: Node) -> str:
-    steps, body = _steps(node), branch_graphs(node)
+def _scan_obstacle(node: Node) -> str:
+    steps, body = _step_count(node), branch_graphs(node)
     if not isinstance(steps, int):
         return "the number of steps is a dynamic size"
     operators: int = steps * sum(each.op == "call_function" for graph in body for each in graph.graph.nodes)
@@ -99,22 +99,22 @@ def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
     return f"{node.name} is a tensor that the inner graph creates from numbers" * literal
 
 
-def _steps(node: Node) -> object:
+def _step_count(node: Node) -> object:
     _, _, given, *_ = node.args
     return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
 
 
-_OBSTACLES: Final = {"cond": _of_condition, "scan": _of_scan}
+_OBSTACLE_CHECKS: Final = {"cond": _condition_obstacle, "scan": _scan_obstacle}
 
 
-def _takes_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
+def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
     """Return whether a trace returns the expected results for all sizes: some `torch.vmap` rules fix sizes."""
     given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    symbols = {s for value in (*given, *expected) for size in _sizes(value) for s in getattr(size, "free_symbols", ())}
+    symbols = {s for value in (*given, *expected) for size in _dims(value) for s in getattr(size, "free_symbols", ())}
     others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
 
     def other(value: Argument) -> Argument:
-        sizes = [value_of(size, others) for size in _sizes(value)]
+        sizes = [evaluate_size(size, others) for size in _dims(value)]
         if isinstance(value, torch.Tensor):
             return torch.empty(sizes, dtype=value.dtype, device=value.device)
         return sizes[0] if sizes else value
@@ -127,70 +127,73 @@ def _takes_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) ->
         return [value.shape for value in found] == [other(value).shape for value in expected]
 
 
-def _sizes(value: Argument) -> Shape:
+def _dims(value: Argument) -> Shape:
     if isinstance(value, torch.Tensor):
         return shape_of(value)
     return (expression(value),) if isinstance(value, torch.SymInt) else ()
 
 
-class _NotWritten(Exception):  # noqa: N818 - not an error
+class _UnsupportedMap(Exception):  # noqa: N818 - not an error
     """Raised if `torch.vmap` does not support a map."""
 
 
 class ControlFlow:
-    """The expansion of control flow into a graph. ``emit`` appends a call and returns its value; the nodes in ``kept``
-    stay unchanged, in PyTorch."""
+    """The expansion of control flow into a graph. ``emit`` appends a call and returns its value; nodes for which
+    ``is_kept`` is true stay unchanged, in PyTorch."""
 
     def __init__(
         self,
         graph: torch.fx.Graph,
         templates: Templates,
         emit: Callable[[Call], Argument],
-        kept: Callable[[Node], bool],
+        is_kept: Callable[[Node], bool],
     ) -> None:
-        self.graph, self.templates, self.emit, self.kept = graph, templates, emit, kept
+        self.graph, self.templates, self.emit, self.is_kept = graph, templates, emit, is_kept
         self.maps = 0
 
-    def written(self, node: Node, args: Argument) -> Argument | None:
+    def expand(self, node: Node, args: Argument) -> Argument | None:
         """Return the results of a node, computed by its graphs; None if the node stays in PyTorch."""
-        if _name(node) not in _WRITTEN or any(map(self.kept, (node, *_inner(node)))) or obstacle(node):
+        is_kept = any(map(self.is_kept, (node, *_inner_flow(node))))
+        if _flow_name(node) not in _EXPAND or is_kept or expansion_obstacle(node):
             return None
         before = len(self.graph.nodes)
         try:
-            return self.results(node, args)
-        except _NotWritten:
+            return self.expand_graphs(node, args)
+        except _UnsupportedMap:
             for made in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(made)
             return None
 
-    def results(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+    def expand_graphs(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Return the results of a node whose graphs are expanded."""
-        return _WRITTEN[_name(node)](self, node, args)
+        return _EXPAND[_flow_name(node)](self, node, args)
 
-    def run(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    def emit_graph(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
         """Emit a graph for these inputs, and return its results."""
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             if node.op == "get_attr":
                 return None
-            return self.results(node, args) if _name(node) else self.emit(Call(node.target, args, kwargs, node.meta))
+            if _flow_name(node):
+                return self.expand_graphs(node, args)
+            return self.emit(Call(node.target, args, kwargs, node.meta))
 
         return tuple(call_graph(module.graph, inputs, emit))  # type: ignore[arg-type]
 
-    def call(self, node: Node, target: Target, *args: Argument) -> Argument:
+    def emit_call(self, node: Node, target: Target, *args: Argument) -> Argument:
         """Emit a call on behalf of a node."""
         fake = fake_result(self.templates.mode, target, args, {})
         return self.emit(Call(target, args, {}, {**origin_of(node.meta), "val": fake}))
 
-    def condition(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+    def expand_cond(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit both branches, and for each result a selection between them."""
         predicate, _, _, operands = args
-        chosen, other = (self.run(graph, operands) for graph in branch_graphs(node))
+        chosen, other = (self.emit_graph(graph, operands) for graph in branch_graphs(node))
         if predicate.meta["val"].dim():
-            predicate = self.call(node, aten.reshape.default, predicate, [])
-        return tuple(self.call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
+            predicate = self.emit_call(node, aten.reshape.default, predicate, [])
+        return tuple(self.emit_call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
 
-    def map(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+    def expand_map(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit one batched call for all rows of a map."""
         _, rows, others = args
         [body] = branch_graphs(node)
@@ -209,26 +212,26 @@ class ControlFlow:
         self.maps += 1
         mapped.__name__ = f"map {self.maps}"
         given = (*rows, *others)
-        template = self.templates.of(mapped, node.target, given, {}, node.meta.get("val"))
-        if template is None or not _takes_all_sizes(template.graph, node.meta["val"]):
-            raise _NotWritten
+        template = self.templates.find(mapped, node.target, given, {}, node.meta.get("val"))
+        if template is None or not _is_valid_for_all_sizes(template.graph, node.meta["val"]):
+            raise _UnsupportedMap
 
         def emit(call: Node, args: Argument, kwargs: Argument) -> Argument:
             return self.emit(Call(call.target, args, kwargs, {**origin_of(node.meta), "val": call.meta.get("val")}))
 
-        return tuple(call_graph(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
+        return tuple(call_graph(template.graph, argument_nodes(given, {}), emit))  # type: ignore[arg-type]
 
-    def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+    def expand_scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit a scan's steps. Each computes state and results from the state and elements of the sequences."""
         _, state, sequences, others = args
         [body] = branch_graphs(node)
         made = list[tuple[Argument, ...]]()
-        for step in range(_steps(node)):  # type: ignore[call-overload]
-            now = (self.call(node, aten.select.int, sequence, 0, step) for sequence in sequences)
-            found = self.run(body, (*state, *now, *others))
+        for step in range(_step_count(node)):  # type: ignore[call-overload]
+            now = (self.emit_call(node, aten.select.int, sequence, 0, step) for sequence in sequences)
+            found = self.emit_graph(body, (*state, *now, *others))
             state, results = found[: len(state)], found[len(state) :]
             made.append(results)
-        return *state, *(self.call(node, aten.stack.default, list(each), 0) for each in zip(*made, strict=True))
+        return *state, *(self.emit_call(node, aten.stack.default, list(each), 0) for each in zip(*made, strict=True))
 
 
-_WRITTEN: Final = {"cond": ControlFlow.condition, "map_impl": ControlFlow.map, "scan": ControlFlow.scan}
+_EXPAND: Final = {"cond": ControlFlow.expand_cond, "map_impl": ControlFlow.expand_map, "scan": ControlFlow.expand_scan}

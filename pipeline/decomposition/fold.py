@@ -21,29 +21,29 @@ from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.decomposition.quantized_forms import FORMS
 from pipeline.decomposition.quantized_scales import schema_name
-from pipeline.decomposition.sizes import read_sizes_from
+from pipeline.decomposition.sizes import replace_size_reads
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
 
-FREE_ELEMENTS = 1 << 20
+MAX_GROWN_ELEMENTS = 1 << 20
 """The maximum number of elements of a folded constant that is larger than its inputs: an engine would compute it at
 every call, and write as much memory as it would read."""
 
-FREE_SPREAD = 1 << 16
+MAX_REPEATED_ELEMENTS = 1 << 16
 """The same limit for operators that repeat elements: a kernel can read their result without storing the repetitions."""
 
-_UNDEFINED = (
+_NONDETERMINISTIC = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
     *("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal"),
 )
 
-KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
+NEVER_FOLDED: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
 """Operators that engines run even if all inputs are constant, so that weights stay quantized. Quantization operators
 that are not decomposed are not folded either."""
 
 
-def fold(program: Program) -> Program:
+def fold_constants(program: Program) -> Program:
     """Return the program with constant subgraphs as recipes, and without unread nodes. The graph is changed in place,
     so it must be a copy that belongs to the caller."""
     graph = program.graph
@@ -62,7 +62,7 @@ def fold(program: Program) -> Program:
             recipes.add(placeholder.name, node)
             node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
     inputs = {port.name for port in program.inputs} | set(program.buffers)
-    read_sizes_from([node for node in graph.nodes if node.name in inputs], graph)
+    replace_size_reads([node for node in graph.nodes if node.name in inputs], graph)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op != "output" and node.name not in inputs:
             graph.erase_node(node)  # the graph is functional, so it has no other effect
@@ -85,24 +85,24 @@ class _Recipes:
         """Add a node's recipe for the placeholder that replaces the node."""
         steps: dict[str, Step] = {}
         results: dict[torch.fx.Node, Ref] = {}
-        for each in _in_order(node):
+        for each in _dependencies_first(node):
             if each.op == "placeholder":
                 inner = self.known[each.name]
                 steps |= {step.name: step for step in inner.steps}
                 results[each] = inner.result
             else:
-                made = self._step(each, results)
+                made = self._recipe_step(each, results)
                 steps[made.name], results[each] = made, Ref(made.name)
         name = make_unique(layer_name(node), self._names)
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
-    def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
+    def _recipe_step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
         """Return a node's call as a step of the recipe, with the recipe's names for the arguments."""
         if node not in self._steps:
             self._steps[node] = make_unique(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
-        options = tuple((name, _plain(value)) for name, value in kwargs.items())
-        return Step(self._steps[node], qualified_name(node.target), _plain(args), options)
+        options = tuple((name, _hashable_value(value)) for name, value in kwargs.items())
+        return Step(self._steps[node], qualified_name(node.target), _hashable_value(args), options)
 
 
 def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], program: Program) -> bool:
@@ -111,37 +111,38 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
         return node.name in program.constants
     if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
         return False
-    if node.target in KEPT:
+    if node.target in NEVER_FOLDED:
         return False
     codes = op_kind(node.target) is Kind.QUANTIZES  # smaller than what they are computed from
-    return node.target is operator.getitem or (is_pure(node.target) and (codes or _is_small(node)))
+    return node.target is operator.getitem or (is_pure(node.target) and (codes or _is_small_enough(node)))
 
 
 def is_pure(target: object) -> bool:
     """Return whether an operator is deterministic and mutates none of its arguments."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
-    return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED
+    name = target._schema.name.split("::")[1]
+    return torch.Tag.nondeterministic_seeded not in target.tags and name not in _NONDETERMINISTIC
 
 
-def _is_small(node: torch.fx.Node) -> bool:
-    made = _elements(node.meta.get("val"))
-    read = sum(_elements(n.meta.get("val")) or 0 for n in node.all_input_nodes)
-    free = FREE_SPREAD if op_kind(node.target) is Kind.REPEATS else FREE_ELEMENTS
-    return made is not None and made <= max(free, read)
+def _is_small_enough(node: torch.fx.Node) -> bool:
+    made = _element_count(node.meta.get("val"))
+    read = sum(_element_count(n.meta.get("val")) or 0 for n in node.all_input_nodes)
+    limit = MAX_REPEATED_ELEMENTS if op_kind(node.target) is Kind.REPEATS else MAX_GROWN_ELEMENTS
+    return made is not None and made <= max(limit, read)
 
 
-def _elements(value: object) -> int | None:
+def _element_count(value: object) -> int | None:
     """Return the count of numbers in static tensors, two for each complex element; None for other values."""
     if isinstance(value, (tuple, list)):
-        parts = [_elements(v) for v in value if v is not None]
+        parts = [_element_count(v) for v in value if v is not None]
         return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
     if not isinstance(value, torch.Tensor) or any(not isinstance(d, int) for d in value.shape):
         return None
     return value.numel() * (2 if value.is_complex() else 1)
 
 
-def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+def _dependencies_first(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """Yield a node's dependencies, then the node. The stack is explicit, since graphs are deep."""
     stack, seen = [(node, iter(node.all_input_nodes))], {node}
     while stack:
@@ -155,10 +156,10 @@ def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
             stack.append((following, iter(following.all_input_nodes)))
 
 
-def _plain(value: object) -> Argument:
+def _hashable_value(value: object) -> Argument:
     """Return arguments as tuples of plain values, on the CPU, so that a recipe can be printed and hashed."""
     if isinstance(value, torch.device):
         return "cpu"
     if isinstance(value, (tuple, list)):
-        return tuple(_plain(v) for v in value)
+        return tuple(_hashable_value(v) for v in value)
     return value

@@ -23,36 +23,36 @@ from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.quantized_activations import paired_casts
-from pipeline.decomposition.quantized_arithmetic import Known
-from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
-from pipeline.decomposition.quantized_scales import schema_name, takes_part
-from pipeline.decomposition.templates import Templates, nodes_of
+from pipeline.decomposition.quantized_activations import pair_float8_casts
+from pipeline.decomposition.quantized_arithmetic import Facts
+from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
+from pipeline.decomposition.quantized_scales import is_replaceable, schema_name
+from pipeline.decomposition.templates import Templates, argument_nodes
 from pipeline.program import Program, is_operator, rewired
 from pipeline.records.library_support import warn_untested
 
-HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
+CODE_DTYPES: Final = frozenset({torch.int8, torch.float8_e4m3fn})
 """The dtypes of weights that stay quantized if a graph casts them to floats."""
 
-NUMBERS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
+NUMERIC_ARGUMENTS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
 """Arguments whose values decide the rewritten graph."""
 
-FEW: Final = 1024
+MIN_WEIGHT_SIZE: Final = 1024
 """The number of elements from which a constant tensor may be a weight, and is not read as numbers."""
 LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
 """The library that has the operators of a namespace."""
 
 
-def normalized(program: Program) -> Program:
+def normalize_quantization(program: Program) -> Program:
     """Return the program with the quantization operators in `FORMS` rewritten; the same program if it has none."""
-    if not any(schema_name(node.target) in FORMS or _is_held(node) for node in program.graph.nodes):
+    if not any(schema_name(node.target) in FORMS or _is_quantized(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
         warn_untested(LIBRARIES[namespace])
-    return paired_casts(_Normalizer(program).run())
+    return pair_float8_casts(_Normalizer(program).normalize())
 
 
-def source_of(program: Program, uniform: Program) -> Program:
+def eager_source(program: Program, uniform: Program) -> Program:
     """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
     if the captured one runs only on its GPU, like ModelOpt's INT8. Unread nodes are dropped: to read a number from a
     tensor would wait for the GPU, which a CUDA graph must not do."""
@@ -72,9 +72,9 @@ def _is_unused(node: Node) -> bool:
     return computes and not node.users and not has_randomness(node)
 
 
-def _is_held(node: Node) -> bool:
+def _is_quantized(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in HELD
+    return isinstance(value, torch.Tensor) and value.dtype in CODE_DTYPES
 
 
 class _Normalizer:
@@ -86,20 +86,20 @@ class _Normalizer:
         self.constant: dict[Node, bool] = {}
         self.env: dict[Node, Argument] = {}
 
-    def run(self) -> Program:
+    def normalize(self) -> Program:
         for node in self.program.graph.nodes:
             self.constant[node] = is_constant(node, self.constant, self.program)
-            self.env[node] = self.rewritten(node)
+            self.env[node] = self.rewrite_node(node)
         outputs = rewired(self.program.outputs, self.graph)
         return self.program.with_graph(self.graph, outputs=outputs)
 
-    def rewritten(self, node: Node) -> Argument:
+    def rewrite_node(self, node: Node) -> Argument:
         """Return a node's copy, or the plain operators that express it: several nodes for several results."""
-        found = self.form(node) if node.op == "call_function" else None
+        found = self.plain_form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
             values = map_arg(args, self.env.__getitem__)
-            template = self.templates.of(function, node.target, values, {}, node.meta["val"])
+            template = self.templates.find(function, node.target, values, {}, node.meta["val"])
 
             def emit(call: Node, args: Argument, kwargs: Argument) -> Node:
                 made = self.graph.create_node("call_function", call.target, tuple(args), dict(kwargs))
@@ -107,7 +107,7 @@ class _Normalizer:
                 return made
 
             if template is not None:
-                return call_graph(template.graph, nodes_of(values, {}), emit)
+                return call_graph(template.graph, argument_nodes(values, {}), emit)
         if node.op != "call_function":
             return copy_node(node, self.graph, self.env.__getitem__)
         if node.target is operator.getitem:
@@ -120,81 +120,82 @@ class _Normalizer:
         copy.meta = dict(node.meta)
         return copy
 
-    def form(self, node: Node) -> tuple[Argument, Argument] | None:
+    def plain_form(self, node: Node) -> tuple[Argument, Argument] | None:
         """Return the function that expresses a node in plain operators, and its arguments; None if it has none."""
         name = schema_name(node.target)
-        if name in FORMS and takes_part(node, name, FORMS):
-            given = dict(zip(argument_names(node.target), self.bound(node), strict=True))
-            return self.partner(node, name, given) or self.called(FORMS[name], given)
+        if name in FORMS and is_replaceable(node, name, FORMS):
+            given = dict(zip(argument_names(node.target), self.bind_arguments(node), strict=True))
+            return self.fused_pair(node, name, given) or self.bind_form(FORMS[name], given)
         source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-        if source is None or op_kind(node.target) is not Kind.CASTS or not _is_held(source):
+        if source is None or op_kind(node.target) is not Kind.CASTS or not _is_quantized(source):
             return None
         value, wanted = source.meta["val"], node.meta["val"].dtype
-        is_weight = self.constant[source] and value.numel() >= FEW and wanted.is_floating_point and wanted not in HELD
-        return (_named(partial(_cast_weight, wanted), f"{wanted}"), (source,)) if is_weight else None
+        is_float = wanted.is_floating_point and wanted not in CODE_DTYPES
+        is_weight = self.constant[source] and value.numel() >= MIN_WEIGHT_SIZE and is_float
+        return (_set_name(partial(_cast_weight, wanted), f"{wanted}"), (source,)) if is_weight else None
 
-    def bound(self, node: Node) -> list[Argument]:
+    def bind_arguments(self, node: Node) -> list[Argument]:
         """Return a call's arguments. Range ends and switches that are constant tensors become numbers."""
         values = bind(node.target, node.args, dict(node.kwargs))
         rows = zip(argument_names(node.target), values, strict=True)
-        return [int(self.value(v)) if name in NUMBERS and self.constant.get(v) else v for name, v in rows]
+        return [int(self.evaluate(v)) if name in NUMERIC_ARGUMENTS and self.constant.get(v) else v for name, v in rows]
 
-    def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
+    def fused_pair(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
         """Return the form that fuses a dequantizing step with a quantizing step of equal scales; else None."""
-        first = next(iter(given.values()))
-        if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
+        first = next(iter(arguments.values()))
+        if name not in QUANTIZER_OF or not isinstance(first, Node) or schema_name(first.target) != QUANTIZER_OF[name]:
             return None
-        other = dict(zip(argument_names(first.target), self.bound(first), strict=True))
-        theirs, ours = list(other.values())[1:], list(given.values())[1:]
+        other = dict(zip(argument_names(first.target), self.bind_arguments(first), strict=True))
+        theirs, ours = list(other.values())[1:], list(arguments.values())[1:]
         numbers = other[next(iter(other))]
         if numbers.meta["val"].dtype != node.meta["val"].dtype or "float8" in name:
             return None
-        if not all(map(self.same, theirs, ours)):
+        if not all(map(self.is_same_argument, theirs, ours)):
             return None
-        return self.called(FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
+        return self.bind_form(FORMS[name], {**arguments, next(iter(arguments)): numbers}, (PAIR,), len(other))
 
-    def same(self, a: Argument, b: Argument) -> bool:
+    def is_same_argument(self, a: Argument, b: Argument) -> bool:
         """Return whether two arguments are one node or equal numbers: an export has a separate tensor per use."""
         if isinstance(a, Node) and isinstance(b, Node) and a is not b:
             small = all(self.constant.get(each) and each.meta["val"].numel() == 1 for each in (a, b))
-            return small and torch.equal(self.value(a), self.value(b))
+            return small and torch.equal(self.evaluate(a), self.evaluate(b))
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
 
-    def called(
-        self, form: Argument, given: Mapping[str, Argument], more: tuple[Argument, ...] = (), count: int | None = None
+    def bind_form(
+        self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
     ) -> tuple[Argument, Argument]:
         """Return a call of a form with the known facts about the arguments: a function, and its arguments."""
-        tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
-        constant = {name for name, value in given.items() if not isinstance(value, Node) or self.constant[value]}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
+        constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
-        zero = next((value for name, value in given.items() if name.startswith("zero_point")), 0)
-        known = Known(frozenset(constant & {*tensors, "scale"}), self.zero(zero))
-        args = tuple(given.values())[:count]
+        zero = next((value for name, value in values.items() if name.startswith("zero_point")), 0)
+        known = Facts(frozenset(constant & {*tensors, "scale"}), self.shared_zero_point(zero))
+        args = tuple(values.values())[:count]
         names = sorted(known.constant)
-        return _named(lambda *a: form(known, *a, *more), f"{form.__name__}{names}{known.zero}{bool(more)}"), args
+        return _set_name(lambda *a: form(known, *a, *extra), f"{form.__name__}{names}{known.zero}{bool(extra)}"), args
 
-    def zero(self, zero: Argument) -> int | None:
+    def shared_zero_point(self, zero: Argument) -> int | None:
         """Return the zero point that all elements share; None if zero points differ or are not constant."""
         if zero is None or isinstance(zero, int):
             return zero or 0
         if not self.constant.get(zero):
             return None
-        value = self.value(zero)
+        value = self.evaluate(zero)
         if value.numel() == 0:
             return 0
         first = value.reshape(-1)[0]
         return int(first) if bool((value == first).all()) and float(first).is_integer() else None
 
-    def value(self, node: Node) -> torch.Tensor:
+    def evaluate(self, node: Node) -> torch.Tensor:
         """Return a constant's value. Only zero points need their values, which decide the rewritten graph."""
         if node.op == "placeholder":
             return self.program.constants[node.name].evaluate(self.program.parameters)
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.evaluate)
         result: torch.Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
         return result
 
 
-def _named(function: Argument, name: str) -> Argument:
+def _set_name(function: Argument, name: str) -> Argument:
     """Give a function a unique name, which distinguishes its traces."""
     function.__name__ = name
     return function

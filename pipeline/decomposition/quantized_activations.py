@@ -27,15 +27,15 @@ Node: TypeAlias = Argument
 
 E4M3: Final = torch.float8_e4m3fn
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-LAST: Final = 464
+LARGEST_ROUNDED: Final = 464
 """The largest number that E4M3 rounds to its maximum, 448."""
-SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
+SATURATES: Final = bool(torch.full((), 2.0 * LARGEST_ROUNDED).to(E4M3).float() == 448)
 """Whether torch's cast to E4M3 saturates, as from torch 2.13 on; older versions return NaN for larger numbers."""
 MOVES: Final = (Kind.COPIES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 DEQUANTIZE: Final = operators.dequantize.default
 
 
-class Edit:
+class GraphEdit:
     """A graph that is changed in place, with its program and the nodes that are constant."""
 
     def __init__(self, program: Program) -> None:
@@ -48,7 +48,7 @@ class Edit:
         """Return whether a node dequantizes a constant."""
         return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
 
-    def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
+    def insert(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
         """Add a call with its fake value."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
@@ -56,13 +56,13 @@ class Edit:
         self.constant[node] = is_constant(node, self.constant, self.program)
         return node
 
-    def dequantized(self, user: Node, *args: Argument) -> Node:
+    def insert_weight(self, user: Node, *args: Argument) -> Node:
         """Insert a new weight before a user of the weight that it replaces."""
-        return self.call(user, DEQUANTIZE, args)
+        return self.insert(user, DEQUANTIZE, args)
 
-    def cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
+    def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
         """Return a node cast to a dtype; the node itself if it has that dtype already."""
-        return x if x.meta["val"].dtype == dtype else self.call(before, aten._to_copy.default, (x,), dtype=dtype)
+        return x if x.meta["val"].dtype == dtype else self.insert(before, aten._to_copy.default, (x,), dtype=dtype)
 
     def replace(self, old: Node, new: Node) -> None:
         """Replace a node in all its readers, and erase it."""
@@ -75,43 +75,45 @@ class Edit:
             if not node.users and node.op == "call_function":
                 self.graph.erase_node(node)
 
-    def carried(self, node: Node, new: Node, ends: Callable[[Node], bool]) -> Iterator[tuple[Node, Node, Node]]:
-        """Apply the operators that move a node to its replacement ``new``. Yield each reader at the end of such a
+    def propagate(
+        self, node: Node, replacement: Node, is_end: Callable[[Node], bool]
+    ) -> Iterator[tuple[Node, Node, Node]]:
+        """Apply the operators that move a node to its replacement. Yield each reader at the end of such a
         chain, with the value that it reads and the replacement of that value."""
-        waiting = [(node, new)]
+        waiting = [(node, replacement)]
         while waiting:
-            old, new = waiting.pop()
+            old, replacement = waiting.pop()
             for user in list(old.users):
-                if ends(user):
-                    yield user, old, new
-                elif any(map(ends, readers(user))):
-                    args = tuple(new if arg is old else arg for arg in user.args)
-                    waiting.append((user, self.call(user, user.target, args, **user.kwargs)))
+                if is_end(user):
+                    yield user, old, replacement
+                elif any(map(is_end, readers(user))):
+                    args = tuple(replacement if arg is old else arg for arg in user.args)
+                    waiting.append((user, self.insert(user, user.target, args, **user.kwargs)))
 
 
-def paired_casts(program: Program) -> Program:
+def pair_float8_casts(program: Program) -> Program:
     """Return the program, whose graph is changed in place, with its casts to E4M3 as quantize/dequantize pairs."""
-    edit = Edit(program)
+    edit = GraphEdit(program)
     for node in list(program.graph.nodes):
         if is_cast_to(E4M3, node) and not edit.constant[node] and node.args[0].meta["val"].dtype in FLOATS:
             wanted = [reader.meta["val"].dtype for reader in readers(node) if _casts_back(reader)]
             if wanted:
-                _pair(edit, node, wanted)
+                _insert_pair(edit, node, wanted)
     return program
 
 
-def _pair(edit: Edit, node: Node, wanted: list[torch.dtype]) -> None:
+def _insert_pair(edit: GraphEdit, node: Node, dtypes: list[torch.dtype]) -> None:
     """Replace a cast by a pair in all readers, which cast the value back to the wanted dtypes."""
     x = node.args[0]
-    wide = edit.cast(node, x, reduce(torch.promote_types, wanted, x.meta["val"].dtype))
-    one = edit.call(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
-    made = edit.call(node, operators.fake_quantize.default, (wide, one, "fp8", [-1] * x.meta["val"].dim()))
-    if not SATURATES and not _is_clamped(x, -LAST, LAST):
-        size = edit.call(node, aten.abs.default, (wide,))
-        beyond = edit.call(node, aten.gt.Scalar, (size, LAST))
-        made = edit.call(node, aten.where.ScalarSelf, (beyond, torch.nan, made))
-    for user, _, new in edit.carried(node, made, _casts_back):
-        edit.replace(user, edit.cast(user, new, user.meta["val"].dtype))
+    wide = edit.insert_cast(node, x, reduce(torch.promote_types, dtypes, x.meta["val"].dtype))
+    one = edit.insert(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
+    made = edit.insert(node, operators.fake_quantize.default, (wide, one, "fp8", [-1] * x.meta["val"].dim()))
+    if not SATURATES and not _is_clamped(x, -LARGEST_ROUNDED, LARGEST_ROUNDED):
+        size = edit.insert(node, aten.abs.default, (wide,))
+        beyond = edit.insert(node, aten.gt.Scalar, (size, LARGEST_ROUNDED))
+        made = edit.insert(node, aten.where.ScalarSelf, (beyond, torch.nan, made))
+    for user, _, new in edit.propagate(node, made, _casts_back):
+        edit.replace(user, edit.insert_cast(user, new, user.meta["val"].dtype))
 
 
 def _casts_back(node: Node) -> bool:
@@ -126,13 +128,13 @@ def _is_clamped(x: Node, least: int, most: int) -> bool:
     return all(isinstance(bound, int | float) for bound in (low, high)) and least <= low <= high <= most
 
 
-def widen_codes(edit: Edit) -> None:
+def widen_codes(edit: GraphEdit) -> None:
     """Cast clamped numbers to int32 instead of int8, if all readers move the numbers or cast them further."""
     for node in list(edit.graph.nodes):
         varies = is_cast_to(torch.int8, node) and not edit.constant.get(node, True)
         if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_further, readers(node))):
-            wide = edit.call(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32)
-            for user, old, new in edit.carried(node, wide, _casts_further):
+            wide = edit.insert(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32)
+            for user, old, new in edit.propagate(node, wide, _casts_further):
                 user.replace_input_with(old, new)
             edit.drop_unread()
 

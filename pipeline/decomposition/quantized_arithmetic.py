@@ -20,33 +20,33 @@ from pipeline.aten.types import Argument
 
 
 @frozen
-class Known:
+class Facts:
     """What is known about a call at compile time: constant arguments, and the zero point if all elements share it."""
 
     constant: frozenset[str] = frozenset()
     zero: int | None = 0
 
-    def has(self, *names: str) -> bool:
+    def has_constant(self, *names: str) -> bool:
         """Return whether all of these arguments are constant."""
         return self.constant.issuperset(names)
 
 
 @frozen
-class Codes:
+class Scheme:
     """The parameters of a quantization: the range of quantized values, and the number of elements along each dim that
     share a scale.
 
-    ``inverse``: the reciprocal of the scale in float64, if the scale is a Python number. ``early``: zero points are
-    added before rounding, as per-token quantizers do.
+    ``inverse``: the reciprocal of the scale in float64, if the scale is a Python number. ``adds_zero_first``: zero
+    points are added before rounding, as per-token quantizers do.
     """
 
     low: int
     high: int
     block: tuple[int, ...]
     inverse: float | None = None
-    early: bool = False
+    adds_zero_first: bool = False
 
-    def type_less(self, zero: int) -> str | None:
+    def type_without_zero_point(self, zero: int) -> str | None:
         """Return the type whose range equals the range of values minus a zero point; None if no type does."""
         low, high = self.low - zero, self.high - zero
         return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
@@ -56,7 +56,7 @@ class Codes:
         return zero is not None and (self.low - zero, self.high - zero) == (-128, 127)
 
 
-def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
+def normalize_block(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
     """Return a block in the operators' convention: -1 for a dim whose elements all share a scale."""
     return tuple(
         b if isinstance(b, int) and not (isinstance(s, int) and b >= s) else -1
@@ -64,93 +64,95 @@ def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, .
     )
 
 
-def channel(rank: int, axis: int) -> tuple[int, ...]:
+def channel_block(rank: int, axis: int) -> tuple[int, ...]:
     """Return the block of per-channel scales along an axis."""
     return tuple(1 if dim == axis % rank else -1 for dim in range(rank))
 
 
-def per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
+def reshape_per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
     """Return scales or zero points with the rank of their tensor, one element for each block."""
     if numbers.numel() == 1:
         return numbers.reshape(())
     return numbers.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
 
 
-def per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
+def expand_per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
     """Expand scales or zero points to a shape that broadcasts to the tensor."""
-    numbers = per_block(numbers, shape, block)
+    numbers = reshape_per_block(numbers, shape, block)
     for dim, each in enumerate(block):
         if numbers.dim() and each > 1:
             numbers = numbers.repeat_interleave(each, dim).narrow(dim, 0, shape[dim])
     return numbers
 
 
-def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
+def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
     """Quantize and dequantize ``x`` in the dtype of ``x``."""
-    if known.has("input"):
-        return as_weights(known, integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
-    if known.has("scale") and scale.numel() == 1 and codes.uses_full_int8(known.zero):
-        return paired(x, scale, "int8")
-    return numbers(integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
+    if known.has_constant("input"):
+        return dequantize_weight(known, quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
+    if known.has_constant("scale") and scale.numel() == 1 and scheme.uses_full_int8(known.zero):
+        return quantize_pair(x, scale, "int8")
+    return dequantize_values(quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
 
 
-def integers(x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
+def quantize_values(x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
     """Return the quantized values as floats, including zero points: ``clamp(round(x / scale) + zero)``."""
-    inverse = 1.0 / per_element(scale, x.shape, codes.block) if codes.inverse is None else codes.inverse
-    result = x * inverse if codes.early else (x * inverse).round()
+    inverse = 1.0 / expand_per_element(scale, x.shape, scheme.block) if scheme.inverse is None else scheme.inverse
+    result = x * inverse if scheme.adds_zero_first else (x * inverse).round()
     if zero is not None:
-        result = result + per_element(zero.to(result.dtype), x.shape, codes.block)
-    return (result.round() if codes.early else result).clamp(codes.low, codes.high)
+        result = result + expand_per_element(zero.to(result.dtype), x.shape, scheme.block)
+    return (result.round() if scheme.adds_zero_first else result).clamp(scheme.low, scheme.high)
 
 
-def numbers(q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
+def dequantize_values(q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype) -> Tensor:
     """Dequantize: return ``(q - zero) * scale`` in ``dtype``."""
     wide = torch.float32 if not scale.dtype.is_floating_point else torch.promote_types(scale.dtype, dtype)
     q = q.to(wide)
     if zero is not None:
-        q = q - per_element(zero, q.shape, codes.block).to(wide)
-    return (q * per_element(scale, q.shape, codes.block)).to(dtype)
+        q = q - expand_per_element(zero, q.shape, scheme.block).to(wide)
+    return (q * expand_per_element(scale, q.shape, scheme.block)).to(dtype)
 
 
-def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
+def dequantize_weight(
+    known: Facts, q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype
+) -> Tensor:
     """Dequantize constant values, which stay quantized in the program. A zero point that all elements share, or of a
     low-bit type, is subtracted before dequantizing; other zero points are subtracted afterwards."""
-    each, block = per_block(scale, q.shape, codes.block), list(codes.block)
+    each, block = reshape_per_block(scale, q.shape, scheme.block), list(scheme.block)
     less = 0 if known.zero is None else known.zero
-    type = None if known.zero is None else codes.type_less(less)
+    type = None if known.zero is None else scheme.type_without_zero_point(less)
     if type is not None:
-        return numbers_of((q.to(torch.int32) - less if less else q).to(torch.int8), each, type, block, dtype)
+        return dequantize_unfolded((q.to(torch.int32) - less if less else q).to(torch.int8), each, type, block, dtype)
     zeros = torch.full((), less, dtype=torch.int32, device=q.device) if zero is None else zero
-    if codes.high - codes.low <= TYPES["int8"].high:
-        centered = operators.centered(q.to(torch.int32), per_block(zeros, q.shape, codes.block), "int8", block)
-        return numbers_of(centered, each, "int8", block, dtype)
-    middle = 128 if codes.high > 127 else 0
+    if scheme.high - scheme.low <= TYPES["int8"].high:
+        centered = operators.centered(q.to(torch.int32), reshape_per_block(zeros, q.shape, scheme.block), "int8", block)
+        return dequantize_unfolded(centered, each, "int8", block, dtype)
+    middle = 128 if scheme.high > 127 else 0
     signed = (q.to(torch.int32) - middle if middle else q).to(torch.int8)
-    shifts = per_element((zeros - middle).to(torch.float32), q.shape, codes.block)
-    shift = shifts * per_element(scale, q.shape, codes.block)
-    return (numbers_of(signed, each, "int8", block, torch.float32) - shift).to(dtype)
+    shifts = expand_per_element((zeros - middle).to(torch.float32), q.shape, scheme.block)
+    shift = shifts * expand_per_element(scale, q.shape, scheme.block)
+    return (dequantize_unfolded(signed, each, "int8", block, torch.float32) - shift).to(dtype)
 
 
-def numbers_of(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+def dequantize_unfolded(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Dequantize with an operator that is never folded, so that weights stay quantized."""
     made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
     return made
 
 
-def paired(x: Tensor, scale: Tensor, type: str) -> Tensor:
+def quantize_pair(x: Tensor, scale: Tensor, type: str) -> Tensor:
     """Return a quantize/dequantize pair with a single scale for all elements."""
     made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
     return made
 
 
-def fake_float8(known: Known, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+def fake_quantize_float8(known: Facts, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
     """Quantize ``x`` to E4M3 with a scale, and dequantize it."""
-    each = per_block(scale, x.shape, block)
-    if known.has("input"):
+    each = reshape_per_block(scale, x.shape, block)
+    if known.has_constant("input"):
         codes = operators.quantize(x, each, "fp8", list(block), True)
-        return numbers_of(codes, each, "fp8", block, x.dtype)
-    if known.has("scale") and scale.numel() == 1:
-        return paired(x, scale, "fp8")
-    spread = per_element(scale, x.shape, block).to(torch.float32)
-    inside = paired(x.to(torch.float32) / spread, torch.ones((), dtype=torch.float32, device=x.device), "fp8")
+        return dequantize_unfolded(codes, each, "fp8", block, x.dtype)
+    if known.has_constant("scale") and scale.numel() == 1:
+        return quantize_pair(x, scale, "fp8")
+    spread = expand_per_element(scale, x.shape, block).to(torch.float32)
+    inside = quantize_pair(x.to(torch.float32) / spread, torch.ones((), dtype=torch.float32, device=x.device), "fp8")
     return (inside * spread).to(x.dtype)

@@ -16,55 +16,55 @@ from torch import Tensor
 from pipeline.aten.quantized import operators
 from pipeline.aten.types import Argument, Function, aten
 from pipeline.decomposition.quantized_arithmetic import (
-    Codes,
-    Known,
-    as_weights,
-    blocks,
-    channel,
-    fake,
-    fake_float8,
-    integers,
-    numbers,
-    numbers_of,
-    per_block,
-    per_element,
+    Facts,
+    Scheme,
+    channel_block,
+    dequantize_unfolded,
+    dequantize_values,
+    dequantize_weight,
+    expand_per_element,
+    fake_quantize,
+    fake_quantize_float8,
+    normalize_block,
+    quantize_values,
+    reshape_per_block,
 )
-from pipeline.decomposition.quantized_scales import SCALES, where_enabled, without_mask
+from pipeline.decomposition.quantized_scales import SCALE_FORMS, drop_mask, quantize_if_enabled
 
 RANGES: Final = MappingProxyType({torch.int8: (-128, 127), torch.uint8: (0, 255)})
 E4M3: Final = 448.0
 E2M1: Final = 6.0
 
 
-def modelopt(
-    known: Known, input: Tensor, amax: Tensor, bits: int, exponent: int, unsigned: bool, narrow: bool
+def modelopt_quantize(
+    known: Facts, input: Tensor, amax: Tensor, bits: int, exponent: int, unsigned: bool, narrow: bool
 ) -> Argument:
     """quantize_op(Tensor input, Tensor amax, int num_bits, int exponent_bits, bool unsigned, bool narrow_range)
     -> Tensor"""
     if (bits, exponent) != (8, 4) and exponent:
         return NotImplemented
-    block = _block_of(amax, input)
+    block = _block_of_scale(amax, input)
     up = (E4M3 if exponent else 2.0 ** (bits - 1 + unsigned) - 1) / torch.where(amax == 0, 1.0, amax.float())
     scale = torch.where(amax == 0, 0.0, 1.0 / up)
     high = int(2 ** (bits - 1 + unsigned) - 1)
-    codes = Codes(0 if unsigned else -high - (not narrow), high, block)
-    if known.has("input"):
+    scheme = Scheme(0 if unsigned else -high - (not narrow), high, block)
+    if known.has_constant("input"):
         scaled = input.float() * up
         if exponent:
             eighths = scaled.clamp(-E4M3, E4M3).to(torch.float8_e4m3fn)
-            return numbers_of(eighths, per_block(scale, input.shape, block), "fp8", block, input.dtype)
-        whole = scaled.round().clamp(codes.low, codes.high)
-        return as_weights(Known(known.constant), whole, scale, None, codes, input.dtype)
-    given = Known(known.constant | ({"scale"} if known.has("amax") else frozenset()))
+            return dequantize_unfolded(eighths, reshape_per_block(scale, input.shape, block), "fp8", block, input.dtype)
+        whole = scaled.round().clamp(scheme.low, scheme.high)
+        return dequantize_weight(Facts(known.constant), whole, scale, None, scheme, input.dtype)
+    given = Facts(known.constant | ({"scale"} if known.has_constant("amax") else frozenset()))
     if exponent:
-        return fake_float8(given, input, scale, block)
-    if (codes.low, codes.high) == (-127, 127) and scale.numel() == 1:  # one value less than the layer has
-        input, codes = torch.maximum(input, (-127 * scale).to(input.dtype)), Codes(-128, 127, block)
-    return fake(given, input, scale, None, codes)
+        return fake_quantize_float8(given, input, scale, block)
+    if (scheme.low, scheme.high) == (-127, 127) and scale.numel() == 1:  # one value less than the layer has
+        input, scheme = torch.maximum(input, (-127 * scale).to(input.dtype)), Scheme(-128, 127, block)
+    return fake_quantize(given, input, scale, None, scheme)
 
 
-def modelopt_blocks(
-    known: Known, input: Tensor, size: int, amax: Tensor | None, bits: int, exponent: int, scale: int, of_scale: int
+def modelopt_block_quantize(
+    known: Facts, input: Tensor, size: int, amax: Tensor | None, bits: int, exponent: int, scale: int, of_scale: int
 ) -> Argument:
     """dynamic_block_quantize_op(Tensor input, int block_size, Tensor amax, int num_bits, int exponent_bits,
     int scale_num_bits, int scale_exponent_bits) -> Tensor"""
@@ -73,7 +73,7 @@ def modelopt_blocks(
     if type is None or not isinstance(length, int) or length % size:
         return NotImplemented
     whole = None if type == "fp8" or amax is None else (amax.float().amax() / (E2M1 * E4M3))
-    if not known.has("input"):
+    if not known.has_constant("input"):
         return operators.fake_quantize_blocks(input, whole, type, size)
     codes, scales = operators.block_codes(input, whole, type, size)
     block = [*[1] * (input.dim() - 1), size]
@@ -82,53 +82,53 @@ def modelopt_blocks(
     return operators.dequantize(codes, scales, type, block, input.dtype)
 
 
-def fake_per_tensor(known: Known, input: Tensor, scale: Argument, zero: Argument, low: int, high: int) -> Argument:
+def fake_per_tensor(known: Facts, input: Tensor, scale: Argument, zero: Argument, low: int, high: int) -> Argument:
     """fake_quantize_per_tensor_affine(Tensor self, float scale, int zero_point, int quant_min, int quant_max)
     -> Tensor"""
-    codes = Codes(low, high, (-1,) * input.dim(), inverse=_inverse(scale))
-    made = fake(known, input.float(), _tensor(scale, input), _zero(zero, input), codes)
+    scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
+    made = fake_quantize(known, input.float(), _scale_tensor(scale, input), _zero_tensor(zero, input), scheme)
     return made.to(input.dtype)
 
 
 def fake_per_channel(
-    known: Known, input: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
+    known: Facts, input: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
 ) -> Argument:
     """fake_quantize_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min,
     int quant_max) -> Tensor"""
-    codes = Codes(low, high, channel(input.dim(), axis))
-    return fake(known, input.float(), scale, zero, codes).to(input.dtype)
+    scheme = Scheme(low, high, channel_block(input.dim(), axis))
+    return fake_quantize(known, input.float(), scale, zero, scheme).to(input.dtype)
 
 
-def per_tensor(
-    known: Known, input: Tensor, scale: Argument, zero: Argument, low: Argument, high: Argument, *types: Argument
+def convert_per_tensor(
+    known: Facts, input: Tensor, scale: Argument, zero: Argument, low: Argument, high: Argument, *types: Argument
 ) -> Argument:
     """quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype)
     -> Tensor, and dequantize_per_tensor"""
     if not isinstance(low, int):
         return NotImplemented
-    codes = Codes(low, high, (-1,) * input.dim(), inverse=_inverse(scale))
-    return _step(known, input, _tensor(scale, input), _zero(zero, input), codes, *types)
+    scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
+    return _convert(known, input, _scale_tensor(scale, input), _zero_tensor(zero, input), scheme, *types)
 
 
-def per_channel(
-    known: Known, input: Tensor, scale: Tensor, zero: Tensor | None, axis: int, low: int, high: int, *types: Argument
+def convert_per_channel(
+    known: Facts, input: Tensor, scale: Tensor, zero: Tensor | None, axis: int, low: int, high: int, *types: Argument
 ) -> Argument:
     """quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_channel"""
-    return _step(known, input, scale, zero, Codes(low, high, channel(input.dim(), axis)), *types)
+    return _convert(known, input, scale, zero, Scheme(low, high, channel_block(input.dim(), axis)), *types)
 
 
-def per_token(
-    known: Known, input: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *types: Argument
+def convert_per_token(
+    known: Facts, input: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *types: Argument
 ) -> Argument:
     """quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_token"""
-    codes = Codes(low, high, (*[1] * (input.dim() - 1), -1), early=True)
-    return _step(known, input, scale, zero, codes, *types)
+    scheme = Scheme(low, high, (*[1] * (input.dim() - 1), -1), adds_zero_first=True)
+    return _convert(known, input, scale, zero, scheme, *types)
 
 
-def per_group(
-    known: Known,
+def convert_per_group(
+    known: Facts,
     input: Tensor,
     scale: Tensor,
     zero: Tensor | None,
@@ -140,12 +140,12 @@ def per_group(
 ) -> Argument:
     """quantize_per_channel_group(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype, int group_size) -> Tensor, and dequantize_per_channel_group"""
-    codes = Codes(low, high, blocks(input.shape, (1, group)), early=True)
-    return _step(known, input, scale, zero, codes, dtype, out)
+    scheme = Scheme(low, high, normalize_block(input.shape, (1, group)), adds_zero_first=True)
+    return _convert(known, input, scale, zero, scheme, dtype, out)
 
 
-def affine(
-    known: Known,
+def convert_affine(
+    known: Facts,
     input: Tensor,
     block: Sequence[Argument],
     scale: Tensor,
@@ -160,44 +160,48 @@ def affine(
     if dtype not in RANGES:
         return NotImplemented
     least, most = RANGES[dtype]
-    codes = Codes(least if low is None else int(low), most if high is None else int(high), blocks(input.shape, block))
+    scheme = Scheme(
+        least if low is None else int(low), most if high is None else int(high), normalize_block(input.shape, block)
+    )
     zero = None if zero is None or zero.numel() == 0 else zero
-    return _step(known, input, scale, zero, codes, dtype, out)
+    return _convert(known, input, scale, zero, scheme, dtype, out)
 
 
-def affine_float8(known: Known, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
+def convert_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
     """quantize_affine_float8_non_decomposed(Tensor tensor, Tensor scale, ScalarType float8_dtype=float8_e4m3fn)
     -> Tensor, and dequantize_affine_float8_non_decomposed"""
-    block = _block_of(scale, input)
+    block = _block_of_scale(scale, input)
     if not input.dtype.is_floating_point or input.dtype.itemsize > 1:
-        scaled = input.float() / per_element(scale.float(), input.shape, block)
+        scaled = input.float() / expand_per_element(scale.float(), input.shape, block)
         return NotImplemented if dtype != torch.float8_e4m3fn else scaled.clamp(-E4M3, E4M3).to(dtype)
     if input.dtype != torch.float8_e4m3fn:
         return NotImplemented
-    if known.has("tensor"):
-        return numbers_of(input, per_block(scale.float(), input.shape, block), "fp8", block, dtype)
-    return (input.float() * per_element(scale, input.shape, block)).to(dtype)
+    if known.has_constant("tensor"):
+        return dequantize_unfolded(input, reshape_per_block(scale.float(), input.shape, block), "fp8", block, dtype)
+    return (input.float() * expand_per_element(scale, input.shape, block)).to(dtype)
 
 
-def int8_linear(known: Known, input: Tensor, weight: Tensor, scales: Tensor) -> Argument:
+def int8_linear(known: Facts, input: Tensor, weight: Tensor, scales: Tensor) -> Argument:
     """_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"""
-    if not known.has("mat2"):
+    if not known.has_constant("mat2"):
         return NotImplemented
-    return aten.linear.default(input, numbers_of(weight, scales.float()[:, None], "int8", [1, -1], input.dtype))
+    return aten.linear.default(
+        input, dequantize_unfolded(weight, scales.float()[:, None], "int8", [1, -1], input.dtype)
+    )
 
 
-def int8_product(known: Known, a: Tensor, b: Tensor) -> Argument:
+def int8_matmul(known: Facts, a: Tensor, b: Tensor) -> Argument:
     """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
     one = torch.ones((), device=a.device)
     left, right = (
-        numbers_of(x, one, "int8", [-1, -1], torch.float32) if known.has(name) else x.float()
+        dequantize_unfolded(x, one, "int8", [-1, -1], torch.float32) if known.has_constant(name) else x.float()
         for x, name in ((a, "input"), (b, "mat2"))
     )
     return torch.mm(left, right).to(torch.int32)
 
 
-def scaled_product(
-    known: Known,
+def scaled_matmul(
+    known: Facts,
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -211,46 +215,52 @@ def scaled_product(
     Tensor? scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor"""
     if scale_result is not None or not a.dtype == b.dtype == torch.float8_e4m3fn or dtype is None:
         return NotImplemented
-    rows, columns = _block_of(scale_a, a), _block_of(scale_b, b)
+    rows, columns = _block_of_scale(scale_a, a), _block_of_scale(scale_b, b)
     if rows not in ((-1, -1), (1, -1)) or columns not in ((-1, -1), (-1, 1)):
         return NotImplemented
-    left = _factor(known.has("input"), a, torch.ones((), device=a.device), (-1, -1))
-    held = known.has("mat2", "scale_b")
+    left = _matmul_operand(known.has_constant("input"), a, torch.ones((), device=a.device), (-1, -1))
+    held = known.has_constant("mat2", "scale_b")
     one = torch.ones((), device=b.device)
-    right = _factor(known.has("mat2"), b, scale_b if held else one, columns if held else (-1, -1))
+    right = _matmul_operand(known.has_constant("mat2"), b, scale_b if held else one, columns if held else (-1, -1))
     product = torch.mm(left, right) * scale_a.float()
     product = product if held else product * scale_b.float()
     return (product if bias is None else product + bias.float()).to(dtype)
 
 
-def _factor(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+def _matmul_operand(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
     """Return an operand of a matmul in float32. A constant is dequantized with a scale, so that it stays quantized."""
     if not is_known:
         return x.float()
-    return numbers_of(x, per_block(scale.float(), x.shape, block), "fp8", block, torch.float32)
+    return dequantize_unfolded(x, reshape_per_block(scale.float(), x.shape, block), "fp8", block, torch.float32)
 
 
-def _step(
-    known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype, out: Argument = None
+def _convert(
+    known: Facts,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    out: Argument = None,
 ) -> Argument:
     """Quantize a float ``x`` to ``dtype``, or dequantize a quantized ``x`` to ``out``; both if that is `PAIR`."""
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:
-        return fake(known, x, scale, zero, codes)
+        return fake_quantize(known, x, scale, zero, scheme)
     if x.dtype.is_floating_point:
-        return integers(x, scale, zero, codes).to(dtype)
+        return quantize_values(x, scale, zero, scheme).to(dtype)
     wanted = torch.float32 if out is None else out
-    if known.has("input"):
-        return as_weights(known, x, scale, zero, codes, wanted)
-    return numbers(x, scale, zero, codes, wanted)
+    if known.has_constant("input"):
+        return dequantize_weight(known, x, scale, zero, scheme, wanted)
+    return dequantize_values(x, scale, zero, scheme, wanted)
 
 
 PAIR: Final = object()
 """Marks a call that both quantizes and dequantizes."""
 
 
-def _block_of(scale: Tensor, x: Tensor) -> tuple[int, ...]:
+def _block_of_scale(scale: Tensor, x: Tensor) -> tuple[int, ...]:
     """Return the block implied by a scale's shape: it broadcasts to its tensor's, or has an element per block."""
     if scale.numel() == 1:
         return (-1,) * x.dim()
@@ -258,15 +268,15 @@ def _block_of(scale: Tensor, x: Tensor) -> tuple[int, ...]:
     return tuple(-1 if n == 1 else 1 if n == s else s // n for n, s in zip(sizes, x.shape, strict=True))
 
 
-def _tensor(scale: Argument, x: Tensor) -> Tensor:
+def _scale_tensor(scale: Argument, x: Tensor) -> Tensor:
     return scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=torch.float32, device=x.device)
 
 
-def _inverse(scale: Argument) -> float | None:
+def _scale_inverse(scale: Argument) -> float | None:
     return None if isinstance(scale, Tensor) else 1.0 / scale
 
 
-def _zero(zero: Argument, x: Tensor) -> Tensor | None:
+def _zero_tensor(zero: Argument, x: Tensor) -> Tensor | None:
     if isinstance(zero, Tensor):
         return zero
     return torch.full((), zero, dtype=torch.int32, device=x.device) if zero else None
@@ -274,39 +284,43 @@ def _zero(zero: Argument, x: Tensor) -> Tensor | None:
 
 FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
     {
-        "tensorrt::quantize_op": modelopt,
-        "tensorrt::dynamic_block_quantize_op": modelopt_blocks,
-        "tensorrt::dynamic_block_quantize_op.overload": modelopt_blocks,
+        "tensorrt::quantize_op": modelopt_quantize,
+        "tensorrt::dynamic_block_quantize_op": modelopt_block_quantize,
+        "tensorrt::dynamic_block_quantize_op.overload": modelopt_block_quantize,
         "aten::fake_quantize_per_tensor_affine": fake_per_tensor,
         "aten::fake_quantize_per_tensor_affine.tensor_qparams": fake_per_tensor,
         "aten::fake_quantize_per_channel_affine": fake_per_channel,
-        "aten::fake_quantize_per_tensor_affine_cachemask": without_mask(fake_per_tensor),
-        "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": where_enabled(fake_per_tensor),
-        "aten::fake_quantize_per_channel_affine_cachemask": without_mask(fake_per_channel),
+        "aten::fake_quantize_per_tensor_affine_cachemask": drop_mask(fake_per_tensor),
+        "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": quantize_if_enabled(fake_per_tensor),
+        "aten::fake_quantize_per_channel_affine_cachemask": drop_mask(fake_per_channel),
         "quantized_decomposed::fake_quant_per_channel": fake_per_channel,
         **{
-            f"quantized_decomposed::{step}_per_tensor{overload}": per_tensor
+            f"quantized_decomposed::{step}_per_tensor{overload}": convert_per_tensor
             for step in ("quantize", "dequantize")
             for overload in ("", ".tensor", ".tensor2")
         },
         **{
             f"quantized_decomposed::{step}_{name}": form
             for step in ("quantize", "dequantize")
-            for name, form in (("per_channel", per_channel), ("per_token", per_token), ("per_channel_group", per_group))
+            for name, form in (
+                ("per_channel", convert_per_channel),
+                ("per_token", convert_per_token),
+                ("per_channel_group", convert_per_group),
+            )
         },
-        **SCALES,
-        "torchao::quantize_affine": affine,
-        "torchao::dequantize_affine": affine,
-        "torchao::quantize_affine_float8_non_decomposed": affine_float8,
-        "torchao::dequantize_affine_float8_non_decomposed": affine_float8,
+        **SCALE_FORMS,
+        "torchao::quantize_affine": convert_affine,
+        "torchao::dequantize_affine": convert_affine,
+        "torchao::quantize_affine_float8_non_decomposed": convert_affine_float8,
+        "torchao::dequantize_affine_float8_non_decomposed": convert_affine_float8,
         "aten::_weight_int8pack_mm": int8_linear,
-        "aten::_int_mm": int8_product,
-        "aten::_scaled_mm": scaled_product,
+        "aten::_int_mm": int8_matmul,
+        "aten::_scaled_mm": scaled_matmul,
     }
 )
 """The form of each quantization operator."""
 
-PAIRS: Final = MappingProxyType(
+QUANTIZER_OF: Final = MappingProxyType(
     {name.replace("::quantize", "::dequantize"): name for name in FORMS if "::quantize_" in name and "ao" not in name}
     | {"torchao::dequantize_affine": "torchao::quantize_affine"}
 )

@@ -17,78 +17,78 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
-from pipeline.decomposition.quantized_activations import DEQUANTIZE, Edit, Node, is_cast_to, widen_codes
-from pipeline.decomposition.quantized_merge import merge_products
+from pipeline.decomposition.quantized_activations import DEQUANTIZE, GraphEdit, Node, is_cast_to, widen_codes
+from pipeline.decomposition.quantized_merge import merge_matmuls
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
 
 Scales: TypeAlias = tuple[Node, list[int]]
 """Scales, and the number of elements along each dim that share a scale."""
 
-PRODUCTS: Final = (Kind.MULTIPLIES, Kind.PROJECTS)
-LENGTHS: Final = (128, 64, 32, 16)
+MATMULS: Final = (Kind.MULTIPLIES, Kind.PROJECTS)
+BLOCK_LENGTHS: Final = (128, 64, 32, 16)
 """The block lengths into which rows with one scale are cut, if TensorRT supports a type only in blocks."""
 
 
-def laid_out(program: Program) -> Program:
+def lay_out_weights(program: Program) -> Program:
     """Return the program, whose graph is changed in place, with its weights laid out."""
     if any(node.target is DEQUANTIZE or is_cast_to(torch.int8, node) for node in program.graph.nodes):
-        _Layout(program).run()
+        _WeightLayout(program).lay_out()
     return program
 
 
-class _Layout(Edit):
-    def run(self) -> None:
+class _WeightLayout(GraphEdit):
+    def lay_out(self) -> None:
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
         while waiting:
             node = waiting.pop()
             for user in list(node.users):
-                made = self.moved(node, user)
+                made = self.replacement_for_user(node, user)
                 if made is not None:
                     self.replace(user, made)
                     waiting += [made] * self.is_weight(made)
         self.drop_unread()
-        merge_products(self)
+        merge_matmuls(self)
         widen_codes(self)
         for node in [n for n in self.graph.nodes if self.is_weight(n)]:
-            self.settle(node)
+            self.arrange_blocks(node)
 
-    def moved(self, node: Node, user: Node) -> Node | None:
+    def replacement_for_user(self, node: Node, user: Node) -> Node | None:
         """Return the replacement for a weight's user, if quantized values can be moved instead; else None."""
         if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
-            return self.as_product(node, user)
+            return self.linear_as_matmul(node, user)
         if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
-            self.scaled_after(node, user)
+            self.absorb_column_scales(node, user)
             return None
         kind = op_kind(user.target)
         if user.args[0] is not node:
             return None
         if kind is Kind.TRANSPOSES:
-            return self.transposed(node, user)
+            return self.transpose_weight(node, user)
         if kind is Kind.RESHAPES:
-            return self.reshaped(node, user)
+            return self.reshape_weight(node, user)
         if kind is Kind.COPIES or (kind is Kind.CASTS and user.meta["val"].dtype.is_floating_point):
             codes, scale, type, block, _ = node.args
-            return self.dequantized(user, codes, scale, type, block, user.meta["val"].dtype)
-        return self.scaled(node, user) if user.target is aten.mul.Tensor else None
+            return self.insert_weight(user, codes, scale, type, block, user.meta["val"].dtype)
+        return self.scale_weight(node, user) if user.target is aten.mul.Tensor else None
 
-    def as_product(self, node: Node, user: Node) -> Node:
+    def linear_as_matmul(self, node: Node, user: Node) -> Node:
         """Return a linear layer as a matmul by a ``[K, N]`` matrix."""
-        turned = self.transposed(node, self.call(user, aten.permute.default, (node, [1, 0])))
-        product = self.call(user, aten.matmul.default, (user.args[0], turned))
+        turned = self.transpose_weight(node, self.insert(user, aten.permute.default, (node, [1, 0])))
+        product = self.insert(user, aten.matmul.default, (user.args[0], turned))
         bias = argument(user, "bias")
-        return product if bias is None else self.call(user, aten.add.Tensor, (product, bias))
+        return product if bias is None else self.insert(user, aten.add.Tensor, (product, bias))
 
-    def transposed(self, node: Node, user: Node) -> Node:
+    def transpose_weight(self, node: Node, user: Node) -> Node:
         """Return the weight with its quantized values transposed as the user transposes the floats."""
         codes, scale, type, block, dtype = node.args
-        order = _order(user, len(block))
-        moved = self.call(user, aten.permute.default, (codes, order))
+        order = _permutation_of(user, len(block))
+        moved = self.insert(user, aten.permute.default, (codes, order))
         if scale.meta["val"].dim():
-            scale = self.call(user, aten.permute.default, (scale, order))
-        return self.dequantized(user, moved, scale, type, [block[d] for d in order], dtype)
+            scale = self.insert(user, aten.permute.default, (scale, order))
+        return self.insert_weight(user, moved, scale, type, [block[d] for d in order], dtype)
 
-    def reshaped(self, node: Node, user: Node) -> Node | None:
+    def reshape_weight(self, node: Node, user: Node) -> Node | None:
         """Return the weight in the user's shape, if its scale is single, or per row and rows stay whole; else None."""
         codes, scale, type, block, dtype = node.args
         shape, old = list(user.meta["val"].shape), node.meta["val"].shape
@@ -101,26 +101,28 @@ class _Layout(Edit):
             if len(old) != 2 or block[0] != 1 or not shape or shape[-1] % length or old[1] % length:
                 return None
             new = [*[1] * (len(shape) - 1), length]
-            scale = self.call(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
-        return self.dequantized(user, self.call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype)
+            scale = self.insert(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
+        return self.insert_weight(
+            user, self.insert(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype
+        )
 
-    def scaled(self, node: Node, user: Node) -> Node | None:
+    def scale_weight(self, node: Node, user: Node) -> Node | None:
         """Return the weight with the user's factor as its scales, if its scales are all 1; else None."""
         codes, scale, type, _, dtype = node.args
         factor, shape = user.args[1], node.meta["val"].shape
-        if not (_is_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
+        if not (_is_constant_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
             return None
         sizes = factor.meta["val"].shape
         if user.meta["val"].dtype != dtype or (len(sizes) and len(sizes) != len(shape)):
             return None
         block = [-1 if n == 1 else 1 for n in sizes] if len(sizes) else [-1] * len(shape)
-        return self.dequantized(user, codes, factor, type, block, dtype)
+        return self.insert_weight(user, codes, factor, type, block, dtype)
 
-    def scaled_after(self, node: Node, product: Node) -> None:
+    def absorb_column_scales(self, node: Node, product: Node) -> None:
         """Move scales of a matmul's columns into the matmul's weight, so that TensorRT fuses them."""
         codes, scale, type, _, dtype = node.args
         user = next(iter(product.users)) if len(product.users) == 1 else None
-        if user is None or user.target is not aten.mul.Tensor or not _is_one(scale) or len(node.users) != 1:
+        if user is None or user.target is not aten.mul.Tensor or not _is_constant_one(scale) or len(node.users) != 1:
             return
         factor = next((a for a in user.args if a is not product), None)
         columns, value = node.meta["val"].shape[-1], user.meta["val"]
@@ -128,41 +130,41 @@ class _Layout(Edit):
             return
         sizes = factor.meta["val"].shape
         if math.prod(sizes) == columns == sizes[-1] and node.meta["val"].dim() == 2:
-            each = self.call(user, aten.reshape.default, (factor, [1, columns]))
-            weight = self.dequantized(user, codes, each, type, [-1, 1], dtype)
-            self.replace(user, self.call(user, product.target, (product.args[0], weight)))
+            each = self.insert(user, aten.reshape.default, (factor, [1, columns]))
+            weight = self.insert_weight(user, codes, each, type, [-1, 1], dtype)
+            self.replace(user, self.insert(user, product.target, (product.args[0], weight)))
             self.graph.erase_node(product)
 
-    def settle(self, node: Node) -> None:
+    def arrange_blocks(self, node: Node) -> None:
         """Arrange blocks along one dim, and pack two 4-bit values into a byte."""
         codes, scale, type, block, dtype = node.args
         shape, block = list(node.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
-        packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _in_product(node))
-        cut = self.cut(node, scale, block) if packs and type == "int4" else None
+        packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _is_matmul_weight(node))
+        cut = self.split_into_blocks(node, scale, block) if packs and type == "int4" else None
         if type == "int4" and cut is None:
             type, packs = "int8", False
         scale, block = cut or (scale, block)
-        scale, block = self.along_one(node, scale, block)
+        scale, block = self.blocks_along_one_dim(node, scale, block)
         if type == "fp8" and not CAPABILITIES.code_convolutions and scale.meta["val"].numel() == 1:
-            scale, block = self.by_channel(node, scale, block)
+            scale, block = self.scale_per_channel(node, scale, block)
         if packs:
-            codes = self.call(node, operators.pack.default, (codes, type))
+            codes = self.insert(node, operators.pack.default, (codes, type))
         if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
-            self.replace(node, self.dequantized(node, codes, scale, type, block, dtype))
+            self.replace(node, self.insert_weight(node, codes, scale, type, block, dtype))
 
-    def cut(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
+    def split_into_blocks(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
         """Split a matrix into blocks along its first dim, since TensorRT supports INT4 only in blocks."""
         shape = node.meta["val"].shape
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
-        length = next((n for n in LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
+        length = next((n for n in BLOCK_LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
         if length is None:
             return None
-        rows = self.call(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
+        rows = self.insert(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
         return rows, [length, block[1]]
 
-    def along_one(self, node: Node, scale: Node, block: list[int]) -> Scales:
+    def blocks_along_one_dim(self, node: Node, scale: Node, block: list[int]) -> Scales:
         """Return scales with blocks along one dim, and with a separate scale for each index of the other dims."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
@@ -171,43 +173,43 @@ class _Layout(Edit):
         for d, each in enumerate(block):
             if d == dim and shape[d] % max(each, 1):
                 each = math.gcd(each, shape[d])
-                scale = self.repeated(node, scale, d, block[d] // each, shape[d] // each)
+                scale = self.repeat_scales(node, scale, d, block[d] // each, shape[d] // each)
                 block = [each if i == d else b for i, b in enumerate(block)]
             elif d != dim and each != 1:
-                scale = self.repeated(node, scale, d, shape[d] if each == -1 else each, shape[d])
+                scale = self.repeat_scales(node, scale, d, shape[d] if each == -1 else each, shape[d])
                 block = [1 if i == d else b for i, b in enumerate(block)]
         return scale, block
 
-    def by_channel(self, node: Node, scale: Node, block: list[int]) -> Scales:
+    def scale_per_channel(self, node: Node, scale: Node, block: list[int]) -> Scales:
         """Expand a convolution weight's scale to a scale per output channel. RTX 1.6 ignores the scales of a
         convolution of FP8 by FP8 if both scales are single numbers (a result of 3e5 instead of 9 on an H200)."""
         if not any(op_kind(user.target) is Kind.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
         channels, *rest = node.meta["val"].shape
-        one = self.call(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
-        return self.call(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
+        one = self.insert(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
+        return self.insert(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
-    def repeated(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
+    def repeat_scales(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
         """Repeat each scale along a dim, up to the given size."""
-        made = self.call(node, aten.repeat_interleave.self_int, (scale, times, dim))
-        return self.call(node, aten.slice.Tensor, (made, dim, 0, size))
+        made = self.insert(node, aten.repeat_interleave.self_int, (scale, times, dim))
+        return self.insert(node, aten.slice.Tensor, (made, dim, 0, size))
 
 
-def _order(user: Node, rank: int) -> list[int]:
+def _permutation_of(user: Node, rank: int) -> list[int]:
     """Return the permutation that an operator applies to the dims of a tensor of this rank."""
     sizes = list(range(2, 2 + rank))
     shown = user.target(torch.empty(sizes, device="meta"), *user.args[1:], **user.kwargs)
     return [size - 2 for size in shown.shape]
 
 
-def _is_one(scale: Argument) -> bool:
+def _is_constant_one(scale: Argument) -> bool:
     """Return whether a scale is the constant 1 in the graph."""
     if scale.target is aten.ones.default:
         return True
     return scale.target is aten.full.default and scale.args[1] == 1
 
 
-def _in_product(node: Node) -> bool:
+def _is_matmul_weight(node: Node) -> bool:
     """Return whether all readers of a matrix are matmuls, with the matrix as the second operand."""
-    readers = all(op_kind(user.target) in PRODUCTS and user.args[0] is not node for user in node.users)
+    readers = all(op_kind(user.target) in MATMULS and user.args[0] is not node for user in node.users)
     return readers and node.meta["val"].dim() == 2

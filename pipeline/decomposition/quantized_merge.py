@@ -22,35 +22,35 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
-from pipeline.decomposition.quantized_activations import Edit, Node
+from pipeline.decomposition.quantized_activations import GraphEdit, Node
 from pipeline.trt import CAPABILITIES
 
-TARGETS = (aten.mm.default, aten.matmul.default)
+MATMUL_TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
 BEFORE_1_7 = not CAPABILITIES.codes_beside_floats
-LEADING = (1,) if BEFORE_1_7 else ()
+LEADING_DIMS = (1,) if BEFORE_1_7 else ()
 """Leading dims of flattened rows: 1.6.1 fuses batched matmuls with a batch of 1, 1.7.1 matmuls of matrices."""
-KINDS = ("int8", "int4", "fp8")
-LONE = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
+MERGED_TYPES = ("int8", "int4", "fp8")
+TWO_ROW_TYPES = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
 """The types for which TensorRT fuses matmuls of two rows, but not of a single row."""
-PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
+PAIR_OPERATORS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
 
 
-def merge_products(edit: Edit) -> None:
+def merge_matmuls(edit: GraphEdit) -> None:
     """Rewrite a graph's matmuls by laid-out weights."""
     for node in list(edit.graph.nodes):
         if node.target is aten.mm.default and edit.is_weight(node.args[1]):
-            _keep_dims(edit, node)
+            _multiply_unflattened(edit, node)
     groups = defaultdict[Argument, list[Node]](list)
     for node in edit.graph.nodes:
-        if node.target in TARGETS and _can_merge(edit, node):
+        if node.target in MATMUL_TARGETS and _can_merge(edit, node):
             codes, _, type, block, dtype = node.args[1].args
             groups[node.args[0], codes.meta["val"].dtype, type, block[0], dtype].append(node)
     for group in groups.values():
-        _Merger(edit, group).run()
+        _MatmulMerger(edit, group).merge()
 
 
-def _keep_dims(edit: Edit, product: Node) -> None:
+def _multiply_unflattened(edit: GraphEdit, product: Node) -> None:
     """Multiply a tensor in its original shape if it was flattened to rows for the matmul and unflattened afterwards."""
     rows, user = product.args[0], next(iter(product.users), None)
     if op_kind(rows.target) is not Kind.RESHAPES or user is None or op_kind(user.target) is not Kind.RESHAPES:
@@ -59,62 +59,62 @@ def _keep_dims(edit: Edit, product: Node) -> None:
     wanted = (*x.meta["val"].shape[:-1], product.meta["val"].shape[-1])
     kept = len(product.users) == 1 and statically_known_true(sym_eq(tuple(user.meta["val"].shape), wanted))
     if kept and statically_known_true(x.meta["val"].shape[-1] == rows.meta["val"].shape[-1]):
-        made = edit.call(product, aten.matmul.default, (x, product.args[1]))
+        made = edit.insert(product, aten.matmul.default, (x, product.args[1]))
         user.replace_all_uses_with(made)
         for node in (user, product, *[rows] * (len(rows.users) == 1)):
             edit.graph.erase_node(node)
 
 
-def _can_merge(edit: Edit, product: Node) -> bool:
+def _can_merge(edit: GraphEdit, product: Node) -> bool:
     """Return whether only this matmul reads its weight, scales are per column, and the other operand is not a pair."""
     x, weight = product.args
-    if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIRS:
+    if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False
     _, _, type, block, _ = weight.args
-    return type in KINDS and (block[1] == 1 or list(block) == [-1, -1])
+    return type in MERGED_TYPES and (block[1] == 1 or list(block) == [-1, -1])
 
 
-class _Merger:
-    def __init__(self, edit: Edit, products: list[Node]) -> None:
-        self.edit, self.products, self.first = edit, products, products[0]
-        self.places = {node: place for place, node in enumerate(edit.graph.nodes)}
+class _MatmulMerger:
+    def __init__(self, edit: GraphEdit, matmuls: list[Node]) -> None:
+        self.edit, self.matmuls, self.first = edit, matmuls, matmuls[0]
+        self.positions = {node: place for place, node in enumerate(edit.graph.nodes)}
 
-    def run(self) -> None:
-        weights = [product.args[1] for product in self.products]
+    def merge(self) -> None:
+        weights = [product.args[1] for product in self.matmuls]
         columns = [weight.meta["val"].shape[1] for weight in weights]
-        sums = [self.bias_of(product) for product in self.products]
+        sums = [self.biased_result(product) for product in self.matmuls]
         biases = [total.args[1] for total in sums if total is not None]
         for node in (*(arg for weight in weights for arg in weight.args[:2]), *biases):
             self.hoist(node)
-        made = self.call(aten.matmul.default, (self.rows(), self.beside(weights, columns)))
-        if self.is_lone:
-            made = self.call(aten.mean.dim, (made, [-2], True))
-        ends: list[Node] = self.products
+        made = self.insert(aten.matmul.default, (self.flattened_rows(), self.concatenate_weights(weights, columns)))
+        if self.has_single_row:
+            made = self.insert(aten.mean.dim, (made, [-2], True))
+        ends: list[Node] = self.matmuls
         if len(biases) == len(sums):
-            bias = biases[0] if len(biases) == 1 else self.call(aten.cat.default, (biases,))
-            made = self.call(aten.add.Tensor, (made, bias))
+            bias = biases[0] if len(biases) == 1 else self.insert(aten.cat.default, (biases,))
+            made = self.insert(aten.add.Tensor, (made, bias))
             ends = [total for total in sums if total is not None]
         if self.is_flattened:
             x = self.first.args[0]
             sizes = [
-                size if isinstance(size, int) else self.call(aten.sym_size.int, (x, dim))
+                size if isinstance(size, int) else self.insert(aten.sym_size.int, (x, dim))
                 for dim, size in enumerate(x.meta["val"].shape[:-1])
             ]
-            made = self.call(aten.reshape.default, (made, [*sizes, sum(columns)]))
-        self.share(made, ends, columns)
+            made = self.insert(aten.reshape.default, (made, [*sizes, sum(columns)]))
+        self.split_result(made, ends, columns)
 
-    def beside(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
+    def concatenate_weights(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
         """Concatenate the weights along their columns."""
         if len(weights) == 1:
             return weights[0]
-        codes = self.call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
+        codes = self.insert(aten.cat.default, ([weight.args[0] for weight in weights], 1))
         rows = [weight.args[1] for weight in weights]
         for i, (row, count) in enumerate(zip(rows, columns, strict=True)):
             if row.meta["val"].numel() == 1:
-                rows[i] = self.call(aten.expand.default, (row, [1, count]))
+                rows[i] = self.insert(aten.expand.default, (row, [1, count]))
         _, _, type, block, dtype = weights[0].args
-        scales = self.call(aten.cat.default, (rows, 1))
-        return self.edit.dequantized(self.first, codes, scales, type, [block[0], 1], dtype)
+        scales = self.insert(aten.cat.default, (rows, 1))
+        return self.edit.insert_weight(self.first, codes, scales, type, [block[0], 1], dtype)
 
     @property
     def is_flattened(self) -> bool:
@@ -122,35 +122,35 @@ class _Merger:
         return bool(self.first.args[0].meta["val"].dim() > 2)
 
     @property
-    def is_lone(self) -> bool:
+    def has_single_row(self) -> bool:
         """Return whether a single row is multiplied, whose kernel does not support the quantized type."""
         *leading, _ = self.first.args[0].meta["val"].shape
         type = self.first.args[1].args[2]
-        return bool(leading) and type in LONE and statically_known_true(math.prod(leading) == 1)
+        return bool(leading) and type in TWO_ROW_TYPES and statically_known_true(math.prod(leading) == 1)
 
-    def rows(self) -> Node:
+    def flattened_rows(self) -> Node:
         """Return the matmuls' tensor as rows."""
         x = self.first.args[0]
         columns = x.meta["val"].shape[-1]
-        rows = self.call(aten.reshape.default, (x, [*LEADING, -1, columns])) if self.is_flattened else x
-        if self.is_lone:
-            return self.call(aten.expand.default, (rows, [*rows.meta["val"].shape[:-2], 2, columns]))
+        rows = self.insert(aten.reshape.default, (x, [*LEADING_DIMS, -1, columns])) if self.is_flattened else x
+        if self.has_single_row:
+            return self.insert(aten.expand.default, (rows, [*rows.meta["val"].shape[:-2], 2, columns]))
         moved = BEFORE_1_7 and self.is_flattened and x.op != "placeholder"
-        return self.call(aten.maximum.default, (rows, rows)) if moved else rows
+        return self.insert(aten.maximum.default, (rows, rows)) if moved else rows
 
-    def share(self, made: Node, ends: Sequence[Node], columns: Sequence[int]) -> None:
+    def split_result(self, merged: Node, results: Sequence[Node], columns: Sequence[int]) -> None:
         """Replace the original results by columns of the merged result."""
-        dim, bounds = made.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
-        parts = [made]
+        dim, bounds = merged.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
+        parts = [merged]
         if len(columns) > 1:
-            parts = [self.call(aten.slice.Tensor, (made, dim, *each)) for each in pairwise(bounds)]
-        for end, part, product in zip(ends, parts, self.products, strict=True):
+            parts = [self.insert(aten.slice.Tensor, (merged, dim, *each)) for each in pairwise(bounds)]
+        for end, part, product in zip(results, parts, self.matmuls, strict=True):
             end.replace_all_uses_with(part)
             for node in dict.fromkeys((end, product, product.args[1])):
                 if not node.users:
                     self.edit.graph.erase_node(node)
 
-    def bias_of(self, product: Node) -> Node | None:
+    def biased_result(self, product: Node) -> Node | None:
         """Return the sum of a matmul and a constant row, if nothing else reads the matmul; else None."""
         user = next(iter(product.users))
         if len(product.users) != 1 or user.target is not aten.add.Tensor or user.args[0] is not product or user.kwargs:
@@ -166,13 +166,13 @@ class _Merger:
         waiting, later = [node], set[Node]()
         while waiting:
             each = waiting.pop()
-            if each not in later and self.places[each] > self.places[self.first]:
+            if each not in later and self.positions[each] > self.positions[self.first]:
                 later.add(each)
                 waiting += each.all_input_nodes
-        for each in sorted(later, key=self.places.__getitem__):
+        for each in sorted(later, key=self.positions.__getitem__):
             self.first.prepend(each)
-            self.places[each] = -1
+            self.positions[each] = -1
 
-    def call(self, target: Argument, args: tuple[Argument, ...]) -> Node:
+    def insert(self, target: Argument, args: tuple[Argument, ...]) -> Node:
         """Insert a call before the first matmul."""
-        return self.edit.call(self.first, target, args)
+        return self.edit.insert(self.first, target, args)

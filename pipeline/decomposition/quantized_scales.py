@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 from pipeline.aten.types import Argument, Function, Node
-from pipeline.decomposition.quantized_arithmetic import Known
+from pipeline.decomposition.quantized_arithmetic import Facts
 
 Results: TypeAlias = tuple[Tensor, Tensor]
-EPS: Final = 2.0**-23
+MIN_SCALE: Final = 2.0**-23
 
 
-def per_tensor_qparams(known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
+def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
     """choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
-    least, most = _with_zero(input.amin(), input.amax())
+    least, most = _include_zero(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
     zero = (low - (least / scale).round()).clamp(low, high)
     return scale.reshape(1), zero.reshape(1)
 
 
 def per_tensor_symmetric_qparams(
-    known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
+    known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> Results:
     """choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype)
     -> (Tensor, Tensor)"""
@@ -37,28 +37,28 @@ def per_tensor_symmetric_qparams(
     return scale, torch.full_like(scale, 128 if dtype == torch.uint8 else 0)
 
 
-def per_token_qparams(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
+def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
     """choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     most = input.abs().amax(-1, keepdim=True)
     scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
     return scale, torch.zeros_like(scale)
 
 
-def per_token_asymmetric_qparams(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
+def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
     """choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
-    least, most = _with_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
-    scale = ((most - least) / 255).clamp(min=EPS)
+    least, most = _include_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
+    scale = ((most - least) / 255).clamp(min=MIN_SCALE)
     down, up = least / scale, most / scale
     zero = torch.where((down - 128) + (up + 127) > 0, -128 - down, 127 - up)
     return scale.float(), zero.clamp(-128, 127).round().float()
 
 
-def _with_zero(least: Tensor, most: Tensor) -> Results:
+def _include_zero(least: Tensor, most: Tensor) -> Results:
     """Return the range extended to include 0."""
     return least.clamp(max=0), most.clamp(min=0)
 
 
-SCALES: Final[MappingProxyType[str, Function]] = MappingProxyType(
+SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
     {
         "quantized_decomposed::choose_qparams.tensor": per_tensor_qparams,
         "quantized_decomposed::choose_qparams_symmetric.tensor": per_tensor_symmetric_qparams,
@@ -69,21 +69,21 @@ SCALES: Final[MappingProxyType[str, Function]] = MappingProxyType(
 """The forms that compute scales and zero points, by operator."""
 
 
-def without_mask(form: Function) -> Function:
+def drop_mask(form: Function) -> Function:
     """Return the form of a fake quantizer that also returns a mask, which must be unread."""
 
-    def wrapped(known: Known, *args: Argument) -> Argument:
+    def wrapped(known: Facts, *args: Argument) -> Argument:
         return form(known, *args), None
 
     wrapped.__name__, wrapped.__doc__ = f"{form.__name__}_without_mask", f"{form.__doc__}, and a mask"
     return wrapped
 
 
-def where_enabled(form: Function) -> Function:
+def quantize_if_enabled(form: Function) -> Function:
     """Return the form of a fake quantizer with a constant on/off switch before its last two arguments."""
 
     def wrapped(
-        known: Known, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int
+        known: Facts, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int
     ) -> Argument:
         if not isinstance(on, int):
             return NotImplemented
@@ -93,7 +93,7 @@ def where_enabled(form: Function) -> Function:
     return wrapped
 
 
-def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
+def is_replaceable(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
     """Return whether an operator's readers allow its form: only forms, which accept float32, read scales and zero
     points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):
@@ -101,7 +101,7 @@ def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) ->
     parts = list(node.users)
     if any(part.target is not operator.getitem for part in parts):
         return False
-    if name not in SCALES:
+    if name not in SCALE_FORMS:
         return all(part.args[1] == 0 or not part.users for part in parts)
     return all(schema_name(user.target) in forms for part in parts for user in part.users)
 

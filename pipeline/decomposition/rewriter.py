@@ -19,12 +19,12 @@ from pipeline.converters.attention import is_slow_attention
 from pipeline.converters.lookup import is_kept_in_torch
 from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_faster_in_torch
 from pipeline.converters.user_registrations import UserRegistrations
-from pipeline.decomposition.candidates import Contents, Ways, check_results
+from pipeline.decomposition.candidates import CallSearch, Decompositions, check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
-from pipeline.decomposition.complex_rules import RULES, settled
+from pipeline.decomposition.complex_rules import RULES, cast_rule_results
 from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.templates import Call, Templates, nodes_of
+from pipeline.decomposition.templates import Call, Templates, argument_nodes
 from pipeline.errors import ConversionError, line_of, worded
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
@@ -34,43 +34,43 @@ from pipeline.shapes.environment import bounds, shape_of
 class Rewriter:
     """The rewriting of a program's graph. ``applied``: the operators whose registered decomposition was used."""
 
-    def __init__(self, program: Program, claims: UserRegistrations, ways: Ways) -> None:
-        self.program, self.claims, self.ways = program, claims, ways
+    def __init__(self, program: Program, claims: UserRegistrations, choices: Decompositions) -> None:
+        self.program, self.claims, self.choices = program, claims, choices
         self.settings = claims.lookup.settings
         self.graph = torch.fx.Graph()
         self.mode = fake_mode(program.graph)
         self.templates = Templates(self.mode)
-        self.contents = Contents(program, self.templates, ways, self.is_claimed)
+        self.user_calls = CallSearch(program, self.templates, choices, self.is_claimed)
         self.control_flow = ControlFlow(self.graph, self.templates, self.emit, self.is_kept)
         self.complex = ComplexValues(self.graph, self.mode, self.emit)
         self.constant: dict[Node, bool] = {}
         self.applied: set[object] = set()
-        self.open: set[str] = set()
+        self.open_templates: set[str] = set()
 
     def rewrite(self) -> torch.fx.Graph:
         """Rewrite the whole graph into the registry's opset."""
 
         def transform(node: Node, call: Call) -> Argument:
-            written = self.control_flow.written(node, call.args)
+            written = self.control_flow.expand(node, call.args)
             return self.emit(call) if written is None else written
 
-        return self._transformed(transform)
+        return self._transform_nodes(transform)
 
     def is_kept(self, node: Node) -> bool:
         """Return whether a node is not decomposed: settings run it in PyTorch, or a user's converter may accept it."""
-        users = self.is_claimed(Call.of(node)) or self.ways.own(node.target) is not None
+        users = self.is_claimed(Call.of_node(node)) or self.choices.registered_for(node.target) is not None
         return users or is_kept_in_torch(node.target, node.meta, self.settings)
 
-    def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
+    def decompose_refused(self, refused: Container[str]) -> torch.fx.Graph:
         """Decompose these nodes as if the user had no converter for them, and copy all other nodes."""
 
         def transform(node: Node, call: Call) -> Argument:
             apart = node.name in refused or node.target is operator.getitem
-            return self.emit(call, refused=True) if apart else self.add(call)
+            return self.emit(call, refused=True) if apart else self.add_call(call)
 
-        return self._transformed(transform)
+        return self._transform_nodes(transform)
 
-    def _transformed(self, transform: Callable[[Node, Call], Argument]) -> torch.fx.Graph:
+    def _transform_nodes(self, transform: Callable[[Node, Call], Argument]) -> torch.fx.Graph:
         env: dict[Node, Argument] = {}
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -78,14 +78,14 @@ class Rewriter:
                 env[node] = transform(node, Call(node.target, args, kwargs, node.meta, node.name))
             else:
                 env[node] = copy_node(node, self.graph, env.__getitem__)
-                self.note(env[node])
+                self.record_constant(env[node])
         return self.graph
 
     def is_claimed(self, call: Call) -> bool:
         """Return whether the user has a HIGH converter that may accept a call, or a decomposition of its operator."""
-        return call.target in self.claims.decomposed or self.is_users(call)
+        return call.target in self.claims.decomposed or self.has_users_converter(call)
 
-    def is_users(self, call: Call) -> bool:
+    def has_users_converter(self, call: Call) -> bool:
         """Return whether the user has a HIGH converter that may accept a call."""
         return self.claims.may_convert(call.target, call.args, call.kwargs, call.value)
 
@@ -93,62 +93,62 @@ class Rewriter:
         """Add a call to the new graph and return its value: the new node, or the result of the call's decomposition."""
         if call.target is operator.getitem and isinstance(call.args[0], (tuple, list)):
             return call.args[0][call.args[1]]
-        if is_kept_in_torch(call.target, call.meta, self.settings) or self.is_left(call):
-            return self.add(call)
+        if is_kept_in_torch(call.target, call.meta, self.settings) or self.stays_in_torch(call):
+            return self.add_call(call)
         if has_complex(call.args, call.kwargs, call.value):
             inlined = self.inline_pairs(call)
-            return inlined[0] if inlined else self.settle(call, lambda node: False)
-        if not refused and self.is_users(call):
-            return self.add(call)
-        inlined = self.inline_first(call)
+            return inlined[0] if inlined else self.keep_or_decompose(call, lambda node: False)
+        if not refused and self.has_users_converter(call):
+            return self.add_call(call)
+        inlined = self.inline_preferred(call)
         accepts = self.claims.accepts_without_users if refused else self.claims.accepts
-        return inlined[0] if inlined else self.settle(call, accepts)
+        return inlined[0] if inlined else self.keep_or_decompose(call, accepts)
 
-    def is_left(self, call: Call) -> bool:
+    def stays_in_torch(self, call: Call) -> bool:
         """Return whether a call stays in PyTorch, whose grouped matmul is faster, and the settings allow that."""
-        if self.ways.own(call.target) is not grouped_mm or self.program.settings.require_full_compilation:
+        if self.choices.registered_for(call.target) is not grouped_mm or self.program.settings.require_full_compilation:
             return False
         (rows, _), matrices = (shape_of(x.meta["val"]) for x in call.args[:2])
         tuned = [bounds(rows, {**self.program.shapes, **each}).opt for each in self.program.profiles or (FrozenDict(),)]
         return all(isinstance(size, int) for size in matrices) and is_faster_in_torch(tuned, matrices)
 
-    def add(self, call: Call) -> Node:
+    def add_call(self, call: Call) -> Node:
         """Add a node to the new graph."""
         node = self.graph.create_node("call_function", call.target, tuple(call.args), dict(call.kwargs), call.name)
         node.meta = {**origin_of(call.meta), "val": call.value}
-        self.note(node)
+        self.record_constant(node)
         return node
 
-    def note(self, node: Node) -> None:
+    def record_constant(self, node: Node) -> None:
         """Record whether a node is constant, if later nodes depend on it."""
         if self.claims.targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
-    def settle(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
+    def keep_or_decompose(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
         """Keep a call if a converter accepts it or nothing decomposes it; else return torch's decomposition."""
-        node = self.add(call)
+        node = self.add_call(call)
         if not is_operator(node) or accepts(node) or is_slow_attention(node, self.program.settings):
             return node
-        convolution = None if call.target in self.ways.disabled else _as_convolution(node)
+        convolution = None if call.target in self.choices.disabled else _as_convolution(node)
         if convolution is not None:
             self.graph.erase_node(node)
             return self.emit(Call(aten.convolution.default, convolution, {}, node.meta))
-        decomposition = self.ways.torchs(call.target)
+        decomposition = self.choices.torch_decomposition(call.target)
         inlined = decomposition and self.inline(decomposition, call)
         if not inlined:
             return node
         self.graph.erase_node(node)
         return inlined[0]
 
-    def inline_first(self, call: Call) -> tuple[Argument] | None:
+    def inline_preferred(self, call: Call) -> tuple[Argument] | None:
         """Decompose a call that leads to a user's operator or has a registered decomposition; else return None."""
-        way = self.contents.way(call, self.constant) if self.claims.targets else None
-        own = self.ways.own(call.target)
+        way = self.user_calls.find_decomposition(call, self.constant) if self.claims.targets else None
+        own = self.choices.registered_for(call.target)
         if way is not None and way is not own:
             return self.inline(way, call)
-        return own and self.inline_own(own, call)
+        return own and self.inline_registered(own, call)
 
-    def inline_own(self, function: Function, call: Call) -> tuple[Argument] | None:
+    def inline_registered(self, function: Function, call: Call) -> tuple[Argument] | None:
         """Call `inline` for a registered decomposition, which may be a user's: errors name the decomposition."""
         try:
             inlined = self.inline(function, call)
@@ -172,25 +172,25 @@ class Rewriter:
         if rule is None:
             return None
         where = origin_of(call.meta)
-        args, kwargs = self.complex.apart((call.args, call.kwargs), where)
-        inlined = self.inline(settled(rule, call.value), Call(rule, args, kwargs, where))
-        return inlined and (self.complex.together(inlined[0], where),)
+        args, kwargs = self.complex.split_arguments((call.args, call.kwargs), where)
+        inlined = self.inline(cast_rule_results(rule, call.value), Call(rule, args, kwargs, where))
+        return inlined and (self.complex.join_results(inlined[0], where),)
 
     def inline(self, function: Function, call: Call) -> tuple[Argument] | None:
         """Emit a decomposition into the new graph and return its outputs; None if it does not apply, or would recurse:
         torch's composites end at operators that our decompositions express by composites."""
-        template = self.templates.of(function, call.target, call.args, call.kwargs, call.value)
-        if template is None or template.key in self.open:
+        template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
+        if template is None or template.key in self.open_templates:
             return None
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             return self.emit(Call(node.target, args, kwargs, {**origin_of(call.meta), "val": node.meta.get("val")}))
 
-        self.open.add(template.key)
+        self.open_templates.add(template.key)
         try:
-            return (call_graph(template.graph, nodes_of(call.args, call.kwargs), emit),)
+            return (call_graph(template.graph, argument_nodes(call.args, call.kwargs), emit),)
         finally:
-            self.open.remove(template.key)
+            self.open_templates.remove(template.key)
 
 
 def _as_convolution(node: Node) -> tuple[object, ...] | None:

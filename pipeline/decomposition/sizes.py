@@ -18,28 +18,28 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from pipeline.aten.types import Argument, aten
 from pipeline.program import is_operator
 from pipeline.shapes.environment import expression
-from pipeline.shapes.lines import line_of
+from pipeline.shapes.linear import linear_coefficients
 
 
-def read_sizes_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
+def replace_size_reads(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
     """Replace operators whose results are read only for their size: compute the size from the inputs' sizes."""
     places = _size_sources(inputs)
-    live, sizes = _live(graph, places)
+    live, sizes = _live_and_size_nodes(graph, places)
     for node in sizes:
         if any(is_operator(n) and n not in live for n in node.all_input_nodes):
             node.replace_all_uses_with(_size_node(graph, node, places))
 
 
-def _called(function: Callable[..., Argument]) -> Callable[..., Argument]:
+def _graph_call(function: Callable[..., Argument]) -> Callable[..., Argument]:
     """Return a handler that adds a call of a one-argument function to the graph instead of running the function."""
     return staticmethod(lambda x, *_: x.tracer.create_proxy("call_function", function, (x,), {}))
 
 
-class _Spelled(PythonReferenceAnalysis):
+class _GraphSizeAnalysis(PythonReferenceAnalysis):
     """Adds size expressions to a graph as torch.export does; the base class would run ``trunc``, ``round``, ``/``."""
 
-    trunc_to_int, round_to_int = _called(math.trunc), _called(round)
-    floor_to_int, ceil_to_int = _called(math.floor), _called(math.ceil)
+    trunc_to_int, round_to_int = _graph_call(math.trunc), _graph_call(round)
+    floor_to_int, ceil_to_int = _graph_call(math.floor), _graph_call(math.ceil)
 
     @staticmethod
     def int_truediv(a: Argument, b: Argument) -> Argument:
@@ -57,26 +57,28 @@ class _Spelled(PythonReferenceAnalysis):
         return result
 
 
-Place: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
+InputSize: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
 """An input and its dim (None for a number), and the slope and offset of its size as an expression of a symbol."""
 
 
-def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
+def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, InputSize]:
     """Return the input dim to read each symbol from, preferably a dim whose size is the symbol itself."""
-    found: dict[str, Place] = {}
+    found: dict[str, InputSize] = {}
     for node in inputs:
         value = node.meta.get("val")
         sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, size in sizes:
             expr = expression(size) if isinstance(size, torch.SymInt) else 0
             for symbol in () if isinstance(expr, int) else expr.free_symbols:
-                line = line_of(expr, symbol.name)
+                line = linear_coefficients(expr, symbol.name)
                 if line is not None and (symbol.name not in found or line == (1, 0) != found[symbol.name][2:]):
                     found[symbol.name] = (node, dim, *line)
     return found
 
 
-def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
+def _live_and_size_nodes(
+    graph: torch.fx.Graph, places: Mapping[str, InputSize]
+) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
     """Return the nodes on which results depend other than through sizes of inputs, and these size nodes in order."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
@@ -93,21 +95,21 @@ def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch
     return live, [node for node in graph.nodes if node in sizes]
 
 
-def _is_readable(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
+def _is_readable(node: torch.fx.Node, places: Mapping[str, InputSize]) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.SymInt) or isinstance(expr := expression(value), int):
         return False
     return all(symbol.name in places for symbol in expr.free_symbols)
 
 
-def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, Place]) -> torch.fx.Node:
+def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, InputSize]) -> torch.fx.Node:
     """Compute a size from the inputs' sizes, before the node that read the size."""
     expr: Argument = expression(node.meta["val"])
     before = node.prev
     with graph.inserting_before(node):
         tracer = GraphAppendingTracer(graph)
-        known = {symbol: _symbol(tracer, places[symbol.name]) for symbol in sorted(expr.free_symbols, key=str)}
-        result: torch.fx.Node = sympy_interp(_Spelled, known, expr).node
+        known = {symbol: _symbol_proxy(tracer, places[symbol.name]) for symbol in sorted(expr.free_symbols, key=str)}
+        result: torch.fx.Node = sympy_interp(_GraphSizeAnalysis, known, expr).node
     made: Argument = before.next
     while made is not node:
         args, kwargs = map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
@@ -116,8 +118,8 @@ def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, 
     return result
 
 
-def _symbol(tracer: GraphAppendingTracer, place: Place) -> Argument:
-    node, dim, slope, offset = place
+def _symbol_proxy(tracer: GraphAppendingTracer, size_input: InputSize) -> Argument:
+    node, dim, slope, offset = size_input
     size: Argument = Proxy(node, tracer)
     if dim is not None:
         size = Proxy(tracer.graph.call_function(aten.sym_size.int, (node, dim)), tracer)

@@ -17,7 +17,7 @@ from pipeline.aten.preserved_composites import real_operator
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Spec, Target
-from pipeline.capture.fake_tensors import quietly, signature
+from pipeline.capture.fake_tensors import argument_key, suppress_guards
 from pipeline.shapes.environment import shape_of
 
 
@@ -32,7 +32,7 @@ class Call:
     name: str | None = None
 
     @classmethod
-    def of(cls, node: torch.fx.Node) -> Call:
+    def of_node(cls, node: torch.fx.Node) -> Call:
         """Return the call of a node."""
         return cls(node.target, node.args, node.kwargs, node.meta, node.name)
 
@@ -57,24 +57,24 @@ class Templates:
     mode: FakeTensorMode
     known: dict[str, torch.fx.GraphModule | None] = field(factory=dict)
 
-    def of(
+    def find(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
         """Return the template of a call that returns ``expected``; None if the decomposition does not apply."""
         flat, spec = tree_flatten((args, kwargs))
-        key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
+        key = f"{function_name(function)} of {target} {argument_key(flat)} {spec}"
         if key not in self.known:
-            self.known[key] = _trace(function, flat, spec, target, self.mode)
+            self.known[key] = _trace_decomposition(function, flat, spec, target, self.mode)
         template = self.known[key]
-        return None if template is None or _fixes_sizes(template, expected) else Template(key, template.graph)
+        return None if template is None or _specializes_sizes(template, expected) else Template(key, template.graph)
 
 
-def nodes_of(args: object, kwargs: object) -> list[torch.fx.Node]:
+def argument_nodes(args: object, kwargs: object) -> list[torch.fx.Node]:
     """Return the nodes among the arguments of a call, in the order of a template's placeholders."""
     return [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.fx.Node)]
 
 
-def _trace(
+def _trace_decomposition(
     function: Callable[..., object], flat: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
     """Return the graph of a decomposition over the nodes among ``flat``; None if it calls the operator itself."""
@@ -87,12 +87,12 @@ def _trace(
     def call(*values: object) -> Argument:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
-        result = function(*map(_copied_lists, args), **kwargs)
+        result = function(*map(_copy_lists, args), **kwargs)
         if result is NotImplemented:
             raise _DoesNotApply
         return tuple(result) if isinstance(result, tuple) else result  # fx would turn named tuples into calls
 
-    with one_export, torch.no_grad(), quietly(mode), enable_python_dispatcher():
+    with one_export, torch.no_grad(), suppress_guards(mode), enable_python_dispatcher():
         try:
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
         except (_DoesNotApply, GuardOnDataDependentSymNode):
@@ -103,17 +103,17 @@ def _trace(
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.target = real_operator(node.target)
-    if any(n.op == "get_attr" or n.target is target or _makes_symbols(n) for n in traced.graph.nodes):
+    if any(n.op == "get_attr" or n.target is target or _introduces_symbols(n) for n in traced.graph.nodes):
         return None
     return traced
 
 
-def _copied_lists(value: object) -> object:
+def _copy_lists(value: object) -> object:
     """Return an argument with copied lists, since torch's decompositions mutate lists of indices."""
-    return list(map(_copied_lists, value)) if isinstance(value, list) else value
+    return list(map(_copy_lists, value)) if isinstance(value, list) else value
 
 
-def _makes_symbols(node: torch.fx.Node) -> bool:
+def _introduces_symbols(node: torch.fx.Node) -> bool:
     """Return whether a node introduces a data-dependent size, for which the program has a different symbol."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
@@ -126,7 +126,7 @@ class _DoesNotApply(Exception):  # noqa: N818 - not an error
     """Raised if a decomposition returns NotImplemented."""
 
 
-def _fixes_sizes(template: torch.fx.GraphModule, expected: object) -> bool:
+def _specializes_sizes(template: torch.fx.GraphModule, expected: object) -> bool:
     """Return whether the trace specialized on the size of a dynamic dim, as some of torch's decompositions do."""
     output = template.graph.output_node()
     made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_leaves(output.args)]

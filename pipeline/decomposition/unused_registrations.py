@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.lookup import find_rejection, is_kept_in_torch
 from pipeline.converters.user_registrations import UserRegistrations
-from pipeline.decomposition.candidates import Contents, Ways
+from pipeline.decomposition.candidates import CallSearch, Decompositions
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import Unreached
 from pipeline.program import Program, Verdict
@@ -29,11 +29,11 @@ _CALLS = "print(pipeline.capture(model, args)) shows what it calls"
 _DYNAMIC = "declare it with supports_dynamic_shapes=True, if it takes them"
 
 
-def unreached(
+def unused_registrations(
     program: Program,
     verdicts: Mapping[str, Verdict],
     claims: UserRegistrations,
-    ways: Ways,
+    choices: Decompositions,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
     """Return the user's converters and decompositions that were not used although the model calls their operators.
@@ -48,8 +48,8 @@ def unreached(
     idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched(program, claims)
     if not idle and not left and not idle_entries:
         return ()
-    search = _Search(program, verdicts, claims, ways, refusals, Templates(fake_mode(program.graph)))
-    return (*search.converters(idle), *search.decompositions(left), *search.entries(idle_entries))
+    search = _UnusedSearch(program, verdicts, claims, choices, refusals, Templates(fake_mode(program.graph)))
+    return (*search.unused_converters(idle), *search.unused_decompositions(left), *search.unused_entries(idle_entries))
 
 
 def _unmatched(program: Program, claims: UserRegistrations) -> list[Argument]:
@@ -64,70 +64,71 @@ def _unmatched(program: Program, claims: UserRegistrations) -> list[Argument]:
 
 
 @frozen(eq=False)
-class _Search:
+class _UnusedSearch:
     program: Program
     verdicts: Mapping[str, Verdict]
     claims: UserRegistrations
-    ways: Ways
+    choices: Decompositions
     refusals: Mapping[Declaration, Rejection]
     templates: Templates
 
-    def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """Yield the converters among ``idle`` whose operator the model calls, with the reasons why they are unused."""
-        for declaration in idle:
-            found = self.found(declaration.key)
+    def unused_converters(self, declarations: list[Declaration]) -> Iterator[Unreached]:
+        """Yield the unused converters among these whose operator the model calls, each with the reason."""
+        for declaration in declarations:
+            found = self.find_call(declaration.key)
             if found is not None:
                 name = f"the converter {declaration.support.name} of {qualified_name(declaration.key)}"
-                yield Unreached(name, *self.why(declaration, found))
+                yield Unreached(name, *self.why_converter_is_unused(declaration, found))
 
-    def decompositions(self, left: frozenset[Any]) -> Iterator[Unreached]:
+    def unused_decompositions(self, operators: frozenset[Any]) -> Iterator[Unreached]:
         """Yield an entry for each unused decomposition of these operators, if the model calls the operator."""
-        for op in sorted(left, key=str):
-            found = self.found(op)
+        for op in sorted(operators, key=str):
+            found = self.find_call(op)
             if found is not None:
-                name = f"the decomposition {function_name(self.ways.registered[op])} of {qualified_name(op)}"
-                yield Unreached(name, *self.why_whole(op, found))
+                name = f"the decomposition {function_name(self.choices.registered[op])} of {qualified_name(op)}"
+                yield Unreached(name, *self.why_decomposition_is_unused(op, found))
 
-    def found(self, target: object) -> Node | None:
+    def find_call(self, target: object) -> Node | None:
         """Return a call of an operator, or of a composite of it, in the current or captured program; else None."""
         direct: Node | None = next((node for node in self.program.graph.nodes if node.target is target), None)
         if direct is not None:
             return direct
         source = self.program.source or self.program
-        contents = Contents(source, self.templates, Ways(self.ways.registered), lambda call: call.target is target)
-        return contents.first(source.graph)
+        choices = Decompositions(self.choices.registered)
+        return CallSearch(source, self.templates, choices, lambda call: call.target is target).find_first(source.graph)
 
-    def why(self, declaration: Declaration, found: Node) -> tuple[str, str]:
+    def why_converter_is_unused(self, declaration: Declaration, call: Node) -> tuple[str, str]:
         """Return why a converter is not used, and a hint."""
         settings = self.claims.lookup.settings
         hint = _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
-        if is_kept_in_torch(found.target, found.meta, settings):
-            return f"torch_executed_ops keeps {found.name} in PyTorch", ""
+        if is_kept_in_torch(call.target, call.meta, settings):
+            return f"torch_executed_ops keeps {call.name} in PyTorch", ""
         if declaration in self.refusals:
             return str(self.refusals[declaration].reason), self.refusals[declaration].hint
-        if found.target is not declaration.key and found.target in self.ways.disabled:
-            return f"torch_disabled_decompositions keeps {qualified_name(found.target)} from being decomposed", ""
-        if found.target is not declaration.key:
+        if call.target is not declaration.key and call.target in self.choices.disabled:
+            return f"torch_disabled_decompositions keeps {qualified_name(call.target)} from being decomposed", ""
+        if call.target is not declaration.key:
             if declaration in self.claims.high.get(declaration.key, ()):
-                return f"it takes static shapes only, and {found.name} has sizes that vary", _DYNAMIC
-            return f"{qualified_name(found.target)}, a composite of {qualified_name(declaration.key)}, has one", hint
-        if found.name not in self.verdicts:
-            own = self.ways.own(declaration.key)
+                return f"it supports static shapes only, and {call.name} has dynamic sizes", _DYNAMIC
+            composite = f"{qualified_name(call.target)}, a composite of {qualified_name(declaration.key)}"
+            return f"{composite}, has a converter", hint
+        if call.name not in self.verdicts:
+            own = self.choices.registered_for(declaration.key)
             if own is not None:
                 return f"the decomposition {function_name(own)} is applied first", hint
             return "its calls were folded into constants or merged into other operators", hint
-        rejection = find_rejection(declaration.support, found, settings)
+        rejection = find_rejection(declaration.support, call, settings)
         if isinstance(rejection, Rejection):
-            return f"{found.name}: {rejection.reason}", rejection.hint
-        verdict = self.verdicts[found.name]
+            return f"{call.name}: {rejection.reason}", rejection.hint
+        verdict = self.verdicts[call.name]
         if verdict.choice is None:
-            return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}", hint
-        return f"{verdict.choice.support.name} comes before it, and accepts {found.name}", hint
+            return f"{call.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}", hint
+        return f"{verdict.choice.support.name} comes before it, and accepts {call.name}", hint
 
-    def entries(self, idle: list[object]) -> Iterator[Unreached]:
+    def unused_entries(self, unmatched: list[object]) -> Iterator[Unreached]:
         """Yield the unused entries of ``torch_executed_ops``, with the model's composites of their operators."""
-        for entry in idle:
-            found = self.found(entry) if isinstance(entry, OpOverload) else None
+        for entry in unmatched:
+            found = self.find_call(entry) if isinstance(entry, OpOverload) else None
             name = f"{entry_name(entry)} in torch_executed_ops"
             if found is not None:
                 target = qualified_name(found.target)
@@ -137,16 +138,16 @@ class _Search:
             else:
                 paths = sorted({module_path(n) for n in self.program.graph.nodes if n.op == "call_function"})
                 listed = ", ".join(map(repr, paths[:8]))
-                yield Unreached(name, "it is false for every module", f"the paths are {listed}")
+                yield Unreached(name, "it returns False for every module", f"the paths are {listed}")
 
-    def why_whole(self, op: object, found: Node) -> tuple[str, str]:
+    def why_decomposition_is_unused(self, op: object, call: Node) -> tuple[str, str]:
         """Return why a decomposition is not used, and a hint."""
-        if is_kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
-            return f"torch_executed_ops keeps {found.name} in PyTorch", ""
-        if op in self.ways.disabled:
-            return "torch_disabled_decompositions has the operator", "leave one of the two out"
+        if is_kept_in_torch(call.target, call.meta, self.claims.lookup.settings):
+            return f"torch_executed_ops keeps {call.name} in PyTorch", ""
+        if op in self.choices.disabled:
+            return "torch_disabled_decompositions has the operator", "remove one of the two"
         if op in self.claims.high:
-            return "a HIGH converter of the operator comes before it", "leave one of the two out"
-        if found.target is not op:
-            return f"{qualified_name(found.target)}, a composite of {qualified_name(op)}, is not decomposed", ""
+            return "a HIGH converter of the operator comes before it", "remove one of the two"
+        if call.target is not op:
+            return f"{qualified_name(call.target)}, a composite of {qualified_name(op)}, is not decomposed", ""
         return "the decomposition returned NotImplemented or the operator itself for every call", ""

@@ -14,7 +14,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from pipeline.aten.types import Argument, Function
-from pipeline.export_fixes.patching import Places, Replacement
+from pipeline.export_fixes.patching import Patches, Replacement
 
 IN_PLACE: Final = {
     "all_reduce": functional.all_reduce_inplace,
@@ -31,11 +31,11 @@ copy of its result."""
 
 def traced() -> AbstractContextManager[None]:
     """Return a context for exports in which collectives become operators and DTensors add nothing to the graph."""
-    return _places("torch.distributed.tensor" in sys.modules).taken("sharded")
+    return _places("torch.distributed.tensor" in sys.modules).activate("sharded")
 
 
 @cache
-def _places(_: bool) -> Places:
+def _places(_: bool) -> Patches:
     """Return the replacements; those in DTensor's modules only if these modules are imported."""
     why = "calls a process group, and torch.export knows operators only"
     rows = [
@@ -49,7 +49,7 @@ def _places(_: bool) -> Places:
     rows += [Replacement(each, name, _untraced, why, "sharded", before=(2, 13)) for each in owners]
     why = "bounds a varying size, to shard it where it need not be"
     asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
-    return Places((*rows, *(Replacement(each, "is_tensor_shardable", _always, why, "sharded") for each in asking)))
+    return Patches((*rows, *(Replacement(each, "is_tensor_shardable", _always, why, "sharded") for each in asking)))
 
 
 def _nothing(_: Function, **__: object) -> None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from pipeline.aten.collectives import process_groups
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.interrupts import undoing
+from pipeline.export_fixes.interrupts import undo_at_exit
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
@@ -197,7 +197,7 @@ def _over_local_tensors(
         for each in places:
             each.put(each.whole)
 
-    with undoing(restore):
+    with undo_at_exit(restore):
         space["forward"] = called
         for each in places:
             each.put(local[id(each.whole)])

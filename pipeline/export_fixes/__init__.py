@@ -3,32 +3,32 @@
 `pipeline.capture` imports only the names below from this package.
 """
 
-from pipeline.export_fixes.dynamic_shapes import asked
-from pipeline.export_fixes.error_attribution import GENERATOR
+from pipeline.export_fixes.dynamic_shapes import requested_bounds
+from pipeline.export_fixes.error_attribution import GENERATOR_MESSAGE
 from pipeline.export_fixes.export_steps import has_transforms
 from pipeline.export_fixes.exporter import export, signature_of
 from pipeline.export_fixes.input_checks import check_values
-from pipeline.export_fixes.interrupts import interruptible, undoing
+from pipeline.export_fixes.interrupts import interruptible, undo_at_exit
 from pipeline.export_fixes.known_numbers import is_determined_by_sizes
-from pipeline.export_fixes.onnx_file import opened
-from pipeline.export_fixes.patch_contexts import exporting, tracing, tracing_for
-from pipeline.export_fixes.requests import ExportNotes, Wish, requested
+from pipeline.export_fixes.onnx_file import open_onnx_model
+from pipeline.export_fixes.patch_contexts import patch_for_device, patch_for_export, patch_for_trace
+from pipeline.export_fixes.requests import ExportNotes, ProfileRanges, check_request
 
 __all__ = [
-    "GENERATOR",
+    "GENERATOR_MESSAGE",
     "ExportNotes",
-    "Wish",
-    "asked",
+    "ProfileRanges",
+    "check_request",
     "check_values",
     "export",
-    "exporting",
     "has_transforms",
     "interruptible",
     "is_determined_by_sizes",
-    "opened",
-    "requested",
+    "open_onnx_model",
+    "patch_for_device",
+    "patch_for_export",
+    "patch_for_trace",
+    "requested_bounds",
     "signature_of",
-    "tracing",
-    "tracing_for",
-    "undoing",
+    "undo_at_exit",
 ]

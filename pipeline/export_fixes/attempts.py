@@ -20,22 +20,22 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import dynamic_shapes as ranges
-from pipeline.export_fixes.model_state import changed
-from pipeline.export_fixes.patching import in_columns
-from pipeline.export_fixes.restore_model_state import within
+from pipeline.export_fixes.model_state import changed_attributes
+from pipeline.export_fixes.patching import align_columns
+from pipeline.export_fixes.restore_model_state import join_path
 from pipeline.export_fixes.runtime_asserts import checks
 
-Way: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
+TraceMode: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
 """How torch.export traces. ``"python"``: it runs the model's Python code. The next three do so, too: ``"called"``:
 ``torch.compiler.is_exporting()`` is False in the model; ``"comparing"``: the example decides comparisons of several
-sizes; ``"anew"``: the model forgets the shapes of its last call (`forgotten`). ``"bytecode"``: Dynamo interprets the
-bytecode, with the contents of caches and ints computed from sizes (not while ``torch.compile`` traces, which would
-crash). ``"autograd"``: below autograd, where ``torch.func`` has been applied. ``"example"``: as ``"python"``, and
-data-dependent branches are taken as for the example."""
+sizes; ``"anew"``: shapes stored by the last call are cleared (`clear_remembered_shapes`). ``"bytecode"``: Dynamo
+interprets the bytecode, with the contents of caches and ints computed from sizes (not while ``torch.compile`` traces,
+which would crash). ``"autograd"``: below autograd, where ``torch.func`` has been applied. ``"example"``: as
+``"python"``, and data-dependent branches are taken as for the example."""
 
 
 @frozen(eq=False)
-class First:
+class FirstExport:
     """The outcome of the first export of a model, with the requested shapes.
 
     Attributes:
@@ -47,23 +47,23 @@ class First:
 
     model: torch.nn.Module
     shapes: Spec
-    way: Way
+    mode: TraceMode
     error: Exception | None
-    by_inputs: bool
+    has_input_ranges: bool
     has_one_size: bool
     is_narrower: bool
 
     @property
     def fails_for_the_model(self) -> bool:
         """Whether the model's own code raised the error; False for errors about ranges or data-dependent branches."""
-        return self.way == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
+        return self.mode == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
 
     @property
-    def reads_bytecode(self) -> bool:
+    def can_read_bytecode(self) -> bool:
         """Whether Dynamo may trace the retry: it is not active, and the model caught no error of a value check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
-        return self.way == "python" and CompileContext.try_get() is None and not is_caught
+        return self.mode == "python" and CompileContext.try_get() is None and not is_caught
 
 
 @frozen(eq=False)
@@ -80,14 +80,14 @@ class Attempt:
     name: str
     when: str
     changes: str
-    applies: Callable[[First], bool]
-    way: Way | None = None
-    shapes: Callable[[First], Iterable[Spec]] = lambda first: (first.shapes,)
+    applies: Callable[[FirstExport], bool]
+    mode: TraceMode | None = None
+    shapes: Callable[[FirstExport], Iterable[Spec]] = lambda first: (first.shapes,)
 
-    def tries(self, first: First) -> Iterator[tuple[Spec, Way]]:
+    def exports_to_try(self, first: FirstExport) -> Iterator[tuple[Spec, TraceMode]]:
         """Yield the shapes and the trace mode of each export to try; nothing if the attempt cannot help."""
         if self.applies(first):
-            yield from ((each, self.way or first.way) for each in self.shapes(first))
+            yield from ((each, self.mode or first.mode) for each in self.shapes(first))
 
 
 NO_SIZE: Final = -2
@@ -96,12 +96,12 @@ NO_SIZE: Final = -2
 
 def remembered_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     """Return the shapes that a model's modules store as attributes, by attribute path."""
-    rows = ((within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
+    rows = ((join_path(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
     return {place: value for place, value in rows if type(value) is torch.Size}
 
 
 @contextmanager
-def forgotten(model: torch.nn.Module) -> Iterator[None]:
+def clear_remembered_shapes(model: torch.nn.Module) -> Iterator[None]:
     """Return a context for a trace in which the shapes that a model stored in its last call are cleared, so that they
     match no tensor. The caller restores them.
 
@@ -115,46 +115,46 @@ def forgotten(model: torch.nn.Module) -> Iterator[None]:
         path, _, name = place.rpartition(".")
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
-    if left := found.keys() - changed():
+    if left := found.keys() - changed_attributes():
         raise CaptureError(f"{type(model).__name__} does not set {', '.join(sorted(left))} when it is called")
 
 
 NUMBERS: Final = Attempt(
     "numbers",
-    "the graph fixes a number that int() makes of sizes",
+    "the graph fixes an int that is computed from sizes",
     "Dynamo reads the bytecode",
-    lambda first: first.reads_bytecode,
+    lambda first: first.can_read_bytecode,
     "bytecode",
-    lambda first: (first.shapes, *ranges.relaxed(first.shapes)),
+    lambda first: (first.shapes, *ranges.relax_ranges(first.shapes)),
 )
 """The attempt after an export that did not fail."""
 
 ATTEMPTS: Final = (
     Attempt(
         "anew",
-        "the model remembers the shape of a call",
-        "it forgets the shape",
-        lambda first: first.way == "python" and bool(remembered_shapes(first.model)),
+        "the model stores the shape of a call",
+        "the stored shape is cleared",
+        lambda first: first.mode == "python" and bool(remembered_shapes(first.model)),
         "anew",
     ),
     Attempt(
         "roomier",
         "a size is 1 or 2",
-        "the size may be 3 as well",
+        "the range is extended to 3",
         lambda first: True,
-        shapes=lambda first: ranges.roomier(first.shapes),
+        shapes=lambda first: ranges.extend_two_size_ranges(first.shapes),
     ),
     Attempt(
         "bytecode first",
-        "torch took a size for a constant",
+        "torch specialized a dynamic size",
         "Dynamo reads the bytecode",
-        lambda first: first.reads_bytecode and first.has_one_size,
+        lambda first: first.can_read_bytecode and first.has_one_size,
         "bytecode",
     ),
     Attempt(
         "called",
         "the model itself fails",
-        "it is not told that it is exported",
+        "torch.compiler.is_exporting() is False in the model",
         lambda first: first.fails_for_the_model and not first.has_one_size,
         "called",
     ),
@@ -168,36 +168,36 @@ ATTEMPTS: Final = (
     Attempt(
         "tied",
         "torch needs dims of Inputs to be equal",
-        "these dims are one",
-        lambda first: first.by_inputs and isinstance(first.error, UserError),
-        shapes=lambda first: tied(first.error, first.shapes),
+        "these dims share a Dim",
+        lambda first: first.has_input_ranges and isinstance(first.error, UserError),
+        shapes=lambda first: tie_dims(first.error, first.shapes),
     ),
     Attempt(
         "relaxed",
-        "a range is at fault",
-        "torch may demand more of a size, such as s % 4 == 0",
+        "torch rejects a range",
+        "torch may add conditions, such as s % 4 == 0",
         lambda first: not first.is_narrower,
-        shapes=lambda first: ranges.relaxed(first.shapes),
+        shapes=lambda first: ranges.relax_ranges(first.shapes),
     ),
     Attempt(
         "bytecode",
-        "no size is a constant",
+        "torch specialized no size",
         "Dynamo reads the bytecode",
-        lambda first: first.reads_bytecode and not first.has_one_size,
+        lambda first: first.can_read_bytecode and not first.has_one_size,
         "bytecode",
     ),
-    Attempt("autograd", "always", "torch traces below autograd", lambda first: first.way == "python", "autograd"),
+    Attempt("autograd", "always", "torch traces below autograd", lambda first: first.mode == "python", "autograd"),
 )
 """The attempts after an export that failed, in their order."""
 
 
-def printed() -> str:
+def table_text() -> str:
     """Return the table as text: for each attempt a line with the condition and the change."""
     rows = ((each.name, each.when, each.changes) for each in (NUMBERS, *ATTEMPTS))
-    return in_columns(("attempt", "tried if", "what it changes"), *rows)
+    return align_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
-def tied(error: Argument, shapes: Spec) -> Iterator[Spec]:
+def tie_dims(error: Argument, shapes: Spec) -> Iterator[Spec]:
     """Yield the shapes with one ``Dim`` for dims that torch reports as equal; nothing if it suggests other changes.
 
     Each dim of an `Input` has a unique name, while a model may need equal dims (a mask and the masked tensor). The
@@ -207,9 +207,9 @@ def tied(error: Argument, shapes: Spec) -> Iterator[Spec]:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
     except Exception:  # it parses the message, which may suggest nothing that it understands
         return
-    if _bounds(found) == _bounds(shapes):
+    if _dim_bounds(found) == _dim_bounds(shapes):
         yield found
 
 
-def _bounds(shapes: object) -> list[Argument]:
+def _dim_bounds(shapes: object) -> list[Argument]:
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

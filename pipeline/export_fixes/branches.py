@@ -1,6 +1,6 @@
 """Trace both branches of a data-dependent TorchScript `if`, and select between their results at run time.
 
-The TorchScript interpreter (`export_fixes.torchscript`) calls `either` if the condition of a ``prim::If`` is
+The TorchScript interpreter (`export_fixes.torchscript`) calls `select_branch` if the condition of a ``prim::If`` is
 data-dependent. Each branch is traced as if it were taken, and must be pure: `torch.where` selects values, but cannot
 undo side effects. A data-dependent ``if`` in Python code is not handled here; it raises a `CaptureError`.
 """
@@ -21,7 +21,7 @@ from pipeline.aten.op_predicates import conditional_reason
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.patching import Kernel
-from pipeline.export_fixes.runtime_asserts import is_unknown
+from pipeline.export_fixes.runtime_asserts import is_data_dependent
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
@@ -52,7 +52,7 @@ class Branch:
 
 
 @define
-class Choice:
+class SelectedResult:
     """The memory of a result of `torch.where`, and of the two tensors of which eager would return one."""
 
     memory: frozenset[StorageWeakRef]
@@ -63,49 +63,51 @@ class Choice:
 class Trace:
     """The branches being traced, from the outermost to the innermost, and the results selected so far."""
 
-    open: list[Branch] = field(factory=list)
-    choices: list[Choice] = field(factory=list)
+    open_branches: list[Branch] = field(factory=list)
+    selected: list[SelectedResult] = field(factory=list)
 
 
 trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None)
-"""What is traced; `either` may be called while it is set."""
+"""What is traced; `select_branch` may be called while it is set."""
 
 
-def is_open(condition: object) -> bool:
+def is_open_condition(condition: object) -> bool:
     """Return whether a condition is a data-dependent tensor of one element."""
     if trace.get() is None or not isinstance(condition, torch.Tensor):
         return False
-    return is_unknown(condition) and set(shape_of(condition)) <= {1}
+    return is_data_dependent(condition) and set(shape_of(condition)) <= {1}
 
 
-def either(condition: torch.Tensor, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> Argument:
+def select_branch(
+    condition: torch.Tensor, if_true: Callable[[], Argument], if_false: Callable[[], Argument], line: str
+) -> Argument:
     """Trace both branches, and return the results that `torch.where` selects by the condition at run time. Raise
     `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot select."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
-    results = [_result(branch, run, place) for branch, run in zip(branches, (yes, no), strict=True)]
+    results = [_trace_branch(branch, run, line) for branch, run in zip(branches, (if_true, if_false), strict=True)]
     (ours, spec), (theirs, other) = map(tree_flatten, results)
     if spec != other:
-        raise _error(place, f"returns {_kind(results[0])} or {_kind(results[1])}")
+        raise _branch_error(line, f"returns {_value_text(results[0])} or {_value_text(results[1])}")
     rows = zip(ours, theirs, strict=True)
-    return tree_unflatten([_chosen_result(condition, pair, branches, place) for pair in rows], spec)
+    return tree_unflatten([_select_result(condition, pair, branches, line) for pair in rows], spec)
 
 
-def _result(branch: Branch, run: Callable[[], Argument], place: str) -> Argument:
+def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Argument:
     now = trace.get()
     assert now is not None
-    now.open.append(branch)
+    now.open_branches.append(branch)
     try:
         result = run()
     finally:
-        now.open.pop()
+        now.open_branches.pop()
     if branch.effect:
-        raise _error(place, f"has a branch that must not run unless it is taken: {branch.effect}")
+        raise _branch_error(line, f"has a branch that must not run unless it is taken: {branch.effect}")
     return result
 
 
-def _chosen_result(
-    condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], place: str
+def _select_result(
+    condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], line: str
 ) -> Argument:
     """Return the selected one of two results. A variable that one branch does not assign is not read later."""
     yes, no = pair
@@ -113,29 +115,31 @@ def _chosen_result(
         return yes
     if yes is UNSET:
         return no
-    if not (isinstance(yes, torch.Tensor) and isinstance(no, torch.Tensor) and _facts(yes) == _facts(no)):
-        raise _error(place, f"returns {_kind(yes)} or {_kind(no)}")
+    if not (isinstance(yes, torch.Tensor) and isinstance(no, torch.Tensor) and _properties(yes) == _properties(no)):
+        raise _branch_error(line, f"returns {_value_text(yes)} or {_value_text(no)}")
     chosen = torch.where(condition, yes, no)
-    shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _memory(tensor) not in branch.memory]
+    shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _storage_of(tensor) not in branch.memory]
     now = trace.get()
     if now is not None and shared:
-        now.choices.append(Choice(frozenset(map(_memory, (chosen, *shared))), place))
+        now.selected.append(SelectedResult(frozenset(map(_storage_of, (chosen, *shared))), line))
     return chosen
 
 
-def noting(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
+def record_effects(
+    orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
+) -> object:
     """Wrap torch's tracing of a call: record its side effects in a branch; reject writes to a selected result."""
-    result, now = own(mode, func, pre_dispatch, args, kwargs), trace.get()
-    if now is None or not (now.open or now.choices):
+    result, now = orig(mode, func, pre_dispatch, args, kwargs), trace.get()
+    if now is None or not (now.open_branches or now.selected):
         return result
-    written = {_memory(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
-    for choice in now.choices:
+    written = {_storage_of(tensor) for tensor in _written_tensors(func, args, kwargs or {})}
+    for choice in now.selected:
         if written & choice.memory:
-            why = f"the model writes in place to what the if at {choice.place} chose by data, or chose from"
-            raise CaptureError(why, "write to a clone: data decides which of two tensors is written")
-    before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
-    made = {_memory(tensor) for tensor in _tensors(result)} - before
-    for branch in now.open:
+            why = f"the model writes in place to a tensor that the data-dependent if at {choice.place} may return"
+            raise CaptureError(why, "write to a clone: only data determines which of two tensors is written")
+    before = {_storage_of(tensor) for tensor in _tensors_in((args, kwargs))}
+    made = {_storage_of(tensor) for tensor in _tensors_in(result)} - before
+    for branch in now.open_branches:
         why = conditional_reason(func, args, result, undone=bool(written) and written <= branch.memory)
         branch.effect = branch.effect or (f"{func} {why}" if why else "")
         branch.memory |= made
@@ -147,24 +151,24 @@ def _written_tensors(func: Target, args: Argument, kwargs: Mapping[str, Argument
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from _tensors(given.get(argument.name))
+                yield from _tensors_in(given.get(argument.name))
 
 
-def _tensors(value: Argument) -> Iterator[torch.Tensor]:
+def _tensors_in(value: Argument) -> Iterator[torch.Tensor]:
     yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def _memory(tensor: torch.Tensor) -> StorageWeakRef:
+def _storage_of(tensor: torch.Tensor) -> StorageWeakRef:
     while _functorch.is_functorch_wrapped_tensor(tensor):  # torch.vmap's wrapper has no memory of its own
         tensor = _functorch.get_unwrapped(tensor)
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def _error(place: str, found: str) -> CaptureError:
-    return CaptureError(f"data decides the if at {place}, which {found}", HINT)
+def _branch_error(line: str, problem: str) -> CaptureError:
+    return CaptureError(f"the data-dependent if at {line}, which {problem}", HINT)
 
 
-def _facts(tensor: torch.Tensor) -> object:
+def _properties(tensor: torch.Tensor) -> object:
     return shape_of(tensor), tensor.dtype, tensor.device
 
 
@@ -174,7 +178,7 @@ def _is_same_number(a: object, b: object) -> bool:
     return type(a) is type(b) and isinstance(a, int | float | str | torch.dtype | torch.device) and a == b
 
 
-def _kind(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, shape_of(value)))
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"

@@ -12,12 +12,12 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.dynamic_shapes import contained
-from pipeline.export_fixes.error_attribution import without_names
-from pipeline.export_fixes.input_checks import bound
+from pipeline.export_fixes.dynamic_shapes import nest_entries
+from pipeline.export_fixes.error_attribution import unnamed_fields_error
+from pipeline.export_fixes.input_checks import bind_args
 from pipeline.records.wording import kind_of
 
-AGAIN = "record calls of one kind, and compile once for each kind"
+KIND_HINT = "record calls of one kind, and compile once for each kind"
 
 
 @frozen
@@ -39,11 +39,11 @@ class Call:
     values: Mapping[str, Leaf]
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Argument], way: Spec) -> Call:
-        """Return the record of a call with these inputs; ``way``: the number of positional inputs, and the keywords."""
+    def of(cls, inputs: Mapping[str, Argument], call_form: Spec) -> Call:
+        """Return the record of a call. ``call_form``: the number of positional inputs, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
         kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
-        return cls((spec, way), dict(zip((_path(path) for path, _ in rows), kinds, strict=True)))
+        return cls((spec, call_form), dict(zip((_path_text(path) for path, _ in rows), kinds, strict=True)))
 
 
 @define
@@ -63,14 +63,14 @@ class Calls:
         return len(self.seen)
 
     def __str__(self) -> str:
-        rows = [f"{self._name}: {len(self)} calls"]
+        rows = [f"{self._module_name}: {len(self)} calls"]
         for path in self.seen[0].values if self.seen else ():
             found = list(dict.fromkeys(str(call.values.get(path)) for call in self.seen))
             rows.append(f"  {path}: {', '.join(found)}")
         return "\n".join(rows)
 
     @property
-    def _name(self) -> str:
+    def _module_name(self) -> str:
         return type(self.module).__name__
 
     @property
@@ -85,33 +85,35 @@ class Calls:
         if self.refused is not None:
             raise self.refused
         if self.example is None:
-            why = f"{self._name} was not called while its calls were recorded"
+            why = f"{self._module_name} was not called while its calls were recorded"
             raise CaptureError(why, "call forward inside of the with block; calls of other methods do not count")
         first = self.seen[0]
         for other in self.seen[1:]:
             self._check_alike(first, other)
         args, kwargs = self.example
-        given = bound(self.module, args, kwargs)
-        entries = (self._dynamic_entry(_path(path)) for path, _ in tree_flatten_with_path(given)[0])
-        return {"args": args, "kwargs": kwargs, "dynamic_shapes": _shapes(given, entries)}
+        given = bind_args(self.module, args, kwargs)
+        entries = (self._dynamic_entry(_path_text(path)) for path, _ in tree_flatten_with_path(given)[0])
+        return {"args": args, "kwargs": kwargs, "dynamic_shapes": _nest_entries(given, entries)}
 
-    def _check_alike(self, first: Call, other: Call) -> None:
-        if missing := sorted(first.values.keys() ^ other.values.keys()):
-            raise CaptureError(f"{self._name} was called with and without {', '.join(missing)}", AGAIN)
-        if first.spec != other.spec:
-            raise CaptureError(f"{self._name} was called by position and by keyword, or with other containers", AGAIN)
+    def _check_alike(self, first: Call, second: Call) -> None:
+        if missing := sorted(first.values.keys() ^ second.values.keys()):
+            raise CaptureError(f"{self._module_name} was called with and without {', '.join(missing)}", KIND_HINT)
+        if first.spec != second.spec:
+            raise CaptureError(
+                f"{self._module_name} was called by position and by keyword, or with other containers", KIND_HINT
+            )
         for path, own in first.values.items():
-            value = other.values[path]
-            if not _is_alike(own, value):
-                why = f"{path} of {self._name} is {own} in one call and {value} in another"
-                hint = f"pass a number that varies as a tensor; else {AGAIN}"
+            value = second.values[path]
+            if not _are_compatible(own, value):
+                why = f"{path} of {self._module_name} is {own} in one call and {value} in another"
+                hint = f"pass a number that varies as a tensor; else {KIND_HINT}"
                 raise CaptureError(why, hint)
 
     def _dynamic_entry(self, path: str) -> Argument:
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
-            return _range(values) if type(values[0]) is int else None
-        dims = {dim: _range(sizes) for dim, sizes in enumerate(zip(*(v.shape for v in values), strict=True))}
+            return _dim_of_sizes(values) if type(values[0]) is int else None
+        dims = {dim: _dim_of_sizes(sizes) for dim, sizes in enumerate(zip(*(v.shape for v in values), strict=True))}
         return {dim: entry for dim, entry in dims.items() if entry is not None} or None
 
 
@@ -133,15 +135,15 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         raise TypeError(f"recorded takes an nn.Module, not {kind_of(module)}")
     calls = Calls(module)
 
-    def note(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+    def record_call(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         try:
-            calls.seen.append(Call.of(bound(module, args, kwargs), (len(args), frozenset(kwargs))))
+            calls.seen.append(Call.of(bind_args(module, args, kwargs), (len(args), frozenset(kwargs))))
         except ValueError as error:  # the larger program goes on
-            calls.refused = without_names(error)
+            calls.refused = unnamed_fields_error(error)
         if calls.example is None:
             calls.example = tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))
 
-    handle = module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
+    handle = module.register_forward_pre_hook(record_call, prepend=True, with_kwargs=True)
     try:
         yield calls
     finally:
@@ -154,32 +156,32 @@ def _plain_copy(x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
 
 
-def _path(path: tuple[Leaf, ...]) -> str:
+def _path_text(path: tuple[Leaf, ...]) -> str:
     """Return the path of a value in the inputs as text: ``sample``, ``added['time_ids']``."""
     first, *rest = path
     return f"{first.key}{keystr(tuple(rest))}"
 
 
-def _shapes(value: Argument, entries: Iterator[Argument]) -> Argument:
+def _nest_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
     """Nest the entries of leaves, in order, as ``dynamic_shapes`` nests them."""
     parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
     if len(parts) == 1 and parts[0] is value:
         return next(entries)
-    return contained(value, [_shapes(part, entries) for part in parts], structure)
+    return nest_entries(value, [_nest_entries(part, entries) for part in parts], structure)
 
 
-def _is_alike(own: Leaf, other: Leaf) -> bool:
+def _are_compatible(first: Leaf, second: Leaf) -> bool:
     """Return whether a program can accept both values of an input."""
-    if isinstance(own, TensorKind) and isinstance(other, TensorKind):
-        return own.dtype == other.dtype and len(own.shape) == len(other.shape)
-    if type(own) is type(other) is int:
-        return bool(own == other or min(own, other) >= 0)
+    if isinstance(first, TensorKind) and isinstance(second, TensorKind):
+        return first.dtype == second.dtype and len(first.shape) == len(second.shape)
+    if type(first) is type(second) is int:
+        return bool(first == second or min(first, second) >= 0)
     with suppress(Exception):  # values of the user's own compare as they like
-        return own is other or (type(own) is type(other) and bool(own == other))
+        return first is second or (type(first) is type(second) and bool(first == second))
     return False
 
 
-def _range(sizes: Sequence[int]) -> Argument:
+def _dim_of_sizes(sizes: Sequence[int]) -> Argument:
     """Return a ``Dim`` with the range of these sizes; None if all are equal."""
     low, high = min(sizes), max(sizes)
     return None if low == high else Dim.DYNAMIC(min=low, max=high)

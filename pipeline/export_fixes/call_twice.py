@@ -19,11 +19,11 @@ from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node
 
-COPIES: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
-"""Operators that change at most where values lie, and their dtype."""
+COPY_OPERATORS: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "detach", "alias")
+"""Operators that change at most the device, memory layout or dtype of values."""
 
 
-def computes_the_same_again(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
+def is_second_call_equal(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
     """Return whether the second call of a model computes the same function of its inputs as the first; then it uses
     no state from the first call. The exported program makes both calls: it returns the outputs of both, with these
     structures, and the inputs copied by `AGAIN`."""
@@ -32,17 +32,19 @@ def computes_the_same_again(exported: ExportedProgram, structures: Sequence[Tree
         return False
     signature = exported.graph_signature
     of_user = [spec.kind == OutputKind.USER_OUTPUT for spec in signature.output_specs]
-    values = _Values()
-    values.compute(exported.graph_module, {spec.arg.name: spec for spec in signature.input_specs}, exported.constants)
+    values = _ValueNumbers()
+    values.number_all(
+        exported.graph_module, {spec.arg.name: spec for spec in signature.input_specs}, exported.constants
+    )
     both = [out for out, mine in zip(results_of(exported.graph), of_user, strict=True) if mine]
     count = first.num_leaves
-    twice = [*map(values.of, both[count : 2 * count])]
+    twice = [*map(values.key_of, both[count : 2 * count])]
     values.nodes |= values.first
-    return [*map(values.of, both[:count])] == twice
+    return [*map(values.key_of, both[:count])] == twice
 
 
 @define
-class _Values:
+class _ValueNumbers:
     """Value numbering of a graph: two nodes with the same number compute the same value.
 
     Attributes:
@@ -56,7 +58,7 @@ class _Values:
 
     numbers: dict[tuple[object, ...], int] = field(factory=dict)
     nodes: dict[Node, int] = field(factory=dict)
-    of_inputs: set[int] = field(factory=set)
+    input_dependent: set[int] = field(factory=set)
     registered: dict[Node, int] = field(factory=dict)
     inputs: dict[Node, int] = field(factory=dict)
     first: dict[Node, int] = field(factory=dict)
@@ -64,53 +66,53 @@ class _Values:
     def number(self, *key: object, of_input: bool = False) -> int:
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
-            self.of_inputs.add(number)
+            self.input_dependent.add(number)
         return number
 
-    def of(self, value: Argument) -> object:
+    def key_of(self, value: Argument) -> object:
         """Return the number of a node; for any other argument return its printed text."""
         if isinstance(value, Node):
             return self.nodes[value]
         if isinstance(value, list | tuple):
-            return tuple(map(self.of, value))
+            return tuple(map(self.key_of, value))
         if isinstance(value, slice):
-            return ("slice", *map(self.of, (value.start, value.stop, value.step)))
+            return ("slice", *map(self.key_of, (value.start, value.stop, value.step)))
         return f"{type(value).__name__} {value}"
 
-    def compute(
+    def number_all(
         self, module: torch.fx.GraphModule, specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                self.placeholder(node, specs.get(node.name), constants)
+                self.number_placeholder(node, specs.get(node.name), constants)
             elif node.op == "get_attr":
                 inner = module.get_submodule(str(node.target)).modules()
                 graphs = [str(each.graph) for each in inner if isinstance(each, torch.fx.GraphModule)]
                 self.nodes[node] = self.number("attribute", *graphs)
             elif node.target is AGAIN:
                 if not self.first:
-                    self.begin_again()
+                    self.begin_second_call()
                 source: Argument = node.args[0]
                 self.nodes[node] = self.inputs.get(source, self.nodes[source])
             elif node.op == "call_function":
-                self.call(node)
+                self.number_call(node)
 
-    def placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
+    def number_placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
         """Assign a number to a placeholder; constants are numbered by value."""
         if spec.kind == InputKind.USER_INPUT:
             self.nodes[node] = self.inputs[node] = self.number("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             self.nodes[node] = self.registered[node] = self.number("registered", spec.target)
         else:
-            self.nodes[node] = self.number("constant", _digest(constants.get(str(spec.target))))
+            self.nodes[node] = self.number("constant", _constant_key(constants.get(str(spec.target))))
 
-    def begin_again(self) -> None:
+    def begin_second_call(self) -> None:
         """Begin the second call: values that depend on inputs get new numbers, buffers keep theirs."""
         self.first = self.nodes
-        self.nodes = {n: self.number("before", v) if v in self.of_inputs else v for n, v in self.nodes.items()}
+        self.nodes = {n: self.number("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
 
-    def call(self, node: Node) -> None:
+    def number_call(self, node: Node) -> None:
         """Assign a number to a call, and new numbers to the nodes that it writes."""
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
@@ -119,8 +121,8 @@ class _Values:
         if _keeps_values(node):
             self.nodes[node] = self.nodes[node.all_input_nodes[0]]
             return
-        arguments = [self.of(node.args), *((name, self.of(each)) for name, each in sorted(node.kwargs.items()))]
-        depends = any(self.nodes[each] in self.of_inputs for each in _value_reads(node))
+        arguments = [self.key_of(node.args), *((name, self.key_of(each)) for name, each in sorted(node.kwargs.items()))]
+        depends = any(self.nodes[each] in self.input_dependent for each in _value_reads(node))
         self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
         if mutates_argument(node):
             for written in _written_nodes(node):
@@ -140,14 +142,14 @@ def _value_reads(node: Node) -> list[Node]:
 def _keeps_values(node: Node) -> bool:
     """Return whether a call is a copy, or a cast to the dtype that the tensor already has; it keeps the values."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
-    if name not in COPIES or not node.all_input_nodes:
+    if name not in COPY_OPERATORS or not node.all_input_nodes:
         return False
     both = [each.meta.get("val") for each in (node, node.all_input_nodes[0])]
     kinds = [(each.dtype, each.device) for each in both if isinstance(each, torch.Tensor)]
     return len(kinds) == 2 and kinds[0] == kinds[1]
 
 
-def of_inputs(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
+def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
     """Return the nodes that depend on these inputs, or on tensors outside of the graph that the graph writes."""
     found = set(inputs)
     for node in graph.nodes:
@@ -167,7 +169,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
         written = written.args[0] if written.op == "call_function" and written.args else None
 
 
-def _digest(value: object) -> tuple[object, ...]:
+def _constant_key(value: object) -> tuple[object, ...]:
     """Return a key of a constant by its value, since a literal is a new tensor in each call."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)

@@ -24,15 +24,22 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.error_attribution import Inputs
-from pipeline.export_fixes.input_checks import bound, by_dim, check_shapes, in_one, leaf_specs, together
-from pipeline.export_fixes.module_copy import unaliased
+from pipeline.export_fixes.input_checks import (
+    bind_args,
+    check_shapes,
+    dim_entries,
+    group_args,
+    group_kwargs,
+    leaf_specs,
+)
+from pipeline.export_fixes.module_copy import distinct_tensor
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
-from pipeline.shapes.lines import solved
+from pipeline.shapes.linear import solve_for
 
 log = logging.getLogger(__name__)
 
-HINT = "make the two agree, or say it once"
+HINT = "make the two ranges equal, or pass one of them"
 STATIC = (-1, -1)
 """The ends of a dim that is said to be static, whatever its size."""
 
@@ -47,23 +54,23 @@ def has_derived(shapes: object) -> bool:
     return any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
 
 
-def merged_dynamic_shapes(
-    model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
+def merge_dynamic_shapes(
+    model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], shapes: Any
 ) -> object:
-    """Return torch.export's dynamic_shapes for these inputs: the ranges of Inputs merged with the ``dynamic_shapes``
+    """Return torch.export's dynamic_shapes for these inputs: the ranges of Inputs merged with the ``shapes``
     argument; raise `CaptureError` if both have a range for a dim, and the ranges differ."""
-    inputs = bound(model, args, kwargs)
-    given = in_one(model, inputs, given)
-    check_shapes(model, inputs, given)
-    if callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection
-        given = given.dynamic_shapes(model, args, kwargs)
-    given = together(model, given)
+    inputs = bind_args(model, args, kwargs)
+    shapes = group_args(model, inputs, shapes)
+    check_shapes(model, inputs, shapes)
+    if callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection
+        shapes = shapes.dynamic_shapes(model, args, kwargs)
+    shapes = group_kwargs(model, shapes)
     if any(map(is_dynamic, tree_flatten(inputs, is_leaf=is_input)[0])):
-        specs = dict(zip(inputs, given, strict=False)) if isinstance(given, list | tuple) else dict(given or {})
-        merger = _Merger({dim.__name__ for dim in tree_flatten(given)[0] if isinstance(dim, Dim)})
-        given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
-        given = tree_map(merger.ranged, given)
-    found = _with_roots(given)
+        specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
+        merger = _Merger({dim.__name__ for dim in tree_flatten(shapes)[0] if isinstance(dim, Dim)})
+        shapes = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
+        shapes = tree_map(merger.apply_input_range, shapes)
+    found = _raise_root_minimums(shapes)
     _check_examples(inputs, found)
     return found
 
@@ -72,9 +79,11 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
     """Raise a `CaptureError` if a tensor's size is outside the range of its dim."""
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
     rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
-    given = ((path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in by_dim(spec).items())
+    given = (
+        (path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in dim_entries(spec).items()
+    )
     for path, value, dim, entry in given:
-        (low, high), size = STATIC if isinstance(entry, int) else _bounds(entry), value.shape[dim]
+        (low, high), size = STATIC if isinstance(entry, int) else _entry_bounds(entry), value.shape[dim]
         if (low is not None and size < low) or (high is not None and size > high >= 0):
             name = getattr(entry, "__name__", "its range")
             ends = f"{low or 0} to {'any size' if high is None else high}"
@@ -94,7 +103,7 @@ class _Merger:
         """Return the merged dims of an input, as torch.export expects them."""
         if isinstance(value, Input):
             self.count += 1
-            return self.of_input(path, value, by_dim(spec)) or None
+            return self.merge_input(path, value, dim_entries(spec)) or None
         if isinstance(value, torch.Tensor):
             self.count += 1
             return spec
@@ -111,19 +120,19 @@ class _Merger:
         given = tree_flatten(spec, is_leaf=lambda part: part is not spec)[0] if spec is not None else []
         given = given if len(given) == len(parts) else [None] * len(parts)
         merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
-        return contained(value, merged, structure)
+        return nest_entries(value, merged, structure)
 
-    def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Argument]:
-        own: dict[int, Any] = {dim: self.renamed(entry) for dim, entry in value.dynamic_shapes(self.count).items()}
+    def merge_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Argument]:
+        own: dict[int, Any] = {dim: self.rename_dim(entry) for dim, entry in value.dynamic_shapes(self.count).items()}
         for dim, entry in entries.items():
             if value.shape is None:
                 low, _, high = value.ranges[dim]
-                own[dim] = self.agreed(f"dimension {dim} of input {path}", low, high, entry)
+                own[dim] = self.merge_range(f"dimension {dim} of input {path}", low, high, entry)
             else:  # an Input of one shape is an example, as a tensor is
                 own[dim] = entry
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
-    def renamed(self, dim: Any) -> object:
+    def rename_dim(self, dim: Any) -> object:
         """Return the dim under a unique name: an Input that is passed several times has independent sizes each time."""
         name = dim.__name__
         while name in self.names:
@@ -131,23 +140,23 @@ class _Merger:
         self.names.add(name)
         return Dim(name, min=dim.min, max=dim.max)
 
-    def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
+    def merge_range(self, where: str, low: int, high: int, entry: Spec) -> object:
         """Return the dim, if its range is open or equal to the Input's range."""
-        ends = _bounds(entry)
+        ends = _entry_bounds(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
         if low == high or ends[0] not in (None, low) or ends[1] not in (None, high):
-            both = f"{low}..{high} by pipeline.Input, {_text(entry)} by dynamic_shapes"
-            raise CaptureError(f"{where} is given twice: {both}", HINT)
+            both = f"{low}..{high} by pipeline.Input, {_entry_text(entry)} by dynamic_shapes"
+            raise CaptureError(f"{where} has two ranges: {both}", HINT)
         if isinstance(entry, Dim) and not hasattr(entry, "root"):
             other = self.ranges.setdefault(entry.__name__, (low, high, where))
             if other[:2] != (low, high):
                 both = f"{other[0]}..{other[1]} for {other[2]}, {low}..{high} for {where}"
-                raise CaptureError(f"Dim {entry.__name__!r} is given twice by pipeline.Input: {both}", HINT)
+                raise CaptureError(f"Dim {entry.__name__!r} has two ranges by pipeline.Input: {both}", HINT)
             return entry
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
-    def ranged(self, entry: object) -> object:
+    def apply_input_range(self, entry: object) -> object:
         """Return a dim with the range that it got from an Input."""
         if not isinstance(entry, Dim):
             return entry
@@ -159,14 +168,14 @@ class _Merger:
         return ranged if root is entry else _derived_dim(entry, ranged, 0)
 
 
-def contained(value: object, entries: list[Argument], structure: Spec) -> object:
+def nest_entries(value: object, entries: list[Argument], structure: Spec) -> object:
     """Nest the entries of a container's values for dynamic_shapes. As torch.export requires, Python's containers
     keep their type, and pytree classes of libraries (even transformers' outputs, which are dicts) become lists."""
     own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
 
 
-def _bounds(entry: Spec) -> tuple[int | None, int | None]:
+def _entry_bounds(entry: Spec) -> tuple[int | None, int | None]:
     """Return the bounds of an entry of dynamic_shapes; None for a missing bound."""
     if isinstance(entry, int):
         return entry, entry
@@ -177,15 +186,15 @@ def _bounds(entry: Spec) -> tuple[int | None, int | None]:
     return entry.min, entry.max
 
 
-def _text(entry: Spec) -> str:
-    low, high = _bounds(entry)
+def _entry_text(entry: Spec) -> str:
+    low, high = _entry_bounds(entry)
     if low == high:
         return "static" if (low, high) == STATIC else str(low)
     name = entry.__name__ if isinstance(entry, Dim) else f"Dim.{entry.type.name}"
     return f"{name} = {0 if low is None else low}..{'' if high is None else high}"
 
 
-def _with_roots(shapes: object) -> object:
+def _raise_root_minimums(shapes: object) -> object:
     """Replace each ``Dim`` that occurs only in derived dims (``4*s``) by a ``Dim`` from 2, as torch.export requires."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
@@ -201,25 +210,25 @@ def _with_roots(shapes: object) -> object:
     return tree_map(shifted, shapes)
 
 
-def _derived_dim(entry: Spec, root: Any, by: int) -> object:
-    """Return the same derived dim as an expression of another root, which is larger by ``by``."""
+def _derived_dim(entry: Spec, root: Any, shift: int) -> object:
+    """Return the same derived dim as an expression of another root, which is larger by ``shift``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
-    scaled, offset = (slope * root if slope != 1 else root), start - slope * by
+    scaled, offset = (slope * root if slope != 1 else root), start - slope * shift
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
-def relaxed(shapes: object) -> Iterator[object]:
+def relax_ranges(shapes: object) -> Iterator[object]:
     """Yield the shapes with relaxed ranges (first of plain dims, then also of derived dims), for which torch.export
     may add constraints (``s % 4 == 0``). These become relations that each call checks."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     for derived in sorted({hasattr(d, "root") for d in dims}):
-        yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
+        yield tree_map(lambda entry, derived=derived: _relax_entry(entry, derived), shapes)
 
 
-def roomier(shapes: object) -> Iterator[object]:
+def extend_two_size_ranges(shapes: object) -> Iterator[object]:
     """Yield the shapes with ranges 1..2 extended to 1..3: torch needlessly specializes dims of two sizes."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
-        yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
+        yield tree_map(lambda entry: _relax_entry(entry, derived=True, room=1), shapes)
 
 
 def _is_hint(entry: object) -> bool:
@@ -227,16 +236,16 @@ def _is_hint(entry: object) -> bool:
     return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
 
 
-def _opened(entry: object, derived: bool, room: int = 0) -> object:
+def _relax_entry(entry: object, derived: bool, room: int = 0) -> object:
     if _is_hint(entry):
         return Dim.DYNAMIC(min=entry.min, max=entry.max + room) if entry.max == 2 else entry  # type: ignore[attr-defined]
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
         return entry
-    low, high = _bounds(entry)
+    low, high = _entry_bounds(entry)
     return Dim.AUTO(min=low, max=high + room if high == 2 else high)
 
 
-def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
+def is_about_plain_dims(violation: Exception, shapes: object) -> bool:
     """Return whether torch's error is only about ranges of plain dims, not of derived dims."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
@@ -244,28 +253,28 @@ def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
     return found is not None and set(found[1].split(", ")) <= plain
 
 
-def specialised(exported: ExportedProgram, shapes: object) -> bool:
+def has_specialized_dim(exported: ExportedProgram, shapes: object) -> bool:
     """Return whether torch specialized a dim with a range to a single size."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
     asked = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim) and d.min < d.max]
-    return sum(_varies(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
+    return sum(_is_dynamic_size(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
 
 
-Wish: TypeAlias = tuple[Any, Any]
+SizeRequest: TypeAlias = tuple[Any, Any]
 """A size of an input, and the request for it."""
 
 
-def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
+def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, int | None]]:
     """Return the requested smallest and largest size of each symbol of the export; None is unbounded.
 
     Raises:
         ValueError: no size is in all ranges that are requested for a symbol.
     """
     found = dict[str, tuple[int, int | None]]()
-    for size, entry in wishes:
-        for symbol, low, high in _symbol_range(expression(size), *_bounds(entry)):
+    for size, entry in requests:
+        for symbol, low, high in _symbol_range(expression(size), *_entry_bounds(entry)):
             least, most = found.get(symbol, (low, high))
             if symbol == str(size) and None not in (most, high) and (least, most) != (low, high):
                 log.warning(
@@ -279,20 +288,22 @@ def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
     return found
 
 
-def wishes(exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object) -> Iterator[Wish]:
+def size_requests(
+    exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
+) -> Iterator[SizeRequest]:
     """Yield each size of an input for which a range or dim is requested, with the request."""
-    asked = _mapped(lambda value, spec: _Asked(by_dim(spec)), bound(model, *inputs), shapes)
-    found = _as_nested(model, inputs, asked)
+    asked = _map_leaves(lambda value, spec: _DimRequests(dim_entries(spec)), bind_args(model, *inputs), shapes)
+    found = _nest_as_inputs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
-        for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
+        for dim, entry in wish.entries.items() if isinstance(wish, _DimRequests) else ():
             yield values[str(name)].shape[dim], entry
 
 
-def unified(wishes: Iterable[Wish]) -> bool:
+def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
     """Unify the symbols of sizes that share a ``Dim``; return False if the sizes differ in the example."""
     first: dict[str, Argument] = {}
-    sizes = list(wishes)
+    sizes = list(requests)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
     pairs = [(first.setdefault(entry.__name__, size), size) for size, entry in plain]
     roots = [(size, entry, first.get(entry.root.__name__)) for size, entry in sizes if hasattr(entry, "root")]
@@ -300,7 +311,7 @@ def unified(wishes: Iterable[Wish]) -> bool:
     return all(bool(one == other) for one, other in pairs)
 
 
-def attended(exported: ExportedProgram) -> None:
+def unify_attention_lengths(exported: ExportedProgram) -> None:
     """Unify the symbols of the lengths of an attention's keys and values, since torch does not."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
@@ -314,21 +325,21 @@ def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator
         return
     name = str(*size.free_symbols)
     ends = [
-        (low or 0) if size.is_Symbol else solved(size, name, low or 0),
-        None if high is None else solved(size, name, high),
+        (low or 0) if size.is_Symbol else solve_for(size, name, low or 0),
+        None if high is None else solve_for(size, name, high),
     ]
     if ends[0] is not None and (high is None or ends[1] is not None):
         yield name, ends[0], ends[1]
 
 
 @frozen
-class _Asked:
+class _DimRequests:
     """The requests for the dims of one input."""
 
     entries: Mapping[int, Any]
 
 
-def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
+def _is_dynamic_size(size: Argument, ranges: Mapping[Any, Any]) -> bool:
     """Return whether a size depends on a symbol with more than one possible value."""
     if not isinstance(size, torch.SymInt):
         return False
@@ -337,47 +348,49 @@ def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
     return any(r.lower != r.upper for r in known) if known else bool(symbols)
 
 
-def examples(model: torch.nn.Module, inputs: Inputs, shapes: object, place: Callable[[Input], torch.device]) -> Inputs:
+def make_examples(
+    model: torch.nn.Module, inputs: Inputs, shapes: object, device_of: Callable[[Input], torch.device]
+) -> Inputs:
     """Return example inputs. Inputs become tensors, whose dynamic sizes are at least 2; other tensors are given
     separate storages; other values are unchanged."""
     derived = has_derived(shapes)
 
     def example(value: object, spec: object) -> Argument:
         if isinstance(value, Input):
-            return value.example(place(value))
+            return value.example(device_of(value))
         if not isinstance(value, torch.Tensor):
             return value
-        return unaliased(value if derived else _enlarged(value, by_dim(spec)))
+        return distinct_tensor(value if derived else _enlarge_sizes(value, dim_entries(spec)))
 
-    return _as_nested(model, inputs, _mapped(example, bound(model, *inputs), shapes))
+    return _nest_as_inputs(model, inputs, _map_leaves(example, bind_args(model, *inputs), shapes))
 
 
-def _as_nested(model: torch.nn.Module, inputs: Inputs, made: Mapping[str, object]) -> Inputs:
+def _nest_as_inputs(model: torch.nn.Module, inputs: Inputs, values: Mapping[str, object]) -> Inputs:
     """Arrange values, which are by parameter name, in the structure of the inputs."""
     first = inspect.signature(model.forward).bind_partial(*inputs[0])
-    first.arguments.update({name: made[name] for name in first.arguments})
-    rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
-    return first.args, {name: made[name] if name in made else rest[name] for name in inputs[1]}
+    first.arguments.update({name: values[name] for name in first.arguments})
+    rest = {name: value for each in values.values() if type(each) is dict for name, value in each.items()}
+    return first.args, {name: values[name] if name in values else rest[name] for name in inputs[1]}
 
 
-def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
+def _map_leaves(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
     """Map ``function(leaf, spec)`` over containers; ``spec`` is None for a leaf without an entry."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
-        return type(value)(_mapped(function, v, s) for v, s in zip(value, given, strict=True))
+        return type(value)(_map_leaves(function, v, s) for v, s in zip(value, given, strict=True))
     if type(value) is dict:
         given = list(spec) if isinstance(spec, list | tuple) else spec
         specs = dict(zip(value, given, strict=False)) if isinstance(given, list) else (given or {})
-        return {k: _mapped(function, v, specs.get(k)) for k, v in value.items()}
+        return {k: _map_leaves(function, v, specs.get(k)) for k, v in value.items()}
     if is_input(value) or isinstance(value, torch.Tensor):
         return function(value, spec)
     return tree_map(lambda leaf: function(leaf, None), value, is_leaf=is_input)
 
 
-def _enlarged(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
+def _enlarge_sizes(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
-        high = None if isinstance(entry, int) else _bounds(entry)[1]
+        high = None if isinstance(entry, int) else _entry_bounds(entry)[1]
         if sizes[dim] < 2 and not isinstance(entry, int) and (high is None or high >= 2):
             sizes[dim] = 2
     return tensor if sizes == list(tensor.shape) else tensor.detach().new_zeros(sizes)

@@ -28,46 +28,52 @@ Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Rows: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
 """The leaves of inputs, with their paths."""
 
-NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"), "<")
-"""Where files are that no model is written in."""
+NOT_MODEL_CODE: Final = (folder_of("torch"), folder_of("pipeline"), "<")
+"""Path prefixes of files that contain no code of a model."""
 
-GENERATOR: Final = (
-    "the model draws with a torch.Generator of its own, which programs do not hold: draw without one "
+GENERATOR_MESSAGE: Final = (
+    "the model draws with a torch.Generator of its own, which a program cannot hold: use the default generator "
     "(torch.manual_seed before a call sets its state), or give the numbers as an input"
 )
 
-VALUES: Final = (
+VALUE_HINT: Final = (
     "a value that never changes can be an attribute, a buffer of one element, or an input as pipeline.Constant(value); "
     'decisions="example" takes the branches of this example, and checks each call'
 )
-"""How to go on where Python needs a value that only data has."""
-BRANCHES: Final = f"torch.where(condition, one, other) chooses between values, torch.cond runs one branch; {VALUES}"
-"""How to go on where data decides a branch."""
-
-FIXES: Final = "\nSuggested fixes:"
-"""What torch.export's suggestions begin with, in the message of an error."""
-KEEPS: Final = (
-    "sizes vary in + - * / // % **, abs, min, max, round, math.sqrt, floor and ceil; other functions of them are "
-    "computed of a tensor, as torch.tensor(n).log() for math.log(n); or give the size as a static one"
+"""The hint for Python code that needs the value of a tensor."""
+BRANCH_HINT: Final = (
+    f"torch.where(condition, one, other) chooses between values, torch.cond runs one branch; {VALUE_HINT}"
 )
-"""How to go on where the model makes a number of a size."""
+"""The hint for a data-dependent branch."""
 
-_FIXED = re.compile(r"  - You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)[^\n]*")
-_SPEAKS_OF_DTYPES = re.compile(
+FIXES_HEADING: Final = "\nSuggested fixes:"
+"""What torch.export's suggestions begin with, in the message of an error."""
+SIZE_HINT: Final = (
+    "sizes stay dynamic in + - * / // % **, abs, min, max, round, math.sqrt, floor and ceil; for other "
+    "functions, compute with a tensor, as torch.tensor(n).log() for math.log(n), or pass the size as static"
+)
+"""The hint for a model that converts a size to a number."""
+
+_FIXED_SIZE = re.compile(
+    r"  - You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)[^\n]*"
+)
+_MENTIONS_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
-_NOT_OF_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
-"""What depends on data may only be met in one dtype (clamps of float16), and a cast shares no memory with what it
-casts: the dtype is not at fault."""
+_NOT_ABOUT_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
+"""Errors that may disappear with another dtype although the dtype is not the cause: data-dependent branches (clamps of
+float16), and aliases, since a cast copies."""
 
 
-def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
+def error_with_cause(
+    error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]
+) -> Exception:
     """Return the error to raise for a failed export; it names the inputs of wrong device or dtype. To find inputs of
     wrong dtype, repeat the export: first with all inputs of a dtype cast to another dtype, then with fewer of these."""
-    if nameless := without_names(error):
+    if nameless := unnamed_fields_error(error):
         return nameless
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
-    if _SPEAKS_OF_DTYPES.search(str(error)) and not _NOT_OF_DTYPES.search(str(error)):
+    if _MENTIONS_DTYPES.search(str(error)) and not _NOT_ABOUT_DTYPES.search(str(error)):
         leaves = [(path, value) for path, value in rows if hasattr(value, "dtype")]
         own = [t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()]
         usual = [*dict.fromkeys([*own, torch.float32, torch.int64, torch.bool, *(v.dtype for _, v in leaves)])]
@@ -80,7 +86,7 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
                     for path in wrong
                     if not _exports_with_dtype(export, inputs, [w for w in wrong if w != path], due)
                 ]
-                said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
+                said = [_input_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
                 return DtypeError(", ".join(said), short_name(dtype), short_name(due), worded(error))
     return (
         _device_error(error, model, rows)
@@ -88,79 +94,79 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
         or _unsupported_type_error(error, model, rows)
         or _not_a_tensor_error(error, model, inputs)
         or _one_size_error(error, model)
-        or CaptureError(f"torch.export cannot capture {type(model).__name__}{_error_place(error)}: {worded(error)}")
+        or CaptureError(f"torch.export cannot capture {type(model).__name__}{_line_of_error(error)}: {worded(error)}")
     )
 
 
-def without_names(error: Exception) -> CaptureError | None:
+def unnamed_fields_error(error: Exception) -> CaptureError | None:
     """Return the error for an input of a class whose fields torch.export cannot name; None for other errors."""
     found = re.search(r"flatten_with_keys_fn for type: <class '(.+?)'>", str(error))
     if found is None:
         return None
     hint = "pass flatten_with_keys_fn to torch.utils._pytree.register_pytree_node"
-    return CaptureError(f"an input is a {found[1]}, which is registered without names for what it holds", hint)
+    return CaptureError(f"an input is a {found[1]}, a pytree class registered without names of its fields", hint)
 
 
-def deciding(error: BaseException) -> tuple[CodeType, int] | None:
+def innermost_model_line(error: BaseException) -> tuple[CodeType, int] | None:
     """Return the innermost function of the model in an error's traceback, and the line in it."""
     found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
+    return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_MODEL_CODE)), None)
 
 
-def place_of(file: str, line: int) -> str:
+def line_text(file: str, line: int) -> str:
     """Return a line of a model as errors print it: ``model.py:41, if x.sum() > 0:``."""
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
-def _error_place(error: Exception) -> str:
+def _line_of_error(error: Exception) -> str:
     """Return the model's line at which an error was raised, as text; empty if unknown or already in the message."""
-    found = deciding(error)
+    found = innermost_model_line(error)
     is_in_message = found is None or Path(found[0].co_filename).name in str(error)
-    return "" if found is None or is_in_message else f" at {place_of(found[0].co_filename, found[1])}"
+    return "" if found is None or is_in_message else f" at {line_text(found[0].co_filename, found[1])}"
 
 
 def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     """Return the error for a dynamic size that the model converts to a number; None for other errors."""
-    found = _FIXED.findall(str(error))
+    found = _FIXED_SIZE.findall(str(error))
     if not found:
         return None
-    _, *lines = _FIXED.sub("", str(error).partition(FIXES)[0]).split("\n")
+    _, *lines = _FIXED_SIZE.sub("", str(error).partition(FIXES_HEADING)[0]).split("\n")
     why = (
         "".join(f"\n{line}" for line in lines if line)
-        or " An operator takes a number there, or meets a tensor of that size."
+        or " An operator needs a constant there, or combines the input with a tensor of that size."
     )
     sizes = ", ".join(f"{name} is {size}" for name, size in found)
     return CaptureError(
-        f"{type(model).__name__} fixes sizes that are to vary to those of the example: {sizes}.{why}", KEEPS
+        f"{type(model).__name__} specializes dynamic sizes to those of the example: {sizes}.{why}", SIZE_HINT
     )
 
 
 def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     """Return the error for a data-dependent Python branch, with its line; None for other errors."""
     is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
-    found = deciding(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
+    found = innermost_model_line(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
     if found is None:
         return None
     code, number = found
-    place = place_of(code.co_filename, number)
+    place = line_text(code.co_filename, number)
     if indexed := _index_error(error, type(model).__name__, place):
         return indexed
-    does = "has a number in a set, or as a key," if is_key else "decides by data,"
+    does = "uses a number as an element of a set, or as a key," if is_key else "decides by data,"
     why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
-    return CaptureError(why, BRANCHES)
+    return CaptureError(why, BRANCH_HINT)
 
 
-def _index_error(error: Exception, model: str, place: str) -> CaptureError | None:
+def _index_error(error: Exception, model: str, line: str) -> CaptureError | None:
     """Return the error for a Python index computed from data (of a list, in ``range``); None for other errors."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
-        f"{model} decides by data: it has an index in Python, or a count, which only data has: {place} "
+        f"{model} decides by data: it uses a number read from a tensor as a Python index or count: {line} "
         "(torch.export: data-dependent)"
     )
     index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
-    decides = re.search(r"\b(if|while)\b", place)
-    return CaptureError(why, f"{index}; {BRANCHES if decides else VALUES}")
+    decides = re.search(r"\b(if|while)\b", line)
+    return CaptureError(why, f"{index}; {BRANCH_HINT if decides else VALUE_HINT}")
 
 
 def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
@@ -168,13 +174,13 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
     if not re.search("different devices|same device", str(error)):
         return None
     given = [(path, v.device) for path, v in rows if isinstance(v, torch.Tensor)]
-    found = [f"input {_name(model, path)} is on {device}" for path, device in given]
+    found = [f"input {_input_name(model, path)} is on {device}" for path, device in given]
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
-    every, line = {*homes, *(str(device) for _, device in given)}, deciding(error)
+    every, line = {*homes, *(str(device) for _, device in given)}, innermost_model_line(error)
     if len(every) == 1 and line is not None:
-        where = "a tensor that the model makes, or holds as an attribute, is on another device than it and its inputs"
-        hint = "make it where the others are: torch.tensor(…, device=x.device)"
-        return CaptureError(f"{where}: {place_of(line[0].co_filename, line[1])}: {worded(error)}", hint)
+        where = "a tensor that the model creates or holds is on another device than the model and its inputs"
+        hint = "create it on the same device: torch.tensor(…, device=x.device)"
+        return CaptureError(f"{where}: {line_text(line[0].co_filename, line[1])}: {worded(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
     return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)
@@ -186,16 +192,16 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
             if isinstance(value, type):
-                return CaptureError(f"input {_name(model, path)} is the class {value.__name__}", hint)
+                return CaptureError(f"input {_input_name(model, path)} is the class {value.__name__}", hint)
             if type(value).__module__ == "numpy":
                 hint = f"pass a tensor: torch.{'from_numpy' if type(value).__name__ == 'ndarray' else 'tensor'}(…)"
             elif is_dataclass(value):
                 hint = f"torch.export.register_dataclass({type(value).__name__}) makes torch look inside"
             return CaptureError(
-                f"input {_name(model, path)} is {kind_of(value)}, which torch.export does not take", hint
+                f"input {_input_name(model, path)} is {kind_of(value)}, which torch.export does not take", hint
             )
     if "argument of type: <class 'torch._C.Generator'>" in str(error):  # before 2.13, which captures it
-        return CaptureError(GENERATOR)
+        return CaptureError(GENERATOR_MESSAGE)
     if (returned := _unsupported_result(error)) is not None:
         known = f"torch.export.register_dataclass({returned}) makes torch look inside, if it is a dataclass"
         hint = f"return tensors, numbers or containers of these; {known}"
@@ -211,18 +217,18 @@ def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs
     kind = found and next(filter(None, found.groups()))
     if kind not in ("tuple", "list", "int", "float", "str"):
         return None
-    for is_leaf in (_is_of_numbers, _is_shape):
-        for path, value in _inside(inputs, is_leaf):
+    for is_leaf in (_is_nested_numbers, _is_shape):
+        for path, value in _leaves_with_paths(inputs, is_leaf):
             if kind in {each.__name__ for each in type(value).__mro__} and (
                 is_leaf(value) or kind in ("int", "float", "str")
             ):
                 shown = repr(value) if len(repr(value)) <= 60 else kind_of(value)
-                why = f"input {_name(model, path)} is {shown}, and the model expects a tensor"
-                return CaptureError(why, _tensor_instead(value))
+                why = f"input {_input_name(model, path)} is {shown}, and the model expects a tensor"
+                return CaptureError(why, _tensor_hint(value))
     return None
 
 
-def _inside(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Rows:
+def _leaves_with_paths(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Rows:
     """Return the leaves of each input, with their paths. The tuple of all positional inputs is not a leaf."""
     return tree_flatten_with_path(inputs, is_leaf=lambda value: value is not inputs[0] and is_leaf(value))[0]
 
@@ -232,12 +238,12 @@ def _is_shape(value: object) -> bool:
     return isinstance(value, tuple | list) and {*map(type, value)} in ({int}, {float}, {int, float})
 
 
-def _is_of_numbers(value: object) -> bool:
+def _is_nested_numbers(value: object) -> bool:
     """Return whether a value is a list or tuple of numbers, also nested."""
-    return _is_shape(value) or (isinstance(value, tuple | list) and bool(value) and all(map(_is_of_numbers, value)))
+    return _is_shape(value) or (isinstance(value, tuple | list) and bool(value) and all(map(_is_nested_numbers, value)))
 
 
-def _tensor_instead(value: object) -> str:
+def _tensor_hint(value: object) -> str:
     """Return the hint how to pass a tensor instead of a string, a shape or numbers."""
     if isinstance(value, str):
         return "pipeline.Input.parse reads a text such as '1..8x3x224x224:float16'"
@@ -256,24 +262,24 @@ def _unsupported_result(error: Exception) -> str | None:
 
 
 def _exports_with_dtype(
-    export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype
+    export: Callable[[Inputs], object], inputs: Inputs, paths: Sequence[str], dtype: torch.dtype
 ) -> bool:
     """Return whether the model can be exported with some inputs, given by their paths, in another dtype."""
 
     def cast(path: Any, value: Argument) -> Argument:
-        if keystr(path) not in wrong:
+        if keystr(path) not in paths:
             return value
-        return evolve(value, dtype=due) if isinstance(value, Input) else value.to(due)
+        return evolve(value, dtype=dtype) if isinstance(value, Input) else value.to(dtype)
 
     try:
         leaves, spec = tree_flatten_with_path(inputs, is_leaf=is_input)
         export(tree_unflatten([cast(*each) for each in leaves], spec))
     except Exception:
         return False
-    return bool(wrong)
+    return bool(paths)
 
 
-def _name(model: torch.nn.Module, path: Sequence[Any]) -> str:
+def _input_name(model: torch.nn.Module, path: Sequence[Any]) -> str:
     """Return the name of an input in ``forward``: ``x``, ``by['a']``."""
     _, first, *rest = path
     if hasattr(first, "key"):

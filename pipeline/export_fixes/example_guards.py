@@ -32,7 +32,7 @@ from pipeline.aten.naming import make_unique, origin_of
 from pipeline.aten.own_ops import SIZE
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.errors import CaptureError, line_of
-from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
+from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, line_text
 from pipeline.export_fixes.patching import Kernel
 
 HINT: Final = (
@@ -40,16 +40,16 @@ HINT: Final = (
     "torch.where(condition, one, other) chooses between values"
 )
 
-READS: Final = (aten.item.default, aten._local_scalar_dense.default)
+NUMBER_READS: Final = (aten.item.default, aten._local_scalar_dense.default)
 
-TRUTHS: Final[Mapping[Target, Target]] = {
+BOOL_OPERATORS: Final[Mapping[Target, Target]] = {
     **{getattr(operator, name): getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     operator.and_: aten.logical_and.default,
     operator.or_: aten.logical_or.default,
     torch.sym_not: aten.logical_not.default,
 }
-OPERATORS: Final[Mapping[Target, Target]] = {
-    **TRUTHS,
+TENSOR_OPERATORS: Final[Mapping[Target, Target]] = {
+    **BOOL_OPERATORS,
     operator.add: aten.add.Tensor,
     operator.sub: aten.sub.Tensor,
     operator.mul: aten.mul.Tensor,
@@ -60,7 +60,7 @@ OPERATORS: Final[Mapping[Target, Target]] = {
     torch.sym_max: aten.maximum.default,
     torch.sym_ite: aten.where.self,
 }
-"""Operators on numbers, and those on tensors of one element; the first give a truth."""
+"""For each operator on Python numbers the operator on one-element tensors; `BOOL_OPERATORS` return a bool."""
 
 
 @define
@@ -73,71 +73,71 @@ class Decisions:
         exact: the lines where a float was specialized to the example's value.
     """
 
-    places: dict[str, dict[str, None]] = field(factory=dict)
-    beside: dict[str, set[str]] = field(factory=dict)
-    exact: dict[str, None] = field(factory=dict)
+    lines: dict[str, dict[str, None]] = field(factory=dict)
+    compared_symbols: dict[str, set[str]] = field(factory=dict)
+    float_lines: dict[str, None] = field(factory=dict)
 
 
 decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example", default=None)
 """Collects the conditions that the example decides."""
 
 
-def computing(own: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
+def compute_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
     """Wrap `FakeTensorMode.__init__`: the mode also computes the example's values."""
-    own(mode, **options)
+    orig(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
 
 
-def noting(_: Kernel, shape_env: object, asked: Argument, answer: Argument) -> None:
+def record_decision(_: Kernel, shape_env: object, condition: Argument, answer: Argument) -> None:
     """Replace `ShapeEnv._log_real_tensor_propagation`, which logs the example's decisions: record them."""
     found = decisions.get()
     if found is None:
         return
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_MODEL_CODE):
         frame = frame.f_back
-    place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
-    symbols = {str(symbol) for symbol in asked.free_symbols}
-    for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
-        found.places.setdefault(symbol, {})[place] = None
-        found.beside.setdefault(symbol, set()).update(symbols)
-    is_number = not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom)
-    if is_number and not asked.is_integer:
-        found.exact[place] = None
+    place = "the model" if frame is None else line_text(frame.f_code.co_filename, frame.f_lineno)
+    symbols = {str(symbol) for symbol in condition.free_symbols}
+    for symbol in filter(_DATA_SYMBOL.fullmatch, sorted(symbols)):
+        found.lines.setdefault(symbol, {})[place] = None
+        found.compared_symbols.setdefault(symbol, set()).update(symbols)
+    is_number = not isinstance(condition, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom)
+    if is_number and not condition.is_integer:
+        found.float_lines[place] = None
 
 
-def counting(own: Kernel, value: Argument) -> Argument:
+def keep_dynamic_length(orig: Kernel, value: Argument) -> Argument:
     """Wrap `len` to return a data-dependent size as a symbol instead of the example's number."""
     rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
-    return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else own(value)
+    return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else orig(value)
 
 
-def with_outputs(exported: ExportedProgram, decided: Decisions) -> tuple[str, ...]:
+def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
     """Append to an export, in place, a bool output for each condition: whether a call takes the other branch. Return
     the lines of the conditions, in the order of these outputs.
 
     Raises:
         CaptureError: the program would be valid for a single value of a float, or cannot check a condition.
     """
-    if decided.exact:
-        place = next(iter(decided.exact))
-        raise CaptureError(f"Python reads a float at {place}: a program would hold for this value only", HINT)
+    if decisions.float_lines:
+        place = next(iter(decisions.float_lines))
+        raise CaptureError(f"Python decides by a float at {place}: the program would hold for this value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
-    tensors = _Tensors(graph)
+    tensors = _NumberTensors(graph)
     for node in list(graph.nodes):
-        symbols = _decided_symbols(node, decided) if node.target is aten._assert_scalar.default else set()
+        symbols = _decided_symbols(node, decisions) if node.target is aten._assert_scalar.default else set()
         seen |= symbols
         for symbol in sorted(symbols)[:1]:
             with graph.inserting_before(node):
-                place = " or ".join(decided.places[symbol])
-                found.setdefault(place, []).append(tensors.otherwise(node.args[0]))
-    for symbol in sorted(decided.places.keys() - seen):
-        place = " or ".join(decided.places[symbol])
-        raise CaptureError(f"the condition on data at {place} cannot be checked in a call", HINT)
+                place = " or ".join(decisions.lines[symbol])
+                found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
+    for symbol in sorted(decisions.lines.keys() - seen):
+        place = " or ".join(decisions.lines[symbol])
+        raise CaptureError(f"the data-dependent condition at {place} cannot be checked in a call", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
-        made = [tensors.any(each) for each in found.values()]
+        made = [tensors.disjunction_of(each) for each in found.values()]
     end.args = ((*results_of(graph), *made),)
     kind = OutputKind.USER_OUTPUT
     exported.graph_signature.output_specs += [OutputSpec(kind, TensorArgument(node.name), None) for node in made]
@@ -149,19 +149,19 @@ def with_outputs(exported: ExportedProgram, decided: Decisions) -> tuple[str, ..
     return tuple(found)
 
 
-_OF_DATA: Final = re.compile(r"z?uf?\d+")
+_DATA_SYMBOL: Final = re.compile(r"z?uf?\d+")
 _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
-def _decided_symbols(node: Node, decided: Decisions) -> set[str]:
+def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
     """Return the symbols in an assertion's condition; empty if torch only bounds a part of a tensor."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
-    found = {name for name in symbols & decided.places.keys() if symbols <= decided.beside[name]}
+    found = {name for name in symbols & decisions.lines.keys() if symbols <= decisions.compared_symbols[name]}
     return found if isinstance(node.args[0], Node) else set()
 
 
-class _Tensors:
+class _NumberTensors:
     """Create 0-d tensors for the numbers that Python read in a graph, with the values at the time of the read."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -170,42 +170,44 @@ class _Tensors:
         self.mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
         self.made: dict[Node, Node] = {}
 
-    def otherwise(self, condition: Node) -> Node:
+    def negation_of(self, condition: Node) -> Node:
         """Return a node for the negation of a condition."""
-        return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor(condition))
+        return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor_of(condition))
 
-    def any(self, truths: Sequence[Node]) -> Node:
+    def disjunction_of(self, truths: Sequence[Node]) -> Node:
         """Return a node that is true if one of several conditions holds."""
         return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
-    def tensor(self, number: Node) -> Node:
+    def tensor_of(self, number: Node) -> Node:
         if number not in self.made:
             with self.graph.inserting_before(number):
-                self.made[number] = self._of(number, number.target, number.args)
+                self.made[number] = self._emit_number(number, number.target, number.args)
         return self.made[number]
 
-    def _of(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
-        if target in READS:
+    def _emit_number(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
+        if target in NUMBER_READS:
             dtype = args[0].meta["val"].dtype
             one = self.emit(aten.reshape.default, dtype, number, args[0], [])
             return self.emit(aten.clone.default, dtype, number, one)
         if target is aten.sym_size.int:
             return self.emit(SIZE, torch.int64, number, *args)
         if target is cast_symbool_to_symint_guardless:  # before torch 2.13, for sym_ite
-            return self.emit(aten._to_copy.default, torch.int64, number, self.tensor(args[0]), dtype=torch.int64)
-        operator = OPERATORS.get(target)
-        first = next((self.tensor(arg) for arg in args if isinstance(arg, Node)), None)
+            return self.emit(aten._to_copy.default, torch.int64, number, self.tensor_of(args[0]), dtype=torch.int64)
+        operator = TENSOR_OPERATORS.get(target)
+        first = next((self.tensor_of(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
-            why = f"what data decides at {line_of(number.meta) or number.name} cannot be checked in a call"
+            why = f"the data-dependent number at {line_of(number.meta) or number.name} cannot be checked in a call"
             raise CaptureError(f"{why} ({target})", HINT)
-        given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
+        given = [
+            self.tensor_of(arg) if isinstance(arg, Node) else self.emit_constant(number, arg, first) for arg in args
+        ]
         dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]
         widest = max(dtypes, key=lambda dtype: (dtype.is_floating_point, dtype != torch.bool))
-        return self.emit(operator, torch.bool if target in TRUTHS else widest, number, *given)
+        return self.emit(operator, torch.bool if target in BOOL_OPERATORS else widest, number, *given)
 
-    def constant(self, number: Node, value: Argument, beside: Node) -> Node:
+    def emit_constant(self, number: Node, value: Argument, like: Node) -> Node:
         dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
-        return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=beside.meta["val"].device)
+        return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=like.meta["val"].device)
 
     def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
         """Append a call whose result is a tensor."""

@@ -19,29 +19,29 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.error_attribution import FIXES, NOT_THE_MODELS, place_of
-from pipeline.export_fixes.interrupts import set_to, undoing
+from pipeline.export_fixes.error_attribution import FIXES_HEADING, NOT_MODEL_CODE, line_text
+from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
 from pipeline.export_fixes.patching import Kernel
 from pipeline.shapes.environment import shape_of
 
 log = logging.getLogger("pipeline.torch")
 
 
-def without_plain_copies(
+def remove_redundant_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
 ) -> tuple[torch.fx.GraphModule, object]:
     """Replace torch's pass that removes copies into buffers, even if they cast or expand (torch 2.11 to 2.13):
     remove only copies without effect."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
-        for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:
+        for node in [n for n in module.graph.nodes if n.name in written and _is_redundant_copy(n)]:
             node.replace_all_uses_with(node.args[1])
             module.graph.erase_node(node)
         module.recompile()
     return module, signature
 
 
-def _is_plain_copy(node: torch.fx.Node) -> bool:
+def _is_redundant_copy(node: torch.fx.Node) -> bool:
     source = node.args[1] if node.target is torch.ops.aten.copy.default else None
     if not isinstance(source, torch.fx.Node) or any(user.op == "output" for user in source.users):
         return False  # what is returned beside the buffer is another tensor
@@ -49,28 +49,28 @@ def _is_plain_copy(node: torch.fx.Node) -> bool:
     return made.dtype == given.dtype and shape_of(made) == shape_of(given)
 
 
-_kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
+_violations: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
 
 
-def collected_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
+def collect_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
     """Return a context in which an export completes although ranges are wider than the model accepts. The list
     receives the errors, which torch.export would raise after the whole trace."""
-    return set_to(_kept, [])
+    return set_variable(_violations, [])
 
 
-def finishing(own: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
-    """Wrap `produce_guards_and_solve_constraints`: in `collected_violations`, store errors instead of raising them."""
+def store_violations(orig: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
+    """Wrap `produce_guards_and_solve_constraints`: in `collect_violations`, store errors instead of raising them."""
     try:
-        return own(fake_mode, *args, **kwargs)
+        return orig(fake_mode, *args, **kwargs)
     except ConstraintViolationError as error:
-        kept = _kept.get()
+        kept = _violations.get()
         if kept is None or fake_mode.shape_env.dim_constraints is None:  # it gave up at the first
             raise
-        words, *fixes = str(error).partition(FIXES)  # which torch reads from the message
-        kept.append(type(error)("".join((words, _fixing_lines(fake_mode.shape_env), *fixes))))
+        words, *fixes = str(error).partition(FIXES_HEADING)  # which torch reads from the message
+        kept.append(type(error)("".join((words, _specializing_lines(fake_mode.shape_env), *fixes))))
 
 
-def _fixing_lines(shape_env: Any) -> str:
+def _specializing_lines(shape_env: Any) -> str:
     """Return the lines of the model that specialize a size to its value in the example, as text."""
     found: dict[str, None] = {}
     for guard in shape_env.guards:
@@ -78,31 +78,31 @@ def _fixing_lines(shape_env: Any) -> str:
         frame = getattr(guard.sloc, "framework_loc", None)
         if not isinstance(frame, traceback.FrameSummary) or not any(side.is_Integer for side in sides):
             continue
-        if not frame.filename.startswith(NOT_THE_MODELS):
-            found[place_of(frame.filename, frame.lineno or 0)] = None
+        if not frame.filename.startswith(NOT_MODEL_CODE):
+            found[line_text(frame.filename, frame.lineno or 0)] = None
     places = "".join(f"\n  - {place}" for place in found)
-    why = "The model makes numbers of sizes, or compares them with numbers, which it may keep from its last call:"
+    why = "The model converts sizes to numbers, or compares sizes with numbers, which may be from its last call:"
     return f"\n{why}{places}" if places else ""
 
 
-def logs(own: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
+def redirect_log(orig: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
     """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch
     also raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles them, too."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
     else:
-        own(logger, record)
+        orig(logger, record)
 
 
-def prints(_: Callable[..., object], error: Argument) -> None:
+def suppress_advice(_: Callable[..., object], error: Argument) -> None:
     """Replace `get_class_if_classified_error`, so that torch prints no advice and no graph before an error."""
     if hasattr(error, "partial_fx_graph"):
         log.debug("what was traced before the error:\n%s", error.partial_fx_graph)
         del error.partial_fx_graph
 
 
-def said_already(reason: str) -> None:
+def suppress_repeated_warning(reason: str) -> None:
     """Suppress the warning in which Dynamo repeats the reason of a graph break, unless ``TORCH_LOGS`` is set."""
     if not os.environ.get("TORCH_LOGS"):
         dynamos = logging.getLogger("torch._dynamo.exc")
@@ -117,17 +117,17 @@ def said_already(reason: str) -> None:
         dynamos.addFilter(repeats)
 
 
-def calling(
-    own: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
+def trace_own_call(
+    orig: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
 ) -> object:
     """Wrap the tracer's `call_module` so that calls of other threads run untraced. The tracer replaces
     `Module.__call__` and `Module.__getattr__` in the whole process, and treats every call as a call in the model."""
-    return own(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
+    return orig(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
 
 
-def reading(own: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
+def trace_own_attribute(orig: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
     """Wrap the tracer's `getattr` so that other threads get the plain attributes."""
-    return own(tracer, name, value, proxies) if is_tracing() else value
+    return orig(tracer, name, value, proxies) if is_tracing() else value
 
 
 def has_transforms(module: torch.fx.GraphModule) -> bool:
@@ -138,20 +138,20 @@ def has_transforms(module: torch.fx.GraphModule) -> bool:
     return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
 
 
-def transforms_left() -> AbstractContextManager[None]:
+def exit_transforms() -> AbstractContextManager[None]:
     """Return a context that exits the transforms which a failed export has entered."""
-    depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward()
+    depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward_mode_active()
 
     def leave() -> None:
         _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        if _is_forward() and not is_forward:
+        if _is_forward_mode_active() and not is_forward:
             torch._C._exit_dual_level(level=0)
             forward_ad._current_level = -1
 
-    return undoing(leave)
+    return undo_at_exit(leave)
 
 
-def _is_forward() -> bool:
+def _is_forward_mode_active() -> bool:
     """Return whether forward-mode derivatives are active, even if a failed export left them active."""
     try:
         level = torch._C._enter_dual_level()

@@ -22,26 +22,26 @@ from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, PipelineError, source_line, worded
 from pipeline.export_fixes import branches, input_checks, module_methods, packed_sequence
 from pipeline.export_fixes import dynamic_shapes as ranges
-from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, First, Way, forgotten
-from pipeline.export_fixes.error_attribution import BRANCHES, Inputs, blamed
-from pipeline.export_fixes.example_guards import Decisions, decisions, with_outputs
-from pipeline.export_fixes.export_steps import collected_violations, has_transforms
-from pipeline.export_fixes.fake_device_copy import attributes, fake_copy_on, is_elsewhere
-from pipeline.export_fixes.interrupts import set_to
-from pipeline.export_fixes.known_values import tracked
-from pipeline.export_fixes.model_state import Kept, keeps, noted, watched
-from pipeline.export_fixes.patch_contexts import by_the_example, exported_quantizers, exporting, exporting_by
-from pipeline.export_fixes.requests import ExportNotes, requested
-from pipeline.export_fixes.restore_model_state import untouched
-from pipeline.export_fixes.runtime_asserts import Checks, checks, none_is_caught
-from pipeline.export_fixes.torchscript.module import interpreted
-from pipeline.export_fixes.value_hooks import exported_again
+from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, FirstExport, TraceMode, clear_remembered_shapes
+from pipeline.export_fixes.error_attribution import BRANCH_HINT, Inputs, error_with_cause
+from pipeline.export_fixes.example_guards import Decisions, add_decision_outputs, decisions
+from pipeline.export_fixes.export_steps import collect_violations, has_transforms
+from pipeline.export_fixes.fake_device_copy import attribute_tensors, is_on_other_device, make_fake_copy
+from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.known_values import track_values
+from pipeline.export_fixes.model_state import KeptState, kept_state, record_export, watch_state
+from pipeline.export_fixes.patch_contexts import decide_by_example, export_quantizers, patch_for_export, patch_for_mode
+from pipeline.export_fixes.requests import ExportNotes, check_request
+from pipeline.export_fixes.restore_model_state import restore_model
+from pipeline.export_fixes.runtime_asserts import Checks, checks, reject_caught_errors
+from pipeline.export_fixes.torchscript.module import interpret_scripts
+from pipeline.export_fixes.value_hooks import export_with_known_values
 from pipeline.inputs import Constant, is_input
 from pipeline.records.parameter import Parameter
 from pipeline.records.wording import kind_of
 from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.guards import fixed_numbers
+from pipeline.shapes.guards import count_specialized_numbers
 
 log = logging.getLogger(__name__)
 
@@ -60,30 +60,30 @@ def export(
         CaptureError: torch.export cannot export the module; the error contains torch's message.
         TypeError: ``model`` is not a module, or ``forward`` does not accept the inputs.
     """
-    module: torch.nn.Module = interpreted(model)
-    request = requested(module, args, kwargs, dynamic_shapes, profiles)
+    module: torch.nn.Module = interpret_scripts(model)
+    request = check_request(module, args, kwargs, dynamic_shapes, profiles)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"model is {kind_of(module)}: pass an nn.Module, an ExportedProgram or TorchScript")
     input_checks.check_module(module)
     inside, inputs = under_autocast(module) if is_autocast_on() else module, (request.args, request.kwargs)
     with without_autocast():
-        shapes = ranges.merged_dynamic_shapes(inside, *inputs, request.dynamic_shapes)
-        exported, notes = _traced(_Export(inside, inputs, settings.device), shapes, request.constants, settings)
+        shapes = ranges.merge_dynamic_shapes(inside, *inputs, request.dynamic_shapes)
+        exported, notes = _export_model(_Exporter(inside, inputs, settings.device), shapes, request.constants, settings)
     held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return exported, evolve(
         notes,
         inputs=request.leaves,
         profiles=request.profiles,
-        ranges=ranges.asked(ranges.wishes(exported, inside, inputs, shapes)),
+        ranges=ranges.requested_bounds(ranges.size_requests(exported, inside, inputs, shapes)),
         constants=request.constants,
-        tensors={**attributes(module), **dict(held)},
+        tensors={**attribute_tensors(module), **dict(held)},
     )
 
 
 def signature_of(model: object) -> tuple[Parameter, ...]:
     """Return the parameters of ``forward`` or of an export, without ``*args`` and ``**kwargs``. A compiled program
     has the same signature."""
-    inner = interpreted(model.module() if isinstance(model, ExportedProgram) else model)
+    inner = interpret_scripts(model.module() if isinstance(model, ExportedProgram) else model)
     if not isinstance(inner, torch.nn.Module):
         return ()
     try:
@@ -98,37 +98,37 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def _traced(
-    export: _Export, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
+def _export_model(
+    export: _Exporter, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
     """Return the export and the notes; as a last resort, if settings allow it, the example decides branches."""
     try:
-        return _noted(export, shapes, constants, "python")
+        return _export_with_notes(export, shapes, constants, "python")
     except CaptureError:
         has_values = not any(map(is_input, tree_leaves(export.inputs, is_leaf=is_input)))
-        if settings.decisions != "example" or export.is_elsewhere or not has_values:
+        if settings.decisions != "example" or export.is_on_other_device or not has_values:
             raise
-    return _noted(export, shapes, constants, "example")
+    return _export_with_notes(export, shapes, constants, "example")
 
 
-def _noted(
-    export: _Export, shapes: Spec, constants: Mapping[int, Constant], way: Way
+def _export_with_notes(
+    export: _Exporter, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
 ) -> tuple[ExportedProgram, ExportNotes]:
     with (
-        set_to(keeps, Kept(export.model)) as kept,
-        set_to(checks, Checks()) as found,
-        tracked(constants) as known,
-        set_to(module_methods.gradients, torch.is_grad_enabled()),
-        set_to(decisions, Decisions()) as decided,
+        set_variable(kept_state, KeptState(export.model)) as kept,
+        set_variable(checks, Checks()) as found,
+        track_values(constants) as known,
+        set_variable(module_methods.gradients_are_on, torch.is_grad_enabled()),
+        set_variable(decisions, Decisions()) as decided,
     ):
-        exported = export.first_success(shapes, way)
-        kept.check()
-        if found.caught and way == "python":
-            why = f"the model checks its data at {found.caught}, and may catch the error: data decides a branch"
-            raise CaptureError(why, BRANCHES)
+        exported = export.first_success(shapes, mode)
+        kept.raise_if_stateful()
+        if found.caught and mode == "python":
+            why = f"the model checks its data at {found.caught}, and may catch the error: the branch is data-dependent"
+            raise CaptureError(why, BRANCH_HINT)
     _check_training(export.model, exported)
-    places = with_outputs(exported, decided) if way == "example" else ()
-    return exported, ExportNotes(checks=tuple(found.places), reads=known.names, decisions=places)
+    places = add_decision_outputs(exported, decided) if mode == "example" else ()
+    return exported, ExportNotes(checks=tuple(found.places), reads=known.read_buffers, decisions=places)
 
 
 def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
@@ -145,7 +145,7 @@ def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
 
 
 @frozen(eq=False)
-class _Export:
+class _Exporter:
     """A model and example inputs, which are exported as on ``device``; None: on their own devices."""
 
     model: torch.nn.Module
@@ -153,35 +153,35 @@ class _Export:
     device: str | None
 
     @property
-    def is_elsewhere(self) -> bool:
-        return self.device is not None and is_elsewhere(self.device, self.model, self.inputs)
+    def is_on_other_device(self) -> bool:
+        return self.device is not None and is_on_other_device(self.device, self.model, self.inputs)
 
-    def first_success(self, shapes: Spec, way: Way) -> ExportedProgram:
+    def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
         """Return the export of the first attempt that succeeds."""
-        with collected_violations() as violations:
-            exported, error = self.first(shapes, way, violations)
+        with collect_violations() as violations:
+            exported, error = self.export_first(shapes, mode, violations)
             ours = any(map(ranges.is_dynamic, tree_flatten(self.inputs, is_leaf=is_input)[0]))
-            fixed = exported is not None and ranges.specialised(exported, shapes)
+            fixed = exported is not None and ranges.has_specialized_dim(exported, shapes)
             narrower = bool(violations) and not ranges.has_derived(shapes)
-            first = First(self.model, shapes, way, error, ours, fixed, narrower)
+            first = FirstExport(self.model, shapes, mode, error, ours, fixed, narrower)
             if exported is not None and error is None:
-                count = fixed_numbers(exported.graph) if way == "python" else 0
-                return (self.attempted(first, count) if count else None) or exported
+                count = count_specialized_numbers(exported.graph) if mode == "python" else 0
+                return (self.retry(first, count) if count else None) or exported
         assert error is not None
-        found = self.attempted(first)
+        found = self.retry(first)
         if found is None:
-            raise blamed(
-                error, self.model, self.inputs, lambda given: evolve(self, inputs=given).exported(shapes, way)
+            raise error_with_cause(
+                error, self.model, self.inputs, lambda given: evolve(self, inputs=given).export_once(shapes, mode)
             ) from error
         return found
 
-    def first(
-        self, shapes: Spec, way: Way, violations: Sequence[Exception]
+    def export_first(
+        self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
         """Return the first export or None, and the error why it failed or lacks the requested ranges, or None."""
         try:
-            exported = self.exported(shapes, way)
-            kept = not ranges.has_derived(shapes) or all(ranges.is_of_plain_dims(each, shapes) for each in violations)
+            exported = self.export_once(shapes, mode)
+            kept = not ranges.has_derived(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
             if violations and not (kept and self.has_ranges(exported, shapes)):
                 return exported, UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except PipelineError:  # the model's interpreter, in words of our own
@@ -190,15 +190,15 @@ class _Export:
             return None, error
         return exported, None
 
-    def attempted(self, first: First, fixed: int | None = None) -> ExportedProgram | None:
-        """Return the first export by an attempt of the table that has the requested ranges and fewer than ``fixed``
-        specialized numbers; None if no attempt succeeds."""
+    def retry(self, first: FirstExport, fixed_count: int | None = None) -> ExportedProgram | None:
+        """Return the export of the first attempt of the table that has the requested ranges and fewer than
+        ``fixed_count`` specialized numbers; None if no attempt succeeds."""
         name = type(self.model).__name__
-        for attempt in ATTEMPTS if fixed is None else (NUMBERS,):
-            for shapes, way in attempt.tries(first):
+        for attempt in ATTEMPTS if fixed_count is None else (NUMBERS,):
+            for shapes, way in attempt.exports_to_try(first):
                 try:
-                    exported = self.exported(shapes, way)
-                    fewer = fixed is None or fixed_numbers(exported.graph) < fixed
+                    exported = self.export_once(shapes, way)
+                    fewer = fixed_count is None or count_specialized_numbers(exported.graph) < fixed_count
                     if self.has_ranges(exported, first.shapes) and fewer:
                         log.info("%s is exported by the attempt %r: %s", name, attempt.name, attempt.changes)
                         return exported
@@ -209,44 +209,44 @@ class _Export:
 
     def has_ranges(self, exported: ExportedProgram, shapes: Spec) -> bool:
         """Return whether dims that have ranges in ``shapes`` are dynamic in an export with relaxed ranges."""
-        wishes = ranges.wishes(exported, self.model, self.inputs, shapes)
-        return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
+        wishes = ranges.size_requests(exported, self.model, self.inputs, shapes)
+        return not ranges.has_specialized_dim(exported, shapes) and ranges.unify_shared_dims(wishes)
 
-    def exported(self, shapes: Spec, way: Way) -> ExportedProgram:
+    def export_once(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
         """Return the export with these dynamic shapes and this trace mode."""
-        model, place = self.model, input_checks.places(self.model, self.inputs, self.device)
-        inputs = ranges.examples(model, self.inputs, shapes, place)
-        if self.device is not None and is_elsewhere(self.device, model, inputs):
-            model, inputs = fake_copy_on(self.device, model, inputs)
+        model, place = self.model, input_checks.example_devices(self.model, self.inputs, self.device)
+        inputs = ranges.make_examples(model, self.inputs, shapes, place)
+        if self.device is not None and is_on_other_device(self.device, model, inputs):
+            model, inputs = make_fake_copy(self.device, model, inputs)
         with (
             torch.no_grad(),
             warnings.catch_warnings(),
-            exporting(),
-            untouched(model),
-            _way_context(way, model),
-            exported_quantizers(),
-            nullcontext() if way == "bytecode" else watched(model, way == "example"),
-            none_is_caught(),
-            set_to(branches.trace, branches.Trace()),
+            patch_for_export(),
+            restore_model(model),
+            _mode_context(mode, model),
+            export_quantizers(),
+            nullcontext() if mode == "bytecode" else watch_state(model, mode == "example"),
+            reject_caught_errors(),
+            set_variable(branches.trace, branches.Trace()),
         ):
             warnings.simplefilter("ignore")
-            if way == "autograd":
+            if mode == "autograd":
                 export = partial(_trace._export, model, *inputs, shapes, strict=False, pre_dispatch=False)
             else:
-                by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
+                by = {"dynamic_shapes": shapes, "strict": mode == "bytecode"}
                 export = partial(torch.export.export, model, *inputs, **by)
-            exported: ExportedProgram = exported_again(export, model)
-        if way != "autograd" and has_transforms(exported.graph_module):
-            return self.exported(shapes, "autograd")
-        ranges.attended(exported)
-        packed_sequence.settled(exported)
-        noted(partial(self.exported, shapes, way))
+            exported: ExportedProgram = export_with_known_values(export, model)
+        if mode != "autograd" and has_transforms(exported.graph_module):
+            return self.export_once(shapes, "autograd")
+        ranges.unify_attention_lengths(exported)
+        packed_sequence.remove_unused_data(exported)
+        record_export(partial(self.export_once, shapes, mode))
         return exported
 
 
-def _way_context(way: Way, model: torch.nn.Module) -> AbstractContextManager[None]:
-    if way == "anew":
-        return forgotten(model)
-    if way == "example":
-        return by_the_example()
-    return exporting_by(way) if way in ("called", "comparing") else nullcontext()
+def _mode_context(mode: TraceMode, model: torch.nn.Module) -> AbstractContextManager[None]:
+    if mode == "anew":
+        return clear_remembered_shapes(model)
+    if mode == "example":
+        return decide_by_example()
+    return patch_for_mode(mode) if mode in ("called", "comparing") else nullcontext()

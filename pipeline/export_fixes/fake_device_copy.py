@@ -24,50 +24,50 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.error_attribution import Inputs
-from pipeline.export_fixes.module_copy import copied
-from pipeline.export_fixes.patch_contexts import moving
-from pipeline.export_fixes.value_hooks import with_numbers
+from pipeline.export_fixes.module_copy import copy_module
+from pipeline.export_fixes.patch_contexts import keep_weights_in_place
+from pipeline.export_fixes.value_hooks import attach_small_value
 
 
-def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
+def is_on_other_device(device: str, model: torch.nn.Module, inputs: object) -> bool:
     """Return whether a tensor of the model or of the inputs is on another type of device."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
-def fake_copy_on(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
+def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
     """Return a copy of the model and of its inputs with fake tensors on the device. A tensor that is neither a
     parameter nor a buffer (a grid stored by an earlier call) stays on its device, unless its module overrides
     ``_apply`` so that ``model.to(device)`` moves it. Tensors of few elements, such as strides, keep their values.
     Raise a `CaptureError` if a module cannot be copied, or if its ``_apply`` fails."""
     if device == "cuda":
         ensure_cuda_guard()
-    fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
-    memo = {id(t): fakes.of(t) for t in (*model.parameters(), *model.buffers())}
+    fakes = _FakeFactory(FakeTensorMode(allow_non_fake_inputs=True), device)
+    memo = {id(t): fakes.fake_of(t) for t in (*model.parameters(), *model.buffers())}
     for buffer in model.buffers():
-        with_numbers(memo[id(buffer)], buffer)
+        attach_small_value(memo[id(buffer)], buffer)
     try:
-        shown = copied(model, memo)
+        shown = copy_module(model, memo)
     except Exception as error:
         why = f"{type(model).__name__} cannot be captured as on {device}: it cannot be copied: {error}"
         raise CaptureError(
             why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
         ) from error
-    with torch.no_grad(), moving():
+    with torch.no_grad(), keep_weights_in_place():
         for module in shown.modules():
             owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
             if owner.__module__.startswith("torch.nn."):  # that of recurrent layers moves no more than tensors
                 continue
             try:
-                module._apply(fakes.with_numbers)
+                module._apply(fakes.fake_with_values)
             except Exception as error:
                 kind = type(module).__name__
                 why = f"{kind} cannot be captured as on {device}: its own _apply fails on fake tensors: {error}"
                 raise CaptureError(why, f"{kind}._apply(function) is to give each tensor to the function") from error
-    return shown, tree_map_only(torch.Tensor, fakes.of, inputs)
+    return shown, tree_map_only(torch.Tensor, fakes.fake_of, inputs)
 
 
-def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def attribute_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors that modules hold as plain attributes, by name."""
     return {
         f"{path}.{name}" if path else name: value
@@ -77,15 +77,15 @@ def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-class _Fakes:
+class _FakeFactory:
     """Creates fake tensors on a device, with the shape, strides and dtype of the originals, and without gradients."""
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         self.mode, self.device = mode, device
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         if is_traceable_wrapper_subclass(tensor):
-            fake: torch.Tensor = transform_subclass(tensor, lambda _, part: self.of(part))
+            fake: torch.Tensor = transform_subclass(tensor, lambda _, part: self.fake_of(part))
         elif tensor.layout != torch.strided:
             return tensor
         else:
@@ -96,14 +96,14 @@ class _Fakes:
         vars(fake).update({k: v for k, v in vars(tensor).items() if k.startswith("_dynamo_")})  # marks of dynamic dims
         return fake
 
-    def with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+    def fake_with_values(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor in the model; small tensors keep their values."""
-        fake = self.of(tensor)
-        with_numbers(fake, tensor)
+        fake = self.fake_of(tensor)
+        attach_small_value(fake, tensor)
         return fake
 
 
-REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+GUARD_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """The symbol of ``c10::impl::device_guard_impl_registry``: a pointer to a guard for each type of device, by number."""
 
 _lock = threading.Lock()
@@ -115,7 +115,7 @@ def ensure_cuda_guard() -> None:
         return
     with _lock:
         try:
-            _ensure()
+            _register_cuda_guard()
         except (OSError, ValueError, AttributeError) as error:
             raise CaptureError(
                 f"this build of torch has no devices of type cuda, and cannot be given any: {error}",
@@ -123,11 +123,11 @@ def ensure_cuda_guard() -> None:
             ) from error
 
 
-def _ensure() -> None:
+def _register_cuda_guard() -> None:
     """Let torch register a guard for the device type PrivateUse1, and move it to CUDA's slot in the registry."""
     types: Any = torch._C._autograd.DeviceType
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, REGISTRY)
+    registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, GUARD_REGISTRY)
     acc: Any = torch._C._acc
     cuda, free = int(types.CUDA), int(types.PrivateUse1)
     if registry[cuda]:

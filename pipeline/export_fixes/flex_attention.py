@@ -23,16 +23,16 @@ from pipeline.aten.types import Argument, Target
 OPERATOR = type(torch.ops.higher_order.flex_attention)
 
 _KERNELS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Those that give 0 where a query sees nothing, as ``flex_attention`` does. cuDNN's, which torch takes otherwise for
-float16 on an H100, does not."""
+"""The kernels that return 0 for a fully masked query, as ``flex_attention`` does. cuDNN's kernel, which torch prefers
+for float16 on an H100, does not."""
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 """The result; and of each query, by the base 2, the logarithm of the sum of its scores' exponentials, and the largest
 score."""
 
 
-def expanded(
-    own: Callable[..., Results],
+def decompose_flex_attention(
+    call_operator: Callable[..., Results],
     operator: object,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -47,34 +47,36 @@ def expanded(
     """Decompose the operator while a graph is traced; for other callers compute only the result's shapes."""
     rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
     if get_proxy_mode() is None:
-        return own(operator, query, key, value, *rest)
-    inputs, scored = _results(score)
+        return call_operator(operator, query, key, value, *rest)
+    inputs, scored = _placeholders_and_result(score)
     is_plain = bool(inputs) and scored is inputs[0]  # the scores are not modified
     result, others = query, [query.new_empty(0), query.new_empty(0)]
     if not is_plain or kernel_options.get("OUTPUT_LOGSUMEXP") or kernel_options.get("OUTPUT_MAX"):
         result, *others = math_attention(query, key, value, *rest)
     if is_plain:
-        mask = _mask(query, key, block_mask[-1], mask_buffers)
+        mask = _full_mask(query, key, block_mask[-1], mask_buffers)
         grouped = bool(query.shape[1] != key.shape[1])
         with sdpa_kernel(_KERNELS):
             result = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
     return result, *others
 
 
-def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence[Argument]) -> torch.Tensor | None:
+def _full_mask(
+    query: torch.Tensor, key: torch.Tensor, mask_function: Target, buffers: Sequence[Argument]
+) -> torch.Tensor | None:
     """Return the mask of all pairs, with size 1 in the dims that the function ignores; None if no pair is masked."""
-    inputs, result = _results(one)
+    inputs, result = _placeholders_and_result(mask_function)
     if getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default):
         return None
     rows, heads = (query.shape[i] if not inputs or inputs[i].users else 1 for i in (0, 1))
     sizes = (rows, heads, query.shape[2], key.shape[2])
     places = (torch.arange(size, device=query.device) for size in sizes)
     with TransformGetItemToIndex():
-        mask: torch.Tensor = _vmap_for_bhqkv(one, prefix=(), suffix=(None,) * len(buffers))(*places, *buffers)
+        mask: torch.Tensor = _vmap_for_bhqkv(mask_function, prefix=(), suffix=(None,) * len(buffers))(*places, *buffers)
     return mask
 
 
-def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
+def _placeholders_and_result(function: object) -> tuple[list[torch.fx.Node], Argument]:
     """Return the placeholders and results of a function that torch traced."""
     if not isinstance(function, torch.fx.GraphModule):
         return [], None

@@ -17,10 +17,10 @@ from pipeline.errors import CaptureError
 from pipeline.inputs import Input
 from pipeline.records.wording import did_you_mean, kind_of
 
-ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
+ENTRY_KINDS = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
 
 
-def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
+def check_arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return ``args`` and ``kwargs`` as a tuple and a dict; raise `TypeError` for other types."""
     if isinstance(args, torch.Tensor | Input | str | bytes) or not isinstance(args, Sequence):
         raise TypeError(f"args is {kind_of(args)}: pass a tuple of inputs, such as args=(x,)")
@@ -51,11 +51,11 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
             )
 
 
-def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
+def example_devices(model: torch.nn.Module, inputs: object, fake_device: str | None) -> Callable[[Input], torch.device]:
     """Return a function from an Input to its example's device: that of the Input, else of the model's tensors, else
-    of the other inputs. It is the CPU if the capture traces fake tensors on another device (``shown``)."""
+    of the other inputs. It is the CPU if the capture traces fake tensors on another device (``fake_device``)."""
     cpu = torch.device("cpu")
-    if shown is not None:
+    if fake_device is not None:
         return lambda _: cpu
     weights = (tensor.device for tensor in chain(model.parameters(), model.buffers()))
     others = (v.device for v in tree_leaves(inputs) if isinstance(v, torch.Tensor) and v.device.type != "cpu")
@@ -63,7 +63,7 @@ def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callabl
     return lambda given: given.device or home
 
 
-def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+def bind_args(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return the inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes. If
     ``forward`` does not accept the inputs, raise a `TypeError` that lists the parameters."""
     signature = inspect.signature(model.forward)
@@ -71,10 +71,10 @@ def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str,
         return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError as error:
         takes = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
-        raise TypeError(f"{takes}: {error}; {_inputs_instead(signature, args, kwargs)}") from None
+        raise TypeError(f"{takes}: {error}; {_inputs_hint(signature, args, kwargs)}") from None
 
 
-def _inputs_instead(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
+def _inputs_hint(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     """Return the hint what to pass instead of inputs that ``forward`` does not accept."""
     if args and all(type(size) is int for size in args):
         return f"args are inputs, and {args} are numbers: args=(pipeline.Input(shape={args}),) stands for a tensor"
@@ -85,33 +85,33 @@ def _inputs_instead(signature: inspect.Signature, args: tuple[object, ...], kwar
     return f"given: {given}" if given else "pass its inputs: args=(x,), or kwargs={…} by name"
 
 
-def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> None:
-    """Raise an error if ``dynamic_shapes`` names missing inputs or dims, so that every entry has an effect.
+def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], shapes: object) -> None:
+    """Raise an error if ``shapes`` names missing inputs or dims, so that every entry has an effect.
 
     Raises:
-        TypeError: ``dynamic_shapes`` or an entry has a type that torch.export does not accept.
+        TypeError: ``shapes`` or an entry has a type that torch.export does not accept.
         ValueError: an entry is for an input or dim that the module does not have, or a container has another length.
     """
-    if given is None or callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
+    if shapes is None or callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
         return
-    for path, value, spec in chain(*(leaf_specs(*row) for row in specs_of(model, inputs, given))):
+    for path, value, spec in chain(*(leaf_specs(*row) for row in input_specs(model, inputs, shapes))):
         _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
 
 
-def specs_of(model: torch.nn.Module, inputs: Mapping[str, Any], given: object) -> list[tuple[str, object, object]]:
-    """Return each input's name, value and entry in ``dynamic_shapes``; raise the errors of `check_shapes`."""
+def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: object) -> list[tuple[str, object, object]]:
+    """Return each input's name, value and entry in ``shapes``; raise the errors of `check_shapes`."""
     names = ", ".join(inputs) or "none"
-    if isinstance(given, Mapping):
+    if isinstance(shapes, Mapping):
         parameters = inspect.signature(model.forward).parameters.values()
         known = {*inputs, *chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))}
-        if unknown := [name for name in given if name not in known]:
+        if unknown := [name for name in shapes if name not in known]:
             raise ValueError(f"dynamic_shapes has {unknown[0]!r}; the inputs of {type(model).__name__} are {names}")
-        return [(name, inputs.get(name), spec) for name, spec in given.items()]
-    if isinstance(given, list | tuple):
-        if given and len(given) != len(inputs):
-            raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs)} inputs ({names})")
-        return [(name, inputs[name], spec) for name, spec in zip(inputs, given, strict=False)]
-    raise TypeError(f"dynamic_shapes is {kind_of(given)}: pass a dict by the names of inputs ({names}), or a tuple")
+        return [(name, inputs.get(name), spec) for name, spec in shapes.items()]
+    if isinstance(shapes, list | tuple):
+        if shapes and len(shapes) != len(inputs):
+            raise ValueError(f"dynamic_shapes has {len(shapes)} entries for {len(inputs)} inputs ({names})")
+        return [(name, inputs[name], spec) for name, spec in zip(inputs, shapes, strict=False)]
+    raise TypeError(f"dynamic_shapes is {kind_of(shapes)}: pass a dict by the names of inputs ({names}), or a tuple")
 
 
 def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
@@ -127,7 +127,7 @@ def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, to
             yield from leaf_specs(f"{path}[{key!r}]", value[key], spec[key])
 
 
-def by_dim(spec: Spec) -> dict[int, Argument]:
+def dim_entries(spec: Spec) -> dict[int, Argument]:
     """Return the entries of a tensor's dims by dim; dims without an entry are left out."""
     pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
     return {dim: entry for dim, entry in pairs if entry is not None}
@@ -136,7 +136,7 @@ def by_dim(spec: Spec) -> dict[int, Argument]:
 def _check_entries(path: str, rank: int, spec: object) -> None:
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
-            f"dynamic_shapes of {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRIES}, or a tuple"
+            f"dynamic_shapes of {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRY_KINDS}, or a tuple"
         )
     entries = spec if isinstance(spec, Mapping) else dict(enumerate(spec))
     if not isinstance(spec, Mapping) and len(spec) != rank:
@@ -145,48 +145,50 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
         if not isinstance(dim, int) or not -rank <= dim < rank:
             raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
         if not (entry is None or isinstance(entry, int | Dim | type(Dim.AUTO))):
-            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRIES}")
+            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRY_KINDS}")
 
 
-def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) -> Spec:
-    """Return ``dynamic_shapes`` by position with one entry, a tuple, for all inputs that ``forward`` accepts as
+def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: Spec) -> Spec:
+    """Return ``shapes`` by position with one entry, a tuple, for all inputs that ``forward`` accepts as
     ``*args``. Raise `ValueError` if the number of entries is not the number of inputs."""
     parameters = inspect.signature(model.forward).parameters.values()
     name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in inputs), None)
-    if name is None or not isinstance(given, list | tuple):
-        return given
+    if name is None or not isinstance(shapes, list | tuple):
+        return shapes
     first, count = list(inputs).index(name), len(inputs[name])
-    whole = first < len(given) and isinstance(given[first], list | tuple | None)
-    if not given or (len(given) == len(inputs) and (whole if count != 1 else _is_of_one(given[first], *inputs[name]))):
-        return given
-    if len(given) != len(inputs) - 1 + count:
+    whole = first < len(shapes) and isinstance(shapes[first], list | tuple | None)
+    if not shapes or (
+        len(shapes) == len(inputs) and (whole if count != 1 else _is_varargs(shapes[first], *inputs[name]))
+    ):
+        return shapes
+    if len(shapes) != len(inputs) - 1 + count:
         each = [f"{name}[{i}]" for i in range(count)]
         names = ", ".join(part for other in inputs for part in (each if other == name else [other]))
-        raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs) - 1 + count} inputs ({names})")
-    return (*given[:first], tuple(given[first : first + count]), *given[first + count :])
+        raise ValueError(f"dynamic_shapes has {len(shapes)} entries for {len(inputs) - 1 + count} inputs ({names})")
+    return (*shapes[:first], tuple(shapes[first : first + count]), *shapes[first + count :])
 
 
-def _is_of_one(spec: object, value: object) -> bool:
+def _is_varargs(spec: object, value: object) -> bool:
     """Return whether an entry is for a tuple that contains this input, rather than the dims of the input itself."""
     if not isinstance(spec, list | tuple) or len(spec) != 1:
         return False
     return not isinstance(value, torch.Tensor | Input) or isinstance(spec[0], Mapping | list | tuple | None)
 
 
-def together(model: torch.nn.Module, given: Spec) -> Spec:
-    """Return ``dynamic_shapes`` by the names of ``forward``'s parameters: ``{"other": …}`` becomes ``{"kwargs":
+def group_kwargs(model: torch.nn.Module, shapes: Spec) -> Spec:
+    """Return ``shapes`` by the names of ``forward``'s parameters: ``{"other": …}`` becomes ``{"kwargs":
     {"other": …}}`` if ``forward`` accepts it as ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     name = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
-    others = {n: spec for n, spec in given.items() if n not in parameters} if isinstance(given, dict) else {}
+    others = {n: spec for n, spec in shapes.items() if n not in parameters} if isinstance(shapes, dict) else {}
     if name is None or not others:
-        return given
-    own = {n: spec for n, spec in given.items() if n in parameters}
+        return shapes
+    own = {n: spec for n, spec in shapes.items() if n in parameters}
     return {**own, name: {**(own.get(name) or {}), **others}}
 
 
-def once(
-    own: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **by: Argument
+def skip_duplicate_kwargs(
+    orig: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **kwargs: Argument
 ) -> Argument:
     """Wrap torch.export's `make_constraints`, which otherwise receives inputs of ``**kwargs`` under two names."""
     twice = [
@@ -198,4 +200,4 @@ def once(
         inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
         shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
     inputs = {name: value for name, value in inputs.items() if name not in twice}
-    return own(mode, module, inputs, shapes, *rest, **by)
+    return orig(mode, module, inputs, shapes, *rest, **kwargs)

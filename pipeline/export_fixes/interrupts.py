@@ -37,10 +37,10 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
     (_trace, "_EXPORT_FLAGS", None),
     (_trace, "_EXPORT_MODULE_HIERARCHY", None),
 )
-"""What says for the whole process that something is traced, and what it is where nothing is."""
+"""Process-wide flags that a trace sets: module, name, and the value outside of traces."""
 
 
-def thread_state() -> Callable[[], None]:
+def thread_restorer() -> Callable[[], None]:
     """Return a function that restores this thread's current state, as far as traces change it."""
     grad, lifts = torch.is_grad_enabled(), torch._C._only_lift_cpu_tensors()
     contexts, operators = dict(vars(_guards._TLS)), _python_dispatch._get_current_dispatch_mode_stack()
@@ -51,12 +51,12 @@ def thread_state() -> Callable[[], None]:
         torch._C._set_only_lift_cpu_tensors(lifts)
         vars(_guards._TLS).clear()
         vars(_guards._TLS).update(contexts)
-        if not _same(_python_dispatch._get_current_dispatch_mode_stack(), operators):
+        if not _are_same_objects(_python_dispatch._get_current_dispatch_mode_stack(), operators):
             while torch._C._len_torch_dispatch_stack():
                 torch._C._pop_torch_dispatch_stack(None)
             for mode in operators:
                 torch._C._push_on_torch_dispatch_stack(mode)
-        if not _same(overrides._get_current_function_mode_stack(), functions):
+        if not _are_same_objects(overrides._get_current_function_mode_stack(), functions):
             while torch._C._len_torch_function_stack():
                 torch._C._pop_torch_function_stack()
             for mode in functions:
@@ -65,16 +65,16 @@ def thread_state() -> Callable[[], None]:
     return put_back
 
 
-def _same(some: list[Argument], others: list[Argument]) -> bool:
-    return list(map(id, some)) == list(map(id, others))
+def _are_same_objects(first: list[Argument], second: list[Argument]) -> bool:
+    return list(map(id, first)) == list(map(id, second))
 
 
-def process_state() -> Callable[[], None]:
+def process_restorer() -> Callable[[], None]:
     """Return a function that reverts a trace's process-wide changes, if no other thread exports."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
     modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
     free = [place for place in (0, 1) if modes.get(place) is None]
-    unpatched = _fx_patches()
+    unpatched = _fx_patch_reverter()
 
     def put_back() -> None:
         with one_export:
@@ -87,7 +87,7 @@ def process_state() -> Callable[[], None]:
     return put_back
 
 
-def _fx_patches() -> Callable[[], None]:
+def _fx_patch_reverter() -> Callable[[], None]:
     """Return a function that undoes later replacements by torch.fx tracers, in `nn.Module` and elsewhere."""
     before = _symbolic_trace.CURRENT_PATCHER
     names = ("__call__", "__getattr__") if before is None else ()  # else what is there is another thread's
@@ -126,7 +126,7 @@ _changes: ContextVar[list[_Change] | None] = ContextVar("changes of the process"
 
 
 @contextmanager
-def undoing(undo: Callable[[], None]) -> Iterator[None]:
+def undo_at_exit(undo: Callable[[], None]) -> Iterator[None]:
     """Return a context that calls ``undo`` at its end. After an interrupt, `interruptible` calls ``undo`` when
     torch's inner contexts have ended; an interrupted ``undo`` is called again."""
     found, change = _changes.get(), _Change(undo)
@@ -144,7 +144,7 @@ def undoing(undo: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def set_to(variable: ContextVar[Argument], value: T) -> Iterator[T]:
+def set_variable(variable: ContextVar[Argument], value: T) -> Iterator[T]:
     """Return a context in which a context variable has this value; yield the value."""
     token = variable.set(value)
     try:
@@ -163,7 +163,7 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def as_it_was(*args: P.args, **kwargs: P.kwargs) -> T:
-        changes, process, handled = [_Change(thread_state())], process_state(), sys.exc_info()[1]
+        changes, process, handled = [_Change(thread_restorer())], process_restorer(), sys.exc_info()[1]
         included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
         with torch._C._ForceDispatchKeyGuard(included, excluded):
             try:
@@ -171,19 +171,19 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
             except BaseException as error:
                 changes.insert(0, _Change(process))
                 if not isinstance(error, Exception):
-                    _end_contexts(error, handled)
+                    _close_contexts(error, handled)
                 raise
             finally:
                 try:
-                    _end(changes)
+                    _undo_all(changes)
                 except BaseException:  # it is interrupted itself
-                    _end(changes)
+                    _undo_all(changes)
                     raise
 
     return as_it_was
 
 
-def _end_contexts(error: BaseException, handled: BaseException | None) -> None:
+def _close_contexts(error: BaseException, handled: BaseException | None) -> None:
     """Close the contexts that an interrupt left open. Otherwise they would end when their frames are
     garbage-collected, and could set a mode of torch again that was already restored. Tracebacks of the exception
     that the caller handles (``handled``) are not cleared."""
@@ -194,7 +194,7 @@ def _end_contexts(error: BaseException, handled: BaseException | None) -> None:
     gc.collect()
 
 
-def _end(changes: list[_Change]) -> None:
+def _undo_all(changes: list[_Change]) -> None:
     """Undo changes in reverse order."""
     while changes:
         changes[-1].end()

@@ -25,12 +25,12 @@ from pipeline.aten.traits import SAME, Kind, operators_of_kind
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.program import READS_DATA
 
-LARGEST: Final = 2**22
-ROUNDINGS: Final = 3
-"""How large the numerator and denominator may be together, and how many operations may round: the error is at most
-ROUNDINGS * 2**-24 * LARGEST / denominator, less than what the ratio is apart from the next whole number."""
+MAX_RATIO_SIZE: Final = 2**22
+MAX_ROUNDINGS: Final = 3
+"""The limits of numerator plus denominator, and of rounding operations: the error is at most MAX_ROUNDINGS * 2**-24 *
+MAX_RATIO_SIZE / denominator, which is less than the distance of the ratio to the next integer."""
 
-Whole: TypeAlias = int | torch.SymInt
+Integer: TypeAlias = int | torch.SymInt
 Rule: TypeAlias = Callable[..., Any]
 
 
@@ -38,62 +38,62 @@ Rule: TypeAlias = Callable[..., Any]
 class Ratio:
     """A quotient of integers, which a float equals up to rounding errors."""
 
-    above: Whole
-    below: int = 1
+    numerator: Integer
+    denominator: int = 1
     roundings: int = 0
 
     @property
     def is_certain(self) -> bool:
         """Whether the float rounds to the same integers as the quotient."""
         size: float
-        if isinstance(self.above, int):
-            size = abs(self.above)
+        if isinstance(self.numerator, int):
+            size = abs(self.numerator)
         else:
-            found = self.above.node.shape_env.bound_sympy(self.above.node.expr)
+            found = self.numerator.node.shape_env.bound_sympy(self.numerator.node.expr)
             size = max(-float(found.lower), float(found.upper))
-        return self.roundings <= ROUNDINGS and size + self.below <= LARGEST
+        return self.roundings <= MAX_ROUNDINGS and size + self.denominator <= MAX_RATIO_SIZE
 
     @property
-    def whole(self) -> Whole | None:
+    def integer(self) -> Integer | None:
         """The integer that equals the float, if there is one."""
-        return self.above if self.below == 1 and not self.roundings else None
+        return self.numerator if self.denominator == 1 and not self.roundings else None
 
 
 Number: TypeAlias = int | torch.SymInt | torch.SymBool | Ratio
 """The largest element of a tensor: of ints, of bools, or the one of a tensor of one float."""
 
 
-def _divided(a: Ratio, b: Ratio) -> Ratio | None:
-    below = b.above
-    if not isinstance(below, int) or below <= 0 or b.below != 1:
+def _divide_ratios(a: Ratio, b: Ratio) -> Ratio | None:
+    below = b.numerator
+    if not isinstance(below, int) or below <= 0 or b.denominator != 1:
         return None
-    return Ratio(a.above, a.below * below, a.roundings + 1)
+    return Ratio(a.numerator, a.denominator * below, a.roundings + 1)
 
 
-def _added(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
+def _add_ratios(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
     if type(alpha) is not int:
         return None
-    above = a.above * b.below + alpha * b.above * a.below
-    return Ratio(above, a.below * b.below, a.roundings + b.roundings + 1)
+    above = a.numerator * b.denominator + alpha * b.numerator * a.denominator
+    return Ratio(above, a.denominator * b.denominator, a.roundings + b.roundings + 1)
 
 
-RATIOS: Mapping[object, Rule] = {
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _divided),
-    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _added),
-    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: _added(a, b, -alpha)),
-    aten.ceil.default: lambda a: Ratio(-(-a.above // a.below)),
-    aten.floor.default: lambda a: Ratio(a.above // a.below),
+RATIO_RULES: Mapping[object, Rule] = {
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _divide_ratios),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add_ratios),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: _add_ratios(a, b, -alpha)),
+    aten.ceil.default: lambda a: Ratio(-(-a.numerator // a.denominator)),
+    aten.floor.default: lambda a: Ratio(a.numerator // a.denominator),
 }
-"""The ratio of a result, of tensors of one float."""
+"""Rules for the ratio of a result, from the ratios of its arguments, which are tensors of one float."""
 
 
-def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
+def _last_of_range(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
     if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
 
 
-def _quotient(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") -> object:
+def _divide_integers(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") -> object:
     if not isinstance(b, int) or b <= 0:
         return None
     if rounding_mode == "trunc":  # which equals floor where a number is known to be nonnegative
@@ -103,74 +103,74 @@ def _quotient(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") 
     return a // b if is_floor else None
 
 
-def _clamped(a: object, min: object = None, max: object = None) -> object:
+def _clamp(a: object, min: object = None, max: object = None) -> object:
     a = a if min is None else torch.sym_max(a, min)
     return a if max is None else torch.sym_min(a, max)
 
 
-def _differs(a: object, b: object) -> object:
+def _not_equal(a: object, b: object) -> object:
     """``a != b``; torch checks by ``b != 0`` whether a bool is true."""
     if isinstance(a, torch.SymBool):
         return a if isinstance(b, int) and b == 0 else None
     return a != b
 
 
-def _first(a: object, *_: object, **__: object) -> object:
+def _first_argument(a: object, *_: object, **__: object) -> object:
     return a
 
 
-MADE: Mapping[object, Rule] = {
-    aten.scalar_tensor.default: _first,
+CREATION: Mapping[object, Rule] = {
+    aten.scalar_tensor.default: _first_argument,
     aten.full.default: lambda _, value, **__: value,
-    aten.arange.default: lambda end, **_: _last(0, end),
-    aten.arange.start: _last,
-    aten.arange.start_step: _last,
+    aten.arange.default: lambda end, **_: _last_of_range(0, end),
+    aten.arange.start: _last_of_range,
+    aten.arange.start_step: _last_of_range,
 }
 """The largest element of tensors made from numbers."""
 
-MOVED = operators_of_kind(*SAME, Kind.CASTS) | {aten.max.default, aten.amax.default}
+MOVES = operators_of_kind(*SAME, Kind.CASTS) | {aten.max.default, aten.amax.default}
 """Operators that keep the largest element; a tensor without elements has none to read."""
 
-ADDED: Mapping[object, Rule] = {
+ADDITION: Mapping[object, Rule] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda a, b, alpha=1: a + b * alpha),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: a - b * alpha),
 }
 """Operators that add a number to all elements, and so to the largest."""
 
-COMPUTED: Mapping[object, Rule] = {
+SCALARS: Mapping[object, Rule] = {
     **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: b - a * alpha),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), operator.mul),
-    **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default), _quotient),
+    **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default), _divide_integers),
     aten.neg.default: operator.neg,
     aten.maximum.default: torch.sym_max,
     aten.minimum.default: torch.sym_min,
-    aten.clamp.default: _clamped,
+    aten.clamp.default: _clamp,
     **{
         getattr(getattr(aten, name), overload): getattr(operator, name)
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
         for overload in ("Tensor", "Scalar")
     },
-    aten.ne.Scalar: _differs,
+    aten.ne.Scalar: _not_equal,
 }
 """Operators that compute with tensors of one element."""
 
-ALONE: Mapping[object, Rule] = {aten.select.int: _first}
-"""Operators that have the element of a tensor of one."""
+SELECTION: Mapping[object, Rule] = {aten.select.int: _first_argument}
+"""Operators that return the element of a one-element tensor."""
 
-ON_BOOLS = MOVED | {aten.ne.Scalar, *ALONE}
+BOOL_OPERATORS = MOVES | {aten.ne.Scalar, *SELECTION}
 """Operators that pass bools on; all others would compute with them."""
 
-WRITES: Mapping[object, object] = {
+FUNCTIONAL_VARIANTS: Mapping[object, object] = {
     getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
     for name in ("add", "sub", "mul")
     for overload in ("Tensor", "Scalar")
 }
 """In-place operators, and those that return the written value."""
 
-RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED, **ALONE}
+RULES: Mapping[object, Rule] = {**CREATION, **dict.fromkeys(MOVES, _first_argument), **ADDITION, **SCALARS, **SELECTION}
 
 
-def largest(
+def largest_element(
     func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, numbers: Sequence[Argument]
 ) -> Number | None:
     """Return the largest element of a call's result, which has this dtype and rank; None if it is unknown.
@@ -178,33 +178,33 @@ def largest(
     numbers: the arguments, with known numbers in place of tensors.
     """
     if dtype in (torch.float32, torch.float64):
-        return _ratio(func, kwargs, numbers) if func in RATIOS and rank == 0 and len(args) < 3 else None
+        return _result_ratio(func, kwargs, numbers) if func in RATIO_RULES and rank == 0 and len(args) < 3 else None
     if func not in RULES or dtype not in (torch.int64, torch.int32, torch.bool) or not _is_exact(func, args, kwargs):
         return None
-    values = [v.whole if isinstance(v, Ratio) else v for v in numbers]
+    values = [v.integer if isinstance(v, Ratio) else v for v in numbers]
     if any(v is None for v, a in zip(values, args, strict=True) if isinstance(a, torch.Tensor)):
         return None
-    if any(isinstance(v, torch.SymBool) for v in values) and func not in ON_BOOLS:
+    if any(isinstance(v, torch.SymBool) for v in values) and func not in BOOL_OPERATORS:
         return None
     value: Number = RULES[func](*values, **kwargs)
     kinds = (bool, torch.SymBool) if dtype == torch.bool else (int, torch.SymInt)
     return value if type(value) in kinds and not free_unbacked_symbols(value) else None
 
 
-def _ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio | None:
+def _result_ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio | None:
     ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in numbers]
-    made = None if None in ratios else RATIOS[func](*ratios, **kwargs)
+    made = None if None in ratios else RATIO_RULES[func](*ratios, **kwargs)
     return made if made is not None and made.is_certain else None
 
 
 def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
     """Return whether the arguments' largest elements determine the result's largest element by the operator's rule."""
-    if func in ALONE:
+    if func in SELECTION:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
-    if func in ADDED:
+    if func in ADDITION:
         alone, first = args[1:], isinstance(args[0], torch.Tensor)
     else:
-        alone, first = args if func in COMPUTED else (), True
+        alone, first = args if func in SCALARS else (), True
     ranked = any(isinstance(a, torch.Tensor) and a.dim() > 0 for a in alone)
     return first and not ranked and not any(isinstance(a, torch.Tensor) for a in kwargs.values())
 
@@ -218,7 +218,7 @@ def is_determined_by_sizes(node: torch.fx.Node) -> bool:
         source = waiting.pop()
         if source in seen or not isinstance(source.meta.get("val"), torch.Tensor):
             continue
-        if source.target not in RULES and source.target not in WRITES:
+        if source.target not in RULES and source.target not in FUNCTIONAL_VARIANTS:
             return False
         seen.add(source)
         waiting += source.all_input_nodes if source.target not in LIFTS else ()

@@ -28,21 +28,21 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from pipeline.aten.op_predicates import LIFTS, READS
 from pipeline.aten.types import Argument, Function, Target, aten
-from pipeline.export_fixes.interrupts import set_to
-from pipeline.export_fixes.known_numbers import RATIOS, RULES, WRITES, Number, Ratio, largest
+from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.known_numbers import FUNCTIONAL_VARIANTS, RATIO_RULES, RULES, Number, Ratio, largest_element
 from pipeline.inputs import Constant
 
-FROM: Final = "_pipeline_buffers"
+BUFFERS_ATTRIBUTE: Final = "_pipeline_buffers"
 """The attribute of fakes with the names of the buffers that their values come from."""
-RATIO: Final = "_pipeline_ratio"
+RATIO_ATTRIBUTE: Final = "_pipeline_ratio"
 """The attribute of fakes with the count of writes to them and, valid only at that count, their `Ratio`."""
 
-FEW: Final = 64
+MAX_TRACKED: Final = 64
 """The most elements of a tensor whose value is tracked."""
-MOST: Final = 1 << 20
+MAX_TRACKED_WITH_CONSTANTS: Final = 1 << 20
 """The same for a model with an input that is a `Constant`."""
 
-MAKING: Final = frozenset(
+CREATION_OPERATORS: Final = frozenset(
     getattr(aten, name)
     for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "tril_indices", "triu_indices", "zeros")
 )
@@ -65,63 +65,63 @@ class Known:
 
     inputs: Mapping[int, torch.Tensor] = field(factory=dict)
     is_of_model: bool = False
-    names: frozenset[str] = frozenset()
+    read_buffers: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     storages: dict[StorageWeakRef, frozenset[str]] = field(factory=dict)
-    own: dict[int, frozenset[str]] = field(factory=dict)
-    beside: list[FakeTensor] = field(factory=list)
+    names_by_id: dict[int, frozenset[str]] = field(factory=dict)
+    held_fakes: list[FakeTensor] = field(factory=list)
 
     @property
-    def most(self) -> int:
+    def max_elements(self) -> int:
         """The maximum number of elements of a tensor whose value is tracked."""
-        return MOST if self.inputs else FEW
+        return MAX_TRACKED_WITH_CONSTANTS if self.inputs else MAX_TRACKED
 
-    def start(self, written: frozenset[str] = frozenset()) -> None:
+    def reset(self, written: frozenset[str] = frozenset()) -> None:
         """Forget the values of the last export."""
-        self.is_of_model, self.names, self.written = True, frozenset(), written
+        self.is_of_model, self.read_buffers, self.written = True, frozenset(), written
         self.storages.clear()
-        self.beside.clear()
+        self.held_fakes.clear()
 
 
 known: ContextVar[Known | None] = ContextVar("known values", default=None)
 
 
-def tracked(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
+def track_values(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
     """Return a context that tracks values in exports; ``constants``: the `Constant` inputs, by index."""
-    return set_to(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
+    return set_variable(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
-def is_small(tensor: torch.Tensor, most: int = FEW) -> bool:
+def is_small(tensor: torch.Tensor, most: int = MAX_TRACKED) -> bool:
     """Return whether a tensor stores its elements, and has at most ``most``."""
     return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most
 
 
-def has_few(tensor: torch.Tensor) -> bool:
+def has_few_elements(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has few elements, so that Python may read them as numbers."""
     return is_small(tensor) and tensor.numel() > 0 and not tensor.is_complex()
 
 
-def with_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
+def attach_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
     """Attach a value to a fake tensor; a write to the tensor removes it."""
     fake.constant = value
     fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
     return fake
 
 
-def number_of(tensor: torch.Tensor) -> Number | None:
+def known_number(tensor: torch.Tensor) -> Number | None:
     """Return the largest element of a tensor; None if it is unknown."""
     elements = getattr(tensor, "constant", None)
     if tensor.is_floating_point() or tensor.is_complex():
-        if RATIO not in vars(tensor):  # tensors of inference mode count no writes
+        if RATIO_ATTRIBUTE not in vars(tensor):  # tensors of inference mode count no writes
             return None
-        version, ratio = vars(tensor)[RATIO]
+        version, ratio = vars(tensor)[RATIO_ATTRIBUTE]
         return ratio if version == tensor._version else None
     if elements is not None and elements.numel() > 0:
         return elements.max().item()  # type: ignore[no-any-return]
     return getattr(tensor, "item_memo", None)
 
 
-def tracking(
+def dispatch_with_values(
     dispatch: Function, mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
 ) -> object:
     """Wrap `FakeTensorMode.dispatch`: propagate known values to results, and record the numbers that Python reads."""
@@ -130,60 +130,60 @@ def tracking(
     if not isinstance(func, OpOverload):
         return dispatch(mode, func, types, args, kwargs)
     if state is None:
-        return _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+        return _call_with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
     if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
-        args = _with_fakes(mode, state, args)
-    names, places = _names(args), _written_memories(func, args)
-    found = _compute(mode, state, func, args, kwargs)
+        args = _fake_held_tensors(mode, state, args)
+    names, places = _source_buffers(args), _written_storages(func, args)
+    found = _compute_known(mode, state, func, args, kwargs)
     if found is NotImplemented:
         with nullcontext() if _runs_on_cpu(func) else _without_values(mode, func, args):
-            found = _with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+            found = _call_with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
     if names:
         _record_sources(state, func, names, places, args, found)
     return found
 
 
-def _with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
+def _call_with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
     """Return a call's result, and attach its largest element, if it is known."""
-    rule = WRITES.get(func, func)
-    if rule not in RULES and rule not in RATIOS:
+    rule = FUNCTIONAL_VARIANTS.get(func, func)
+    if rule not in RULES and rule not in RATIO_RULES:
         return call()
-    numbers = [number_of(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    numbers = [known_number(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     made = call()
-    if isinstance(made, FakeTensor) and not (func in WRITES and made.is_floating_point()):
-        number = largest(rule, made.dtype, made.dim(), args, kwargs, numbers)
+    if isinstance(made, FakeTensor) and not (func in FUNCTIONAL_VARIANTS and made.is_floating_point()):
+        number = largest_element(rule, made.dtype, made.dim(), args, kwargs, numbers)
         if isinstance(number, Ratio):
-            vars(made)[RATIO] = made._version, number
+            vars(made)[RATIO_ATTRIBUTE] = made._version, number
         elif number is not None:
             made.item_memo = number
     return made
 
 
-def _compute(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
+def _compute_known(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
     """Return the result and its value for a call that known values or numbers determine; else NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
-    if not _may_be_computed(state, func, leaves):
+    if not _can_compute(state, func, leaves):
         return NotImplemented
     fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
     with no_dispatch():
-        positional, named = tree_unflatten([_on_cpu(x) for x in leaves], structure)
+        positional, named = tree_unflatten([_value_on_cpu(x) for x in leaves], structure)
         found = func(*positional, **named)
     made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
-    if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small(x, state.most)) for x in made):
+    if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small(x, state.max_elements)) for x in made):
         return NotImplemented
     device = device_of(leaves)
     return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _fake_of(mode, x, device), found)
 
 
-def _may_be_computed(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
+def _can_compute(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
     """Return whether an operator computes only from known values, or creates a tensor from numbers or a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
         return False
     if not tensors:
-        return bool(state.inputs) and func.overloadpacket in MAKING
+        return bool(state.inputs) and func.overloadpacket in CREATION_OPERATORS
     if func in LIFTS and not isinstance(tensors[0], FakeTensor):
-        return is_small(tensors[0], state.most)
+        return is_small(tensors[0], state.max_elements)
     if not all(isinstance(x, FakeTensor) and x.constant is not None for x in tensors):
         return False
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -213,7 +213,7 @@ def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> I
             fake.constant = None if func._schema.is_mutable else value
 
 
-def _on_cpu(leaf: Argument) -> Argument:
+def _value_on_cpu(leaf: Argument) -> Argument:
     if isinstance(leaf, FakeTensor):
         return leaf.constant
     if isinstance(leaf, torch.Tensor):
@@ -234,42 +234,43 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) ->
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     with no_dispatch():
         elements = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return with_value(FakeTensor(mode, elements, device), value)
+        return attach_value(FakeTensor(mode, elements, device), value)
 
 
-def _with_fakes(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
+def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
     """Replace tensors that a model holds outside of its buffers by fake tensors with values. The arguments may
     contain the tensors themselves or, for a GPU that the machine lacks, fake tensors of another mode."""
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor
-        if mode.is_our_fake(tensor) or type(value) is not torch.Tensor or not has_few(value) or value.requires_grad:
+        is_plain = type(value) is torch.Tensor and has_few_elements(value) and not value.requires_grad
+        if value is None or not is_plain or mode.is_our_fake(tensor):
             return tensor
         fake: FakeTensor = mode.fake_tensor_converter.from_real_tensor(mode, tensor)
         if fake.constant is None:
-            state.beside.append(with_value(fake, value.to("cpu", copy=True)))
+            state.held_fakes.append(attach_value(fake, value.to("cpu", copy=True)))
         return fake
 
     return tree_map_only(torch.Tensor, faked, args)
 
 
-def _names(args: Argument) -> frozenset[str]:
+def _source_buffers(args: Argument) -> frozenset[str]:
     """Return the buffers from which the known values of a call's tensors were computed."""
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
-            found |= vars(arg)[FROM] if FROM in vars(arg) and _has_value(arg) else frozenset()
+            found |= vars(arg)[BUFFERS_ATTRIBUTE] if BUFFERS_ATTRIBUTE in vars(arg) and _has_value(arg) else frozenset()
         elif type(arg) in (list, tuple):
-            found |= _names(arg)
+            found |= _source_buffers(arg)
     return found
 
 
 def _has_value(tensor: FakeTensor) -> bool:
     """Return whether the number read from a tensor is known, or may become known after more operators."""
-    return tensor.constant is not None or tensor.item_memo is not None or RATIO in vars(tensor)
+    return tensor.constant is not None or tensor.item_memo is not None or RATIO_ATTRIBUTE in vars(tensor)
 
 
-def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
+def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
     """Return the storages that a call writes: that of its first argument, and that of the argument's known elements."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
@@ -278,15 +279,15 @@ def _written_memories(func: OpOverload, args: Argument) -> tuple[StorageWeakRef,
 
 
 def _record_sources(
-    state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, made: Any
+    state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, out: Any
 ) -> None:
     """Record the buffers from which a call reads numbers or computes known results, and those that it writes. A
     write of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
-    if READS.intersection(func.tags) and not free_unbacked_symbols(made):  # torch has made no symbol for it
-        state.names |= names
-    valued = [each for each in tree_leaves(made) if isinstance(each, FakeTensor) and _has_value(each)]
+    if READS.intersection(func.tags) and not free_unbacked_symbols(out):  # torch has made no symbol for it
+        state.read_buffers |= names
+    valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_value(each)]
     if memories:
         state.written = state.written.union(*(state.storages.get(place, frozenset()) for place in memories))
-        state.names |= _names(args[1:]) if valued else frozenset()
+        state.read_buffers |= _source_buffers(args[1:]) if valued else frozenset()
     for each in valued:
-        vars(each)[FROM] = names
+        vars(each)[BUFFERS_ATTRIBUTE] = names

@@ -18,7 +18,7 @@ from pipeline.export_fixes import packed_sequence, runtime_asserts, value_hooks
 from pipeline.export_fixes.patching import VERSION, Kernel, ModelCall
 from pipeline.shapes.environment import expression
 
-assigned: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
+assigned_tensors: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
 """The tensors to whose ``.data`` the model assigns in a call."""
 
 
@@ -30,11 +30,11 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     slot = None if mode is None else get_proxy_slot(new, mode.tracer, None)
     if mode is not None and slot is not None:
         set_proxy_slot(tensor, mode.tracer, _ProxyTensor(slot.proxy, None))
-    if (found := assigned.get()) is not None:
+    if (found := assigned_tensors.get()) is not None:
         found.append(tensor)
 
 
-def legacy(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+def trace_legacy_call(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Trace legacy code that eager accepts: ``x.data``, which torch does not trace as an operator, and
     ``torch.where`` with a uint8 mask."""
     if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
@@ -43,19 +43,19 @@ def legacy(mode: object, func: Target, args: Argument, kwargs: Argument) -> Mode
         return set_data, args, {}
     if func is torch.where or func is torch.Tensor.where:
         place = int(func is torch.Tensor.where)
-        args = tuple(_as_bools(arg) if i == place else arg for i, arg in enumerate(args))
-        kwargs = {name: _as_bools(arg) if name == "condition" else arg for name, arg in kwargs.items()}
+        args = tuple(_as_bool_mask(arg) if i == place else arg for i, arg in enumerate(args))
+        kwargs = {name: _as_bool_mask(arg) if name == "condition" else arg for name, arg in kwargs.items()}
     return func, args, kwargs
 
 
-def _as_bools(mask: Argument) -> Argument:
+def _as_bool_mask(mask: Argument) -> Argument:
     return mask.bool() if isinstance(mask, torch.Tensor) and mask.dtype == torch.uint8 else mask
 
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def at_positions(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+def trace_scalar_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Trace reads and writes at data-dependent 0-d indices: ``cache[:, i] = cache[:, j] + x``.
 
     torch.export reads the number from such an index and fails: for writes, and before torch 2.13 for reads. Here a
@@ -64,15 +64,15 @@ def at_positions(mode: object, func: Target, args: Argument, kwargs: Argument) -
     name = getattr(func, "__name__", "")
     if name in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        if any(map(_is_position, index)) and all(_is_position(each) or _is_basic(each) for each in index):
+        if any(map(_is_scalar, index)) and all(_is_scalar(each) or _is_basic_index(each) for each in index):
             if name == "__setitem__":
-                return _write, (args[0], index, args[2]), {}
+                return _write_at_scalars, (args[0], index, args[2]), {}
             if VERSION < (2, 13):
-                args = args[0], value_hooks.indices(index, lambda each: each.item() if _is_position(each) else each)
+                args = (args[0], value_hooks.map_index(index, lambda each: each.item() if _is_scalar(each) else each))
     return func, args, kwargs
 
 
-def _is_position(index: object) -> bool:
+def _is_scalar(index: object) -> bool:
     """Return whether an index is a data-dependent 0-d tensor, even if its number was read before."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
@@ -80,17 +80,17 @@ def _is_position(index: object) -> bool:
     return number is None or bool(free_unbacked_symbols(number))
 
 
-def _is_basic(index: object) -> bool:
+def _is_basic_index(index: object) -> bool:
     """Return whether an index is basic, so that it returns a view: it contains no tensor, list or bool."""
     return index is None or index is Ellipsis or isinstance(index, slice | torch.SymInt) or type(index) is int
 
 
-def _write(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
+def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
     """Write at 0-d indices through a view in which the indexed dims come first."""
-    view = tensor[tuple(slice(None) if _is_position(each) else each for each in index)]
+    view = tensor[tuple(slice(None) if _is_scalar(each) else each for each in index)]
     dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
-    first[tuple(each.reshape(1) for each in index if _is_position(each))] = value
+    first[tuple(each.reshape(1) for each in index if _is_scalar(each))] = value
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
-        if _is_position(each):
+        if _is_scalar(each):
             found.append(dim)
         if each is Ellipsis:
             dim += rank - read
@@ -107,62 +107,66 @@ def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-MAXIMA: Final[Mapping[Target, int]] = {
+MAX_POOLS: Final[Mapping[Target, int]] = {
     getattr(module, f"max_pool{count}d"): count for module in (torch, functional) for count in (1, 2, 3)
 }
-POOLS: Final = {**MAXIMA, torch.avg_pool1d: 1, functional.avg_pool2d: 2, functional.avg_pool3d: 3}
+POOLS: Final = {**MAX_POOLS, torch.avg_pool1d: 1, functional.avg_pool2d: 2, functional.avg_pool3d: 3}
 """How many dims each function pools."""
 
-NONE: Final = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+NEUTRAL: Final = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 """The arguments that have a number for each dim, and the numbers with which a dim stays as it is."""
-OF_MEANS: Final = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-NAMES: Final = {func: ("input", *NONE, "ceil_mode") if func in MAXIMA else OF_MEANS for func in POOLS}
+AVG_ARGS: Final = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+POOL_ARGS: Final = {func: ("input", *NEUTRAL, "ceil_mode") if func in MAX_POOLS else AVG_ARGS for func in POOLS}
 
 
-def pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Trace pooling over dynamic sizes where torch accepts only Python ints: windows as long as a dim
     (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
     if func in POOLS:
-        given = {**dict(zip(NAMES[func], args, strict=False)), **kwargs}
-        lengths = _per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAXIMA.get(func) == 1)
+        given = {**dict(zip(POOL_ARGS[func], args, strict=False)), **kwargs}
+        lengths = _numbers_per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
         if any(isinstance(length, torch.SymInt) for length in lengths):
-            return _pool, (func, given), {}
+            return _pool_dynamic_windows, (func, given), {}
     return func, args, kwargs
 
 
-def _pool(func: Target, given: Mapping[str, Argument]) -> object:
+def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
     """Reduce the dims that a single window covers, and pool the others, with a single rounding."""
-    count, x, dtype = POOLS[func], given["input"], given["input"].dtype
-    by_dim = {name: _per_dim(given.get(name, default), count) for name, default in NONE.items() if name in NAMES[func]}
-    if not given.get("stride"):
+    count, x, dtype = POOLS[func], args["input"], args["input"].dtype
+    by_dim = {
+        name: _numbers_per_dim(args.get(name, default), count)
+        for name, default in NEUTRAL.items()
+        if name in POOL_ARGS[func]
+    }
+    if not args.get("stride"):
         by_dim["stride"] = [*by_dim["kernel_size"]]
     sizes = zip(x.shape[-count:], by_dim["kernel_size"], by_dim["padding"], strict=True)
     covered = [  # whether a window always covers a dim of varying size
         isinstance(kernel, torch.SymInt) and padding == 0 and expression(size) == kernel.node.expr
         for size, kernel, padding in sizes
     ]
-    if any(covered) and x.is_floating_point() and given.get("divisor_override") is None:
-        if func not in MAXIMA and not all(covered):
+    if any(covered) and x.is_floating_point() and args.get("divisor_override") is None:
+        if func not in MAX_POOLS and not all(covered):
             x = x.to(torch.promote_types(dtype, torch.float32))
-        reduce = torch.amax if func in MAXIMA else torch.mean
+        reduce = torch.amax if func in MAX_POOLS else torch.mean
         x = reduce(x, [dim - count for dim, is_covered in enumerate(covered) if is_covered], keepdim=True)
         for name, numbers in by_dim.items():
-            by_dim[name] = [NONE[name] if each else number for each, number in zip(covered, numbers, strict=True)]
+            by_dim[name] = [NEUTRAL[name] if each else number for each, number in zip(covered, numbers, strict=True)]
         if all(covered):
             return x
-    others = {name: value for name, value in given.items() if name not in by_dim and name != "input"}
-    if MAXIMA.get(func) != 1:
+    others = {name: value for name, value in args.items() if name not in by_dim and name != "input"}
+    if MAX_POOLS.get(func) != 1:
         return func(x, **by_dim, **others).to(dtype)
-    rows: dict[str, Argument] = {name: (NONE[name], *numbers) for name, numbers in by_dim.items()}
+    rows: dict[str, Argument] = {name: (NEUTRAL[name], *numbers) for name, numbers in by_dim.items()}
     return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
 
 
-def _per_dim(value: Argument, count: int) -> list[Argument]:
+def _numbers_per_dim(value: Argument, count: int) -> list[Argument]:
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 
 
-def inverse_spectra(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+def trace_istft(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Decompose ``torch.istft`` with a dynamic length; torch accepts only a Python int."""
     if func is torch.istft or func is torch.Tensor.istft:
         given = {**dict(zip(ISTFT, args, strict=False)), **kwargs}
@@ -221,20 +225,20 @@ def _overlap_add(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -
     return added
 
 
-CALLS: Final = (
-    legacy,
-    inverse_spectra,
-    packed_sequence.packing,
-    runtime_asserts.holding,
-    at_positions,
-    value_hooks.indexing,
-    pooling,
+CALL_REWRITES: Final = (
+    trace_legacy_call,
+    trace_istft,
+    packed_sequence.replace_packed_call,
+    runtime_asserts.assume_check,
+    trace_scalar_index,
+    value_hooks.replace_known_index,
+    trace_pooling,
 )
-"""What becomes of a call in the model, in this order, before torch.export handles it."""
+"""The rewrites of a call in the model, in this order, before torch.export handles the call."""
 
 
-def handling(own: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
+def handle_model_call(orig: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
     """Wrap torch.export's handling of a call in the model."""
-    for replaced in CALLS:
+    for replaced in CALL_REWRITES:
         func, args, kwargs = replaced(mode, func, args, kwargs)
-    return own(mode, func, args, kwargs)
+    return orig(mode, func, args, kwargs)

@@ -32,17 +32,17 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.call_twice import computes_the_same_again, of_inputs
-from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, Inputs, place_of
-from pipeline.export_fixes.export_steps import collected_violations
-from pipeline.export_fixes.interrupts import set_to, undoing
-from pipeline.export_fixes.model_calls import assigned
-from pipeline.export_fixes.restore_model_state import Space, others, within
+from pipeline.export_fixes.call_twice import is_second_call_equal, nodes_depending_on
+from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, Inputs, line_text
+from pipeline.export_fixes.export_steps import collect_violations
+from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
+from pipeline.export_fixes.model_calls import assigned_tensors
+from pipeline.export_fixes.restore_model_state import Snapshot, held_objects, join_path
 
 log = logging.getLogger(__name__)
 
-REGISTERED: Final = ("_buffers", "_parameters")
-DERIVED: Final = ("_flat_weights", "_flat_weight_refs")
+REGISTRIES: Final = ("_buffers", "_parameters")
+DERIVED_ATTRIBUTES: Final = ("_flat_weights", "_flat_weight_refs")
 """Attributes in which torch's recurrent layers list their parameters; the trace puts others in their place."""
 
 HINT: Final = (
@@ -50,12 +50,12 @@ HINT: Final = (
     "as an input, and return it"
 )
 
-keeps: ContextVar[Kept | None] = ContextVar("what an export's model keeps", default=None)
+kept_state: ContextVar[KeptState | None] = ContextVar("what an export's model keeps", default=None)
 """Records the state that the exported model keeps."""
 
 
 @define
-class Kept:
+class KeptState:
     """The state that an exported model keeps between calls.
 
     Attributes:
@@ -71,97 +71,97 @@ class Kept:
     changes: dict[str, list[object]] = field(factory=dict)
     memos: set[str] = field(factory=set)
     containers: Sequence[str] = ()
-    again: Callable[[], ExportedProgram] | None = None
-    twice: bool = False
+    repeat_export: Callable[[], ExportedProgram] | None = None
+    calls_twice: bool = False
     structures: list[TreeSpec] = field(factory=list)
 
-    def call(self, model: torch.nn.Module, forward: Callable[..., Argument], inputs: Inputs) -> object:
+    def call_model(self, model: torch.nn.Module, forward: Callable[..., Argument], inputs: Inputs) -> object:
         """Call a model during a trace: the model itself, or its copy with fake tensors for another device."""
         self.changes, self.structures = {}, []
-        before = _Before.of(model, inputs)
-        outputs = self.called(before, forward, inputs)
-        if not self.twice:
+        before = _ModelBefore.of(model, inputs)
+        outputs = self.call_once(before, forward, inputs)
+        if not self.calls_twice:
             return outputs
         inputs = tree_map_only(torch.Tensor, AGAIN, inputs)
-        second = self.called(before, forward, inputs)
+        second = self.call_once(before, forward, inputs)
         (one, *structure), (other, *its) = map(tree_flatten, (outputs, second))
         self.structures = [*structure, *its]
         marks = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
-    def called(self, before: _Before, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
+    def call_once(self, before: _ModelBefore, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
         """Call the model once, write the buffers that it reassigned, and return its outputs."""
         args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
-        with set_to(assigned, list[torch.Tensor]()) as rebound:
-            outputs = before.written_back(forward(*args, **kwargs), rebound)
-        self.containers = [name for name, found in leaves.items() if not _is_as_it_was(given[name], *found)]
-        changes = before.changes(rebound)
-        if not self.twice:
-            self.memos = before.memos(changes, _dependence(inputs)) if changes else set()
+        with set_variable(assigned_tensors, list[torch.Tensor]()) as rebound:
+            outputs = before.write_back(forward(*args, **kwargs), rebound)
+        self.containers = [name for name, found in leaves.items() if not _has_same_contents(given[name], *found)]
+        changes = before.changed_values(rebound)
+        if not self.calls_twice:
+            self.memos = before.memoized(changes, _dependence_predicate(inputs)) if changes else set()
         for place, value in changes.items():
             self.changes.setdefault(place, []).append(value)
         return outputs
 
-    def check(self) -> None:
+    def raise_if_stateful(self) -> None:
         """Raise `CaptureError` if a call depends on state that an earlier call left in the model. The error names
         the attribute and the line that assigns it."""
         if self.containers:
             why = "%s changes entries of its input %s: a program does not, and returns what the model returns"
             log.warning(why, type(self.model).__name__, ", ".join(self.containers))
         kept = {place: values for place, values in self.changes.items() if place not in self.memos}
-        if not kept or self.again is None:
+        if not kept or self.repeat_export is None:
             return
-        self.twice, changes = True, self.changes
+        self.calls_twice, changes = True, self.changes
         try:
-            with collected_violations():
-                same = computes_the_same_again(self.again(), self.structures)
+            with collect_violations():
+                same = is_second_call_equal(self.repeat_export(), self.structures)
         except Exception as error:
             log.debug("the model cannot be captured for two calls", exc_info=error)
-            log.warning("a program does not keep %s from call to call", self.told(kept))
+            log.warning("a program does not keep %s from call to call", self.state_lines(kept))
             return
         finally:
-            self.twice, self.changes, after = False, changes, self.changes
+            self.calls_twice, self.changes, after = False, changes, self.changes
         if not same:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
-            why = f"{type(self.model).__name__} carries state from call to call in {self.told(moving or kept)}"
+            why = f"{type(self.model).__name__} carries state from call to call in {self.state_lines(moving or kept)}"
             raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
-        read = _names_read(self.model)
+        read = _attribute_names_read(self.model)
         unread = [place for place in kept if place.rpartition(".")[2] not in read]
         if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
-            log.warning("the model sets %s: a program does not", self.told(shown))
+            log.warning("the model sets %s: a program does not", self.state_lines(shown))
 
-    def told(self, places: Sequence[str] | Mapping[str, object]) -> str:
+    def state_lines(self, places: Sequence[str] | Mapping[str, object]) -> str:
         """Return the changed attributes with the lines that assign them."""
-        lines = {place: _assigned_at(self.model, place) for place in places}
+        lines = {place: _assigning_line(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
 
 
-def _is_as_it_was(value: object, leaves: Sequence[object], spec: TreeSpec) -> bool:
+def _has_same_contents(value: object, leaves: Sequence[object], spec: TreeSpec) -> bool:
     """Return whether lists and dicts have the same contents as before the call."""
     now, its = tree_flatten(value)
     return its == spec and all(map(operator.is_, now, leaves))
 
 
-def noted(again: Callable[[], ExportedProgram]) -> None:
+def record_export(repeat_export: Callable[[], ExportedProgram]) -> None:
     """Record how to repeat the export of a model that has just succeeded."""
-    kept = keeps.get()
-    if kept is not None and not kept.twice:
-        kept.again = again
+    kept = kept_state.get()
+    if kept is not None and not kept.calls_twice:
+        kept.repeat_export = repeat_export
 
 
-def changed() -> Collection[str]:
+def changed_attributes() -> Collection[str]:
     """Return the paths of attributes, other than buffers, whose values a call of the exported model changed."""
-    kept = keeps.get()
+    kept = kept_state.get()
     return kept.changes.keys() if kept is not None else ()
 
 
 @contextmanager
-def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
+def watch_state(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
     """Return a context in which a call of the model records the state that it keeps. Raise `CaptureError` if the
     model seeds torch's random generator, unless the export ``may_draw`` random numbers."""
-    kept = keeps.get()
+    kept = kept_state.get()
     if kept is None:
         yield
         return
@@ -169,11 +169,11 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
 
     @functools.wraps(own, updated=())
     def watching(*args: Argument, **kwargs: Argument) -> object:  # torch takes frames of another name for the model's
-        if inside[0] or keeps.get() is not kept:  # it calls itself, or another thread does
+        if inside[0] or kept_state.get() is not kept:  # it calls itself, or another thread does
             return own(*args, **kwargs)
         inside[0] = True
         try:
-            return kept.call(model, own, (args, kwargs))
+            return kept.call_model(model, own, (args, kwargs))
         finally:
             inside[0] = False
 
@@ -183,26 +183,26 @@ def watched(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
         space.pop("forward", None)
         space.update({} if before is None else {"forward": before})
 
-    with undoing(restore), nullcontext() if may_draw else _unseeded():
+    with undo_at_exit(restore), nullcontext() if may_draw else _reject_seeding():
         space["forward"] = watching
         yield
 
 
 @contextmanager
-def _unseeded() -> Iterator[None]:
+def _reject_seeding() -> Iterator[None]:
     """Return a context that raises an error if a model seeds the random generator, which a trace must not change."""
     numbers = torch.get_rng_state()
-    with undoing(lambda: torch.set_rng_state(numbers)):
+    with undo_at_exit(lambda: torch.set_rng_state(numbers)):
         torch.default_generator.manual_seed(0x7C15F39CC0605CED)  # a seed that no model has
         traced = torch.get_rng_state()
         yield
         if not torch.equal(torch.get_rng_state(), traced):
-            why = "the model seeds torch's random numbers when it is called, which a program does not"
+            why = "the model seeds torch's random generator when it is called, which a program cannot do"
             raise CaptureError(why, "seed torch's generator before the call; draw in the model without one")
 
 
 @frozen
-class _Registered:
+class _TensorBefore:
     """A parameter, buffer or input before a call: its attribute path, shape, storage, and node in the traced graph."""
 
     place: str
@@ -210,29 +210,29 @@ class _Registered:
     name: str
     tensor: torch.Tensor
     is_buffer: bool
-    like: tuple[object, ...]
+    copy_key: tuple[object, ...]
     memory: StorageWeakRef | None
     slot: Argument
 
     @classmethod
-    def at(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _Registered:
+    def of(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _TensorBefore:
         """Return the record of the tensor with a name; inputs may be written, as buffers may."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-        return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _memory(tensor), slot)
+        return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
 
-    def is_moved(self, rebound: Sequence[torch.Tensor]) -> bool:
+    def is_replaced(self, rebound: Sequence[torch.Tensor]) -> bool:
         """Return whether the model assigned another tensor to the attribute or to the tensor's ``.data``."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
 
-def _dependence(inputs: object) -> Callable[[object], bool]:
+def _dependence_predicate(inputs: object) -> Callable[[object], bool]:
     """Return a predicate: whether a value contains a tensor that may depend on these inputs, or another object."""
     mode = get_proxy_mode()
     if mode is None:
         return lambda value: True
     slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
-    nodes = of_inputs(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None})
+    nodes = nodes_depending_on(mode.tracer.graph, {slot.proxy.node for slot in slots if slot is not None})
 
     def may_depend(value: object) -> bool:
         leaves = tree_leaves([*value] if isinstance(value, set) else value)
@@ -254,35 +254,37 @@ def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 
 
-def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
+def _storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 
 @frozen
-class _Before:
+class _ModelBefore:
     """The contents of a model before a call."""
 
-    registered: Sequence[_Registered]
-    spaces: Sequence[tuple[str, Space]]
+    registered: Sequence[_TensorBefore]
+    spaces: Sequence[tuple[str, Snapshot]]
 
     @classmethod
-    def of(cls, model: torch.nn.Module, inputs: object) -> _Before:
+    def of(cls, model: torch.nn.Module, inputs: object) -> _ModelBefore:
         modules = [*model.named_modules()]
-        spaces = [(path, kind, vars(module)[kind]) for path, module in modules for kind in REGISTERED]
+        spaces = [(path, kind, vars(module)[kind]) for path, module in modules for kind in REGISTRIES]
         rows = [
-            _Registered.at(within(path, name), space, name, kind == "_buffers")
+            _TensorBefore.of(join_path(path, name), space, name, kind == "_buffers")
             for path, kind, space in spaces
             for name, tensor in space.items()
             if tensor is not None
         ]
-        rows += [_Registered.at("an input", {"": leaf}, "") for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
-        return cls(rows, [(place, Space.of(vars(each))) for place, each in (*modules, *others(model))])
+        rows += [_TensorBefore.of("an input", {"": leaf}, "") for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
+        return cls(rows, [(place, Snapshot.of(vars(each))) for place, each in (*modules, *held_objects(model))])
 
-    def written_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
+    def write_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
         """Copy tensors that the model assigned to buffers, if shapes and dtypes match, to these; return the outputs."""
-        moved = [row for row in self.registered if row.is_buffer and row.is_moved(rebound)]
+        moved = [row for row in self.registered if row.is_buffer and row.is_replaced(rebound)]
         pairs = [
-            (row, new) for row in moved if (new := row.space.get(row.name)) is not None and _copy_key(new) == row.like
+            (row, new)
+            for row in moved
+            if (new := row.space.get(row.name)) is not None and _copy_key(new) == row.copy_key
         ]
         if not pairs:
             return outputs
@@ -290,7 +292,7 @@ class _Before:
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
             """Return a tensor, cloned if a write to the buffers would change it."""
-            return tensor.clone() if _memory(tensor) in olds else tensor
+            return tensor.clone() if _storage_of(tensor) in olds else tensor
 
         outputs = tree_map_only(torch.Tensor, apart, outputs)
         values = [new.clone() if new is row.tensor else apart(new) for row, new in pairs]
@@ -303,67 +305,67 @@ class _Before:
                 rebound[:] = [tensor for tensor in rebound if tensor is not row.tensor]
         return outputs
 
-    def memos(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
+    def memoized(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
         """Return the changed attributes that another call would set to equal values."""
         found: set[str] = set()
         for path, space in self.spaces:
-            for name in space.now:
-                if (place := within(path, name)) in changes and (new := space.filled_in(name)) is not None:
+            for name in space.current:
+                if (place := join_path(path, name)) in changes and (new := space.new_values(name)) is not None:
                     found.update([place] if not any(map(may_depend, new)) else [])
         return found
 
-    def changes(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
+    def changed_values(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
         """Return the changed objects and numbers by attribute path."""
-        found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_moved(rebound)}
+        found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_replaced(rebound)}
         for path, space in self.spaces:
-            for name, value in space.changed():
-                if name in REGISTERED:
+            for name, value in space.changed_items():
+                if name in REGISTRIES:
                     known = {row.name for row in self.registered if row.space is value}
-                    found |= {within(path, n): t for n, t in space.now[name].items() if n not in known}
-                elif not name.endswith("_hooks") and name not in DERIVED:
-                    found[within(path, name)] = value
+                    found |= {join_path(path, n): t for n, t in space.current[name].items() if n not in known}
+                elif not name.endswith("_hooks") and name not in DERIVED_ATTRIBUTES:
+                    found[join_path(path, name)] = value
         return found
 
 
 _READS: Final = ("LOAD_ATTR", "LOAD_METHOD")
 
 
-def _names_read(model: torch.nn.Module) -> frozenset[str]:
+def _attribute_names_read(model: torch.nn.Module) -> frozenset[str]:
     """Return the names of the attributes that the model's code may read: as attributes or as strings (``getattr``)."""
     found: set[str] = set()
-    for code in _codes(model):
+    for code in _model_codes(model):
         found.update(i.argval for i in dis.get_instructions(code) if i.opname in _READS)
         found.update(value for value in code.co_consts if isinstance(value, str))
     return frozenset(found)
 
 
-def _assigned_at(model: torch.nn.Module, place: str) -> str:
+def _assigning_line(model: torch.nn.Module, path: str) -> str:
     """Return the line that assigns an attribute, or that reads an object that may be changed; "" if there is none."""
-    path, _, name = place.rpartition(".")
+    path, _, name = path.rpartition(".")
     owner = dict(model.named_modules()).get(path, model)
     creating = ("__init__", "__new__", "__setstate__")
-    codes = [code for code in (*_codes(owner), *_codes(model)) if code.co_name not in creating]
+    codes = [code for code in (*_model_codes(owner), *_model_codes(model)) if code.co_name not in creating]
     for operations in (("STORE_ATTR",), _READS):
         for code in codes:
             line = code.co_firstlineno
             for instruction in dis.get_instructions(code):
                 line = instruction.positions.lineno if instruction.positions and instruction.positions.lineno else line
                 if instruction.opname in operations and instruction.argval == name:
-                    return place_of(code.co_filename, line)
+                    return line_text(code.co_filename, line)
     return ""
 
 
-def _codes(model: torch.nn.Module) -> Iterator[CodeType]:
+def _model_codes(model: torch.nn.Module) -> Iterator[CodeType]:
     """Yield the code objects, except torch's own, that may read a model's attributes: of the classes of its modules
     and their attributes, of the files that define these classes, and of functions that modules hold."""
-    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in others(model))))
+    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in held_objects(model))))
     own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
     files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
     spaces = [vars(each) for each in (*own, *model.modules(), *files.values()) if each is not None]
     left = deque(code for space in spaces for value in [*space.values()] for code in _code_of(value))
     while left:
         code = left.popleft()
-        if not code.co_filename.startswith(NOT_THE_MODELS[0]):
+        if not code.co_filename.startswith(NOT_MODEL_CODE[0]):
             yield code
             left.extendleft(each for each in code.co_consts if isinstance(each, CodeType))
 

@@ -13,22 +13,22 @@ from torch.utils.dlpack import from_dlpack
 from pipeline.aten.types import Argument, Target
 
 
-def copied(model: torch.nn.Module, others: Mapping[int, object]) -> torch.nn.Module:
-    """Return a copy that shares the model's tensors; ``others`` (by the ids of the originals) replace objects.
+def copy_module(model: torch.nn.Module, replacements: Mapping[int, object]) -> torch.nn.Module:
+    """Return a copy that shares the model's tensors; ``replacements`` (by the ids of the originals) replace objects.
     Uncopyable objects, such as locks, raise a `TypeError`, and a custom ``__deepcopy__`` may raise any error."""
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    with _Shared():
-        return copy.deepcopy(model, {**own, **others})
+    with _ShareTensors():
+        return copy.deepcopy(model, {**own, **replacements})
 
 
-class _Shared(TorchFunctionMode):
+class _ShareTensors(TorchFunctionMode):
     """A module whose copy shares its tensors."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
 
 
-def unaliased(tensor: torch.Tensor) -> torch.Tensor:
+def distinct_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that is distinct from all others: torch.export distinguishes inputs and the model's tensors by
     identity, and treats a write to a tensor as a write to every tensor of the same storage object.
 

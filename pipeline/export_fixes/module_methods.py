@@ -15,17 +15,17 @@ from pipeline.export_fixes.patching import Kernel
 
 log = logging.getLogger(__name__)
 
-OTHERWISE: Final = (
+PADDING_WARNING: Final = (
     "nn.TransformerEncoder returns zeros for padding under torch.no_grad(), and values where gradients are on, as they "
     "are now, and the program does the same: capture it under torch.no_grad() to have zeros"
 )
 
-gradients: ContextVar[bool] = ContextVar("gradients are on", default=False)
+gradients_are_on: ContextVar[bool] = ContextVar("gradients are on", default=False)
 """Whether gradients are on where a model is captured."""
 
 
-def zeroing(
-    own: Callable[..., Tensor],
+def encode_with_zero_padding(
+    orig: Callable[..., Tensor],
     encoder: nn.TransformerEncoder,
     src: Tensor,
     mask: Tensor | None = None,
@@ -37,11 +37,11 @@ def zeroing(
     If padding is at the end of rows, eager packs the rows without padding, and pads them with zeros before the last
     norm. During a trace torch does not, and padding has other values.
     """
-    if mask is not None or src_key_padding_mask is None or not _packs(encoder, src):
-        return own(encoder, src, mask, src_key_padding_mask, is_causal)
-    if gradients.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
-        log.warning(OTHERWISE)
-        return own(encoder, src, mask, src_key_padding_mask, is_causal)
+    if mask is not None or src_key_padding_mask is None or not _packs_rows(encoder, src):
+        return orig(encoder, src, mask, src_key_padding_mask, is_causal)
+    if gradients_are_on.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
+        log.warning(PADDING_WARNING)
+        return orig(encoder, src, mask, src_key_padding_mask, is_causal)
     output = src
     for layer in encoder.layers:
         output = layer(output, is_causal=bool(is_causal), src_key_padding_mask=src_key_padding_mask)
@@ -51,7 +51,7 @@ def zeroing(
     return output if encoder.norm is None else encoder.norm(output)
 
 
-def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
+def _packs_rows(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
     """Return whether eager packs rows: in evaluation mode, without autocast, for 3-d inputs, if nested tensors are
     enabled."""
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
@@ -59,17 +59,17 @@ def _packs(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3
 
 
-weights_stay: ContextVar[bool] = ContextVar("weights stay", default=False)
+keep_weights: ContextVar[bool] = ContextVar("weights stay", default=False)
 """Whether moving a model moves only tensors other than its parameters and buffers."""
 
 
-def applied(_: Kernel, module: torch.nn.Module, fn: Kernel, recurse: bool = True) -> torch.nn.Module:
+def apply_by_assignment(_: Kernel, module: torch.nn.Module, fn: Kernel, recurse: bool = True) -> torch.nn.Module:
     """Replace ``Module._apply``, for models whose ``forward`` runs ``self.router = self.router.to(torch.float32)``.
 
     torch swaps the contents of tensors, which fails for tensors of a trace. This function assigns the results to the
-    module, and `untouched` restores the originals after the trace.
+    module, and `restore_model` restores the originals after the trace.
     """
-    if weights_stay.get():
+    if keep_weights.get():
         return module
     for child in module.children() if recurse else ():
         child._apply(fn)

@@ -31,54 +31,54 @@ class Node:
     output: np.dtype[Argument] | None
     arrays: tuple[Argument, ...]
 
-    def word(self, name: str, default: str) -> str:
+    def text(self, name: str, default: str) -> str:
         """Return a string attribute."""
         return str(self.attributes.get(name, default.encode()).decode())
 
-    def has_input(self, place: int) -> bool:
+    def has_input(self, index: int) -> bool:
         """Return whether the node has an optional input."""
-        return place < len(self.names) and bool(self.names[place])
+        return index < len(self.names) and bool(self.names[index])
 
 
-def _resize(node: Node) -> bool:
+def _is_wrong_resize(node: Node) -> bool:
     """Return whether torch's ``interpolate`` cannot compute a Resize."""
-    mode, place = node.word("mode", "nearest"), node.word("coordinate_transformation_mode", "half_pixel")
+    mode, place = (node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel"))
     scales = node.arrays[2] if node.has_input(2) else np.ones(1)
     whole = scales is not None and bool(np.all(scales == np.round(scales)))
     if mode == "nearest":
-        nearest = place, node.word("nearest_mode", "round_prefer_floor")
+        nearest = place, node.text("nearest_mode", "round_prefer_floor")
         grows = node.has_input(2) and nearest == ("half_pixel", "round_prefer_floor")
         right = grows or nearest == ("asymmetric", "floor")
     else:
         coefficient = node.attributes.get("cubic_coeff_a", -0.75)
         right = place in ("half_pixel", "align_corners") and abs(coefficient + 0.75) < 1e-6
     others = any(node.attributes.get(name) for name in ("antialias", "exclude_outside", "axes"))
-    return not (right and whole) or others or node.word("keep_aspect_ratio_policy", "stretch") != "stretch"
+    return not (right and whole) or others or node.text("keep_aspect_ratio_policy", "stretch") != "stretch"
 
 
-def _power(node: Node) -> bool:
+def _is_wrong_power(node: Node) -> bool:
     """Return whether an integer is raised to a float, which ONNX rounds to an integer."""
     base, exponent = (dtype.kind if dtype is not None else "" for dtype in node.dtypes)
     return base in "iu" and exponent == "f"
 
 
-WRONG: Final[Mapping[str, Callable[[Node], bool]]] = {
+WRONG_CONVERSIONS: Final[Mapping[str, Callable[[Node], bool]]] = {
     **dict.fromkeys(("Attention", "ConvInteger", "DynamicQuantizeLinear", "EyeLike"), lambda node: True),
     **dict.fromkeys(("LpNormalization", "QLinearMatMul", "SoftmaxCrossEntropyLoss"), lambda node: True),
     **dict.fromkeys(("SplitToSequence", "Swish"), lambda node: True),
     "BatchNormalization": lambda node: bool(node.attributes.get("training_mode")),
     "Dropout": lambda node: node.has_input(2),
-    "Pad": lambda node: node.has_input(3) or node.word("mode", "constant") == "wrap",
-    "Pow": _power,
+    "Pad": lambda node: node.has_input(3) or node.text("mode", "constant") == "wrap",
+    "Pow": _is_wrong_power,
     "QuantizeLinear": lambda node: node.output is None or node.output.itemsize != 1,
     "ReduceMax": lambda node: node.dtypes[0] == np.bool_,
-    "Resize": _resize,
-    "SpaceToDepth": lambda node: node.word("mode", "DCR") != "DCR",
+    "Resize": _is_wrong_resize,
+    "SpaceToDepth": lambda node: node.text("mode", "DCR") != "DCR",
 }
 """By the operator, whether onnx2fx 0.0.1 converts a node to other results than onnx's own test cases have."""
 
 
-def wrong(file: Proto, nodes: Argument) -> Argument:
+def first_wrong_node(file: Proto, nodes: Argument) -> Argument:
     """Return the first node of a file, with inferred dtypes, that onnx2fx converts incorrectly, or None."""
     from onnx import helper, numpy_helper
 
@@ -88,7 +88,7 @@ def wrong(file: Proto, nodes: Argument) -> Argument:
     dtypes = {name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     held = {each.name: each for each in file.graph.initializer}
     for node in nodes:
-        check = WRONG.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        check = WRONG_CONVERSIONS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         if check is None:
             continue
         arrays = tuple(numpy_helper.to_array(held[name]) if name in held else None for name in node.input)
@@ -110,28 +110,28 @@ def is_onnx(model: object) -> bool:
 @frozen
 class OnnxFile:
     """The module of an ONNX file. It accepts positional inputs, and returns a dict of outputs; its weights are
-    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``varies`` names."""
+    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
-    varies: str = ""
+    dynamic_input: str = ""
 
 
-def opened(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
+def open_onnx_model(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
     """Return the module and inputs of an ONNX file; return any other model unchanged. Raise `ValueError` if no
     inputs are given, and an input has dynamic sizes."""
     if not is_onnx(model):
         return model, args
-    file = read(model)
+    file = read_onnx_file(model)
     if args or kwargs:
         return file.module, args
-    if file.varies:
+    if file.dynamic_input:
         due = "args=(pipeline.Input(min_shape=…, max_shape=…),)"
-        raise ValueError(f"{model}: {file.varies} varies, and the file has no range for it: pass {due}")
+        raise ValueError(f"{model}: {file.dynamic_input} varies, and the file has no range for it: pass {due}")
     return file.module, file.inputs
 
 
-def read(path: str | os.PathLike[str]) -> OnnxFile:
+def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
     """Read an ONNX file and its external weight files.
 
     Raises:
@@ -147,34 +147,34 @@ def read(path: str | os.PathLike[str]) -> OnnxFile:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     try:
-        file = _checked(os.fspath(path))
+        file = _load_checked(os.fspath(path))
     except Exception as error:
         raise CaptureError(f"{path} is not a valid ONNX file: {error}", "export the model again") from error
     versions = {opset.domain: opset.version for opset in file.opset_import}
-    for node in _nodes(file.graph):
+    for node in _all_nodes(file.graph):
         if not onnx2fx.is_supported(node.op_type, node.domain, versions.get(node.domain, 1)):
             kind = ".".join(filter(None, [node.domain, node.op_type]))
-            raise CaptureError(f"{path}: onnx2fx does not convert the node {node.name!r} ({kind})", _OTHERWISE)
+            raise CaptureError(f"{path}: onnx2fx does not convert the node {node.name!r} ({kind})", _HINT)
     for value in (*file.graph.input, *file.graph.output):
         if DTYPE_MAP.get(value.type.tensor_type.elem_type) is None:
-            raise CaptureError(f"{path}: {value.name} is not a tensor of numbers", _OTHERWISE)
-    if (node := wrong(file, _nodes(file.graph))) is not None:
-        raise CaptureError(f"{path}: onnx2fx computes another result for {node.name!r} ({node.op_type})", _OTHERWISE)
+            raise CaptureError(f"{path}: {value.name} is not a tensor of numbers", _HINT)
+    if (node := first_wrong_node(file, _all_nodes(file.graph))) is not None:
+        raise CaptureError(f"{path}: onnx2fx computes another result for {node.name!r} ({node.op_type})", _HINT)
     try:
         module = onnx2fx.convert(file)
     except Exception as error:
-        raise CaptureError(f"{path}: onnx2fx does not convert it: {error}", _OTHERWISE) from error
+        raise CaptureError(f"{path}: onnx2fx does not convert it: {error}", _HINT) from error
     weights = {each.name for each in file.graph.initializer}
     ports = [port for port in file.graph.input if port.name not in weights]
-    varies = next((f"dim {dim} of the input {port.name}" for port in ports for dim in _open(port)), "")
+    varies = next((f"dim {dim} of the input {port.name}" for port in ports for dim in _dynamic_dims(port)), "")
     _write_sizes(module, file, ports)
-    return OnnxFile(_by_name(module, [out.name for out in file.graph.output]), tuple(map(_input, ports)), varies)
+    return OnnxFile(_return_dict(module, [out.name for out in file.graph.output]), tuple(map(_as_input, ports)), varies)
 
 
-_OTHERWISE = "compile the PyTorch model that the file was exported from"
+_HINT = "compile the PyTorch model that the file was exported from"
 
 
-def _checked(path: str) -> Proto:
+def _load_checked(path: str) -> Proto:
     """Return the content of a file with inlined functions, unique node names, and the shapes that onnx infers."""
     from onnx import checker, external_data_helper, inliner, load, shape_inference
 
@@ -182,7 +182,7 @@ def _checked(path: str) -> Proto:
     file = load(path, load_external_data=False)
     file = inliner.inline_local_functions(file) if file.functions else file
     taken: set[str] = set()
-    for node in _nodes(file.graph):
+    for node in _all_nodes(file.graph):
         node.name = make_unique(node.name or f"{node.op_type}:{','.join(node.output)}", taken)
     del file.graph.value_info[:]  # a file may have others than its nodes compute
     file = shape_inference.infer_shapes(file, data_prop=True)
@@ -190,13 +190,13 @@ def _checked(path: str) -> Proto:
     return file
 
 
-def _nodes(graph: Proto) -> Iterator[Proto]:
+def _all_nodes(graph: Proto) -> Iterator[Proto]:
     """Yield the nodes of a graph and of its nested graphs (branches and loops)."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
+                yield from _all_nodes(inner)
 
 
 SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
@@ -206,18 +206,18 @@ SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
     """Replace tensors of sizes by the sizes that onnx infers, since torch.export cannot read numbers from tensors."""
     found = (*file.graph.value_info, *file.graph.output)
-    shapes = {value.name: _dims(value) for value in found}
+    shapes = {value.name: _symbolic_dims(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}
     inputs = dict(zip((port.name for port in ports), module.graph.find_nodes(op="placeholder"), strict=True))
     for node in [each for each in module.graph.nodes if each.op == "call_function"]:
         kind = node.meta.get("onnx_op_type", "")
-        node.target = _shape if kind == "Shape" else node.target
+        node.target = _sizes_tensor if kind == "Shape" else node.target
         place = SIZES.get(kind)
         if place is None or getattr(node.args[place], "op", "") != "call_function":
             continue
         dims = shapes.get(outputs.get(node.meta["onnx_name"], ""), [])
         with module.graph.inserting_before(node):
-            sizes = [_size(module.graph, dim, ports, inputs) for dim in dims]
+            sizes = [_size_node(module.graph, dim, ports, inputs) for dim in dims]
         if not dims or 0 in dims or sizes.count(None) > (2 if kind == "Resize" else kind == "Reshape"):
             continue
         shape = tuple(-1 if size is None else size for size in sizes)
@@ -228,41 +228,41 @@ def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Prot
     module.graph.eliminate_dead_code()
 
 
-def _shape(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
+def _sizes_tensor(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
     """Return the sizes of some dims as a tensor. torch.export knows the value of a one-element tensor only."""
     sizes = x.shape[start:end]
     return torch.full((1,), sizes[0]) if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.int64)
 
 
-def _size(
+def _size_node(
     graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]
 ) -> Argument:
     """Return a static size, or the size of an input that has this symbol; None if no input has it."""
     if isinstance(dim, int):
         return dim
-    places = ((port.name, _dims(port).index(dim)) for port in ports if dim and dim in _dims(port))
+    places = ((port.name, _symbolic_dims(port).index(dim)) for port in ports if dim and dim in _symbolic_dims(port))
     place = next(places, None)
     return None if place is None else graph.call_function(torch.ops.aten.sym_size.int, (inputs[place[0]], place[1]))
 
 
-def _dims(value: Proto) -> list[int | str]:
+def _symbolic_dims(value: Proto) -> list[int | str]:
     """Return the sizes of a value: numbers, or names of symbols, which are "" for unnamed symbols."""
     dims = value.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
 
 
-def _open(port: Proto) -> list[int]:
-    return [place for place, dim in enumerate(_dims(port)) if isinstance(dim, str)]
+def _dynamic_dims(port: Proto) -> list[int]:
+    return [place for place, dim in enumerate(_symbolic_dims(port)) if isinstance(dim, str)]
 
 
-def _input(port: Proto) -> Input | None:
+def _as_input(port: Proto) -> Input | None:
     from onnx2fx.utils.dtype import DTYPE_MAP
 
-    dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read` refuses an input without one
-    return None if _open(port) or dtype is None else Input(shape=_dims(port), dtype=dtype)
+    dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read_onnx_file` refuses an input without one
+    return None if _dynamic_dims(port) or dtype is None else Input(shape=_symbolic_dims(port), dtype=dtype)
 
 
-def _by_name(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
+def _return_dict(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
     """Return a module with the graph's code and tensors that returns a dict of outputs by name, and creates new
     tensors on the device of its inputs. A GraphModule itself would return an immutable dict in torch.export."""
     (values,) = module.graph.output_node().args

@@ -27,22 +27,22 @@ from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError, line_of
 from pipeline.export_fixes.patching import ModelCall
 
-DATA: Final = "_pipeline_packed_data"
-SIZES: Final = "_pipeline_batch_sizes"
+DATA_ATTRIBUTE: Final = "_pipeline_packed_data"
+SIZES_ATTRIBUTE: Final = "_pipeline_batch_sizes"
 """The attributes of the data and of the batch sizes of a packed sequence that say what they were made of."""
 
 ARITHMETIC: Final = frozenset(how.format(name) for name in ("add", "sub", "mul") for how in ("{}", "__{}__", "__r{}__"))
-ALONE: Final = "linear embedding layer_norm relu tanh sigmoid gelu silu elu leaky_relu hardtanh softplus dropout"
-OF_EACH_ROW: Final = ARITHMETIC | frozenset(ALONE.split())
-"""Functions that compute each row of their first argument alone; arithmetic those of both where both are data."""
+ELEMENTWISE: Final = "linear embedding layer_norm relu tanh sigmoid gelu silu elu leaky_relu hardtanh softplus dropout"
+ROWWISE: Final = ARITHMETIC | frozenset(ELEMENTWISE.split())
+"""Functions that compute each row separately: of the first argument; arithmetic, of both packed arguments."""
 
-ASKS: Final = (
+SIZE_CHECKS: Final = (
     torch.ops.aten.sym_size.int,
     torch.ops.aten._assert_scalar.default,
     torch.ops.aten.sym_constrain_range_for_size.default,
     *(operator.ge, operator.le, operator.gt, operator.lt, operator.ne, operator.eq, operator.and_),
 )
-"""What torch asks of a size that data has, and the model does not."""
+"""Operators by which torch, not the model, checks a data-dependent size."""
 
 
 @frozen(eq=False)
@@ -55,80 +55,80 @@ class Packed:
     versions: tuple[int, int]
 
 
-def packing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+def replace_packed_call(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Replace a call on a packed sequence by its computation on padded rows; other calls are unchanged."""
     name = getattr(func, "__name__", "")
-    if name in OURS and not kwargs:
-        result = OURS[name](*args)
+    if name in REPLACEMENTS and not kwargs:
+        result = REPLACEMENTS[name](*args)
     else:
-        result = _row_by_row(func, args, kwargs) if name in OF_EACH_ROW else None
+        result = _row_by_row(func, args, kwargs) if name in ROWWISE else None
     return (func if result is None else lambda *_, **__: result), args, kwargs
 
 
-def of_data(value: object) -> Packed | None:
+def origin_of_data(value: object) -> Packed | None:
     """Return the origin of a tensor that is the data of a packed sequence; None for other tensors."""
-    packed: Packed | None = vars(value).get(DATA) if isinstance(value, Tensor) else None
+    packed: Packed | None = vars(value).get(DATA_ATTRIBUTE) if isinstance(value, Tensor) else None
     now = (packed.rows._version, value._version) if packed is not None and isinstance(value, Tensor) else None
     return packed if packed is not None and packed.versions == now else None
 
 
-def of_sizes(value: object) -> Packed | None:
+def origin_of_sizes(value: object) -> Packed | None:
     """Return the origin of a tensor that holds the batch sizes of a packed sequence; None for other tensors."""
-    return vars(value).get(SIZES) if isinstance(value, Tensor) else None
+    return vars(value).get(SIZES_ATTRIBUTE) if isinstance(value, Tensor) else None
 
 
-def _data(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the packed data of padded rows; `of_data` returns their origin."""
+def _pack_rows(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Return the packed data of padded rows; `origin_of_data` returns their origin."""
     data = PACKED_ROWS(rows, lengths)
-    vars(data)[DATA] = Packed(rows, lengths, (rows._version, data._version))
+    vars(data)[DATA_ATTRIBUTE] = Packed(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
 
 
-def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def pack_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Return the packed data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
-    vars(sizes)[SIZES] = Packed(rows, lengths, (0, 0))
-    return _data(rows, lengths), sizes
+    vars(sizes)[SIZES_ATTRIBUTE] = Packed(rows, lengths, (0, 0))
+    return _pack_rows(rows, lengths), sizes
 
 
-def layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
+def recurrent_layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
     """Return a function that runs a recurrent layer on a packed sequence's padded rows; None for other inputs."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
-        packed = of_sizes(sizes)
+        packed = origin_of_sizes(sizes)
         if packed is None:
             return None
-        output, *last = LAYERS[target](_rows(data, packed), packed.lengths, *rest)
-        return (_data(output, packed.lengths), *last)
+        output, *last = LAYERS[target](_padded_rows(data, packed), packed.lengths, *rest)
+        return (_pack_rows(output, packed.lengths), *last)
 
     return run
 
 
-def _rows(data: Tensor, packed: Packed) -> Tensor:
+def _padded_rows(data: Tensor, packed: Packed) -> Tensor:
     """Return the padded rows of packed data: the original ones, or those computed from them."""
-    own = of_data(data)
+    own = origin_of_data(data)
     if own is not None and own.lengths is packed.lengths:
         return own.rows
     rows: Tensor = PADDED_ROWS(data, packed.lengths, packed.rows.shape[0])
     return rows
 
 
-def _pad(
+def _pad_as_requested(
     data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    length = total_length if _has_total_length() else longest(sizes)
-    return pad(data, sizes, batch_first, padding, length)
+    length = total_length if _has_total_length() else longest_length(sizes)
+    return pad_rows(data, sizes, batch_first, padding, length)
 
 
-def pad(
+def pad_rows(
     data: Tensor, sizes: object, batch_first: bool, padding: float, length: Argument
 ) -> tuple[Tensor, Tensor] | None:
     """Return the rows, padded to a length with a number, and their lengths; None if the data are not packed rows."""
-    packed = of_sizes(sizes)
+    packed = origin_of_sizes(sizes)
     if packed is None:
         return None
-    rows = _rows(data, packed)
+    rows = _padded_rows(data, packed)
     steps = torch.arange(rows.shape[0], device=rows.device)
     ended = steps[:, None] >= packed.lengths.to(rows.device)
     rows = rows.masked_fill(ended.reshape(*ended.shape, *(1,) * (rows.dim() - 2)), padding)
@@ -139,9 +139,9 @@ def pad(
     return rows.transpose(0, 1) if batch_first else rows, packed.lengths
 
 
-def longest(sizes: object) -> Argument:
+def longest_length(sizes: object) -> Argument:
     """Return the data-dependent length of the longest row; None if these are not sizes of a packed sequence."""
-    packed = of_sizes(sizes)
+    packed = origin_of_sizes(sizes)
     if packed is None:
         return None
     length = packed.lengths.max().item()
@@ -158,9 +158,9 @@ def _has_total_length() -> bool:
     return frame is None or frame.f_locals["total_length"] is not None
 
 
-def item(sizes: object, index: object) -> Tensor | None:
+def batch_size_item(sizes: object, index: object) -> Tensor | None:
     """Return the first of the batch sizes, which is the number of rows, since no row is empty; None for other items."""
-    packed = of_sizes(sizes)
+    packed = origin_of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None
     return torch.scalar_tensor(packed.lengths.shape[0], dtype=torch.int64)
@@ -168,17 +168,17 @@ def item(sizes: object, index: object) -> Tensor | None:
 
 def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
     """Return the result of a function that computes each row of packed data separately; None for other functions."""
-    notes = list(map(of_data, args))
+    notes = list(map(origin_of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]
     if not found or any(packed.lengths is not found[0].lengths for packed in found) or any(notes[len(found) :]):
         return None
     if func.__name__ in ARITHMETIC and any(isinstance(other, Tensor) and other.dim() > 1 for other in others):
         return None
-    return _data(func(*(packed.rows for packed in found), *others, **kwargs), found[0].lengths)
+    return _pack_rows(func(*(packed.rows for packed in found), *others, **kwargs), found[0].lengths)
 
 
-def settled(exported: ExportedProgram) -> None:
+def remove_unused_data(exported: ExportedProgram) -> None:
     """Remove unused data of packed sequences, and the assertions about their sizes, from an export of pipeline's.
     Raise `CaptureError` if a node reads the batch sizes."""
     graph = exported.graph
@@ -190,7 +190,7 @@ def settled(exported: ExportedProgram) -> None:
         graph.erase_node(node)
     for node in reversed(data):
         readers = list(_readers(node))
-        if all(reader.target in ASKS for reader in readers):
+        if all(reader.target in SIZE_CHECKS for reader in readers):
             for reader in reversed(readers):
                 graph.erase_node(reader)
             graph.erase_node(node)
@@ -208,10 +208,10 @@ def _readers(node: Node) -> Iterator[Node]:
         waiting.update(dict.fromkeys(first.users))
 
 
-OURS: Final[Mapping[str, Function]] = {
-    "_pack_padded_sequence": pack,
-    "_pad_packed_sequence": _pad,
-    "__getitem__": item,
-    **{target._schema.name.removeprefix("aten::"): layer(target) for target in LAYERS},
+REPLACEMENTS: Final[Mapping[str, Function]] = {
+    "_pack_padded_sequence": pack_rows,
+    "_pad_packed_sequence": _pad_as_requested,
+    "__getitem__": batch_size_item,
+    **{target._schema.name.removeprefix("aten::"): recurrent_layer(target) for target in LAYERS},
 }
-"""By the names of torch's functions; None where a call is none on a packed sequence."""
+"""The replacements by the name of torch's function; they return None if a call is not on a packed sequence."""

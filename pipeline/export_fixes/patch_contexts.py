@@ -11,23 +11,23 @@ import torch
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function
-from pipeline.export_fixes import model_questions, module_methods
-from pipeline.export_fixes.export_steps import transforms_left
-from pipeline.export_fixes.interrupts import set_to
-from pipeline.export_fixes.known_values import known, tracked
-from pipeline.export_fixes.patching import Places, Replacement
-from pipeline.export_fixes.restore_model_state import distribution_checks_restored
+from pipeline.export_fixes import model_queries, module_methods
+from pipeline.export_fixes.export_steps import exit_transforms
+from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.known_values import known, track_values
+from pipeline.export_fixes.patching import Patches, Replacement
+from pipeline.export_fixes.restore_model_state import restore_distribution_checks
 from pipeline.export_fixes.torch_patches import TABLE
 
-__all__ = ["by_the_example", "exporting", "exporting_by", "one_export", "tracing", "tracing_for"]
+__all__ = ["one_export", "patch_for_device", "patch_for_export", "patch_for_mode", "patch_for_trace"]
 
-_places = Places(TABLE)
+_patches = Patches(TABLE)
 
-_modelopts: dict[Argument, Places] = {}
+_modelopt_patches: dict[Argument, Patches] = {}
 
 
 @contextmanager
-def exported_quantizers() -> Iterator[None]:
+def export_quantizers() -> Iterator[None]:
     """Return a context in which NVIDIA ModelOpt's quantizers, if ModelOpt is loaded, are exported as operators on
     every device. On a CPU, ModelOpt's INT8 arithmetic reads the values of scales, which cannot be traced."""
     module = sys.modules.get("modelopt.torch.quantization.tensor_quant")
@@ -36,15 +36,15 @@ def exported_quantizers() -> Iterator[None]:
         yield
         return
     row = Replacement(
-        module.FakeTensorQuantFunction, "forward", _as_operator, "looks at the values of scales on a CPU", "modelopt"
+        module.FakeTensorQuantFunction, "forward", _quantize_op, "reads the values of scales on a CPU", "modelopt"
     )
-    places = _modelopts.setdefault(module, Places((row,)))
-    with utilities.export_torch_mode(), places.taken("modelopt"):
+    places = _modelopt_patches.setdefault(module, Patches((row,)))
+    with utilities.export_torch_mode(), places.activate("modelopt"):
         yield
 
 
-def _as_operator(
-    own: Function,
+def _quantize_op(
+    orig: Function,
     ctx: Argument,
     inputs: torch.Tensor,
     amax: torch.Tensor,
@@ -59,49 +59,49 @@ def _as_operator(
     return made if bias is None else made + bias
 
 
-def tracing() -> AbstractContextManager[None]:
+def patch_for_trace() -> AbstractContextManager[None]:
     """Return a context for tracing with dynamic sizes: a size may be 0 or 1, branches on this become guards, and
     sizes that operators compute from a symbol are expressions of the symbol."""
-    return _places.taken("trace")
+    return _patches.activate("trace")
 
 
 @contextmanager
-def exporting() -> Iterator[None]:
+def patch_for_export() -> Iterator[None]:
     """Return a context for an export or functionalization, whose caller holds `one_export`. It restores torch's
     settings, some of which a failed export leaves changed."""
-    values = tracked() if known.get() is None else nullcontext()
-    with tracing(), _places.taken("export"), values, transforms_left(), distribution_checks_restored():
+    values = track_values() if known.get() is None else nullcontext()
+    with patch_for_trace(), _patches.activate("export"), values, exit_transforms(), restore_distribution_checks():
         yield
 
 
 @contextmanager
-def by_the_example() -> Iterator[None]:
+def decide_by_example() -> Iterator[None]:
     """Return a context for an export in which the example decides branches; restore torch's random state at the end."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices), _places.taken("example"):
+    with torch.random.fork_rng(devices), _patches.activate("example"):
         yield
 
 
-def exporting_by(way: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export with the patches of ``way``, as described in `Replacement`."""
-    return _places.taken(way)
+def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManager[None]:
+    """Return a context for an export with the patches of ``mode``, as described in `Replacement`."""
+    return _patches.activate(mode)
 
 
 @contextmanager
-def moving() -> Iterator[None]:
+def keep_weights_in_place() -> Iterator[None]:
     """Return a context in which ``model.to`` moves only tensors that are neither parameters nor buffers."""
-    with _places.taken("export"), set_to(module_methods.weights_stay, True):
+    with _patches.activate("export"), set_variable(module_methods.keep_weights, True):
         yield
 
 
 @contextmanager
-def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[None]:
+def patch_for_device(device: str | None, capabilities: Sequence[str]) -> Iterator[None]:
     """Return a context for tracing for ``device``. Without a GPU, queries of ``torch.cuda`` return the properties of
     a GPU of the lowest of these compute capabilities, autocast for ``cuda`` stays enabled, and attention uses a
     GPU's kernel."""
     if device != "cuda" or torch.cuda.is_available():
         yield
         return
-    major, minor = next(iter(capabilities), model_questions.ASSUMED).split(".")
-    with set_to(model_questions.capability, (int(major), int(minor))), _places.taken("gpu"):
+    major, minor = next(iter(capabilities), model_queries.DEFAULT_CAPABILITY).split(".")
+    with set_variable(model_queries.capability, (int(major), int(minor))), _patches.activate("gpu"):
         yield

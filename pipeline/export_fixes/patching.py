@@ -21,26 +21,26 @@ from attrs import define, field, frozen
 from torch._ops import OpOverload
 
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.interrupts import set_to, undoing
+from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
 
 Kernel: TypeAlias = Callable[..., Any]
 ModelCall: TypeAlias = tuple[Any, Any, Any]
 """A call of torch that a model makes while it is traced: the function, its arguments, and those by keyword."""
-When: TypeAlias = str
+PatchKind: TypeAlias = str
 """When a replacement is made: a name, as in `Replacement.during`."""
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
-"""The torch at hand."""
+"""The installed version of torch."""
 EXPIRES: Final = (2, 15)
-"""The first torch for which nobody has looked whether the replacements are needed, and still mend what they do."""
+"""The first version of torch for which the replacements have not been checked yet."""
 
-_now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozenset())
+_active_kinds: ContextVar[frozenset[PatchKind]] = ContextVar("pipeline traces", default=frozenset())
 
 
-def traces(during: When) -> bool:
+def is_patched(kind: PatchKind) -> bool:
     """Return whether a kind of replacement is active in this thread."""
-    return during in _now.get()
+    return kind in _active_kinds.get()
 
 
 @frozen(eq=False)
@@ -68,14 +68,14 @@ class Replacement:
     name: Any
     ours: Kernel
     why: str
-    during: When = "trace"
+    during: PatchKind = "trace"
     before: tuple[int, int] | None = None
     since: tuple[int, int] = (0, 0)
     until: tuple[int, int] = EXPIRES
     everywhere: bool = False
 
     @property
-    def called(self) -> Argument:
+    def target_name(self) -> Argument:
         """The name of the replaced operator or function, also of the row's test (``test_torch_needs_each_row``)."""
         return self.owner if isinstance(self.owner, OpOverload) else self.name
 
@@ -87,7 +87,7 @@ class Replacement:
         return " ".join(filter(None, (first, last))) or "all"
 
     @property
-    def applies(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether the installed torch needs the replacement."""
         if self.since > VERSION or (self.before is not None and self.before <= VERSION):
             return False
@@ -95,14 +95,14 @@ class Replacement:
             return self.name in self.owner
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
-    def read(self) -> Argument:
+    def read_entry(self) -> Argument:
         """Return the current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
 
-    def write(self, value: Argument) -> None:
-        """Set the entry: to the result of `read`, or to another function."""
+    def write_entry(self, value: Argument) -> None:
+        """Set the entry: to the result of `read_entry`, or to another function."""
         if isinstance(self.owner, OpOverload):
             self.owner.py_kernels.pop(self.name, None)
             if value is not None:
@@ -117,9 +117,9 @@ class Replacement:
         else:
             setattr(self.owner, self.name, value)
 
-    def beside(self, own: Kernel | None) -> Kernel:
+    def wrapper_for(self, original: Kernel | None) -> Kernel:
         """Return a function that calls ours in threads that trace, and torch's own in other threads."""
-        ours, during, theirs = self.ours, self.during, own
+        ours, during, theirs = self.ours, self.during, original
         if theirs is None and isinstance(self.owner, OpOverload):
             theirs = functools.partial(self.owner._op_dk, self.name)
         elif theirs is None:
@@ -130,7 +130,7 @@ class Replacement:
 
         @functools.wraps(theirs)
         def either(*args: object, **kwargs: object) -> object:
-            return ours(theirs, *args, **kwargs) if traces(during) else theirs(*args, **kwargs)
+            return ours(theirs, *args, **kwargs) if is_patched(during) else theirs(*args, **kwargs)
 
         return always if self.everywhere else either
 
@@ -139,20 +139,20 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def printed(table: Sequence[Replacement]) -> str:
+def table_text(table: Sequence[Replacement]) -> str:
     """Return a table of replacements as text: the function, when it is replaced, for which torch versions, and why."""
     heads = ("replaced", "during", "torch", "expires with", "torch without it")
-    return in_columns(heads, *((str(r.called), r.during, r.versions, _dotted(r.until), r.why) for r in table))
+    return align_columns(heads, *((str(r.target_name), r.during, r.versions, _dotted(r.until), r.why) for r in table))
 
 
-def in_columns(*rows: Sequence[str]) -> str:
+def align_columns(*rows: Sequence[str]) -> str:
     """Return rows as the lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 @define(eq=False)
-class Places:
+class Patches:
     """The replaced entries of torch, and the threads that trace."""
 
     table: Sequence[Replacement]
@@ -162,28 +162,28 @@ class Places:
     _made: dict[Replacement, tuple[Any, Kernel]] = field(factory=dict)
 
     @contextmanager
-    def taken(self, during: When) -> Iterator[None]:
+    def activate(self, during: PatchKind) -> Iterator[None]:
         """Return a context that activates a kind of replacement in this thread."""
-        if traces(during):
+        if is_patched(during):
             yield
             return
         trace = object()
-        with undoing(lambda: self._restore(during, trace)):
+        with undo_at_exit(lambda: self._restore(during, trace)):
             with self._lock:
                 self._traces[during].add(trace)
-                for row in [row for row in self.table if row.during == during and row.applies]:
-                    own, made = self._own.setdefault(row, row.read()), self._made.get(row)
+                for row in [row for row in self.table if row.during == during and row.is_needed]:
+                    own, made = self._own.setdefault(row, row.read_entry()), self._made.get(row)
                     if made is None or made[0] is not own:  # else it is there for other threads, too
-                        made = self._made[row] = (own, row.beside(own))
-                    row.write(made[1])
-            with set_to(_now, _now.get() | {during}):
+                        made = self._made[row] = (own, row.wrapper_for(own))
+                    row.write_entry(made[1])
+            with set_variable(_active_kinds, _active_kinds.get() | {during}):
                 yield
 
-    def _restore(self, during: When, trace: object) -> None:
+    def _restore(self, during: PatchKind, trace: object) -> None:
         """Restore torch's functions if no other trace is active; a second call has no effect."""
         with self._lock:
             self._traces[during].discard(trace)
             if not self._traces[during]:
                 for row in [row for row in self._own if row.during == during]:
-                    row.write(self._own[row])
+                    row.write_entry(self._own[row])
                     del self._own[row]

@@ -14,17 +14,17 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.export_fixes.error_attribution import Inputs
-from pipeline.export_fixes.input_checks import arguments, specs_of
+from pipeline.export_fixes.input_checks import check_arguments, input_specs
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input, is_input
 from pipeline.shapes.environment import Range
 
 
 @frozen
-class Wish:
+class ProfileRanges:
     """One profile's ranges for one input: the minimum, optimal and maximum size of dims."""
 
-    leaf: int
+    input: int
     ranges: Mapping[int, Range]
 
 
@@ -43,92 +43,94 @@ class Tuned:
         return self.name
 
 
-def stated(
-    model: object, given: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
-) -> tuple[Spec, list[list[Wish]]]:
+def merge_profiles(
+    model: object, example_inputs: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
+) -> tuple[Spec, list[list[ProfileRanges]]]:
     """Return the ``dynamic_shapes`` over all profiles (without profiles, the argument), and each profile's ranges.
 
     Raises:
         TypeError: profiles are given twice, or together with ``dynamic_shapes``.
         ValueError: inputs have different numbers of profiles, or there are none.
     """
-    leaves = tree_leaves(given, is_leaf=is_input)
+    leaves = tree_leaves(example_inputs, is_leaf=is_input)
     inputs = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Input) and leaf.profiles}
     if profiles is None:
-        return dynamic_shapes, _of_inputs(inputs)
+        return dynamic_shapes, _profiles_of_inputs(inputs)
     if dynamic_shapes is not None:
-        raise TypeError("profiles are several dynamic_shapes: give one of the two")
+        raise TypeError("profiles and dynamic_shapes are both given: pass one of the two")
     if inputs:
         raise TypeError("profiles are given in the call and by an Input: give them in one place")
     if not isinstance(profiles, Sequence) or not profiles:
-        raise ValueError("profiles are a sequence of one dynamic_shapes or more")
-    return _joined(model, *given, len(leaves), profiles)
+        raise ValueError("profiles is not a sequence, or empty: pass one dynamic_shapes for each profile")
+    return _merge_specs(model, *example_inputs, len(leaves), profiles)
 
 
-def _of_inputs(inputs: Mapping[int, Input]) -> list[list[Wish]]:
+def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]]:
     counts = {len(each.profiles) for each in inputs.values()}
     if len(counts) > 1:
-        raise ValueError(f"inputs have {', '.join(map(str, sorted(counts)))} profiles: each has as many as the others")
+        raise ValueError(f"inputs have {', '.join(map(str, sorted(counts)))} profiles: give all inputs the same number")
     return [
         [
-            Wish(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})
+            ProfileRanges(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})
             for i, each in inputs.items()
         ]
         for at in range(counts.pop() if counts else 0)
     ]
 
 
-def _joined(
+def _merge_specs(
     model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], count: int, profiles: Sequence[Spec]
-) -> tuple[Spec, list[list[Wish]]]:
+) -> tuple[Spec, list[list[ProfileRanges]]]:
     names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if isinstance(model, torch.nn.Module):
         for spec in profiles:
-            specs_of(model, given, spec)
-    wishes: list[list[Wish]] = [[] for _ in profiles]
+            input_specs(model, given, spec)
+    wishes: list[list[ProfileRanges]] = [[] for _ in profiles]
     counter = iter(range(count))
 
     def walk(path: str, value: Leaf, specs: list[Spec]) -> Spec:
         if isinstance(value, Mapping):
-            return {key: walk(f"{path}_{key}", part, [_part(s, key) for s in specs]) for key, part in value.items()}
+            return {
+                key: walk(f"{path}_{key}", part, [_item_entry(s, key) for s in specs]) for key, part in value.items()
+            }
         if isinstance(value, list | tuple):
-            parts = [walk(f"{path}_{i}", part, [_part(s, i) for s in specs]) for i, part in enumerate(value)]
+            parts = [walk(f"{path}_{i}", part, [_item_entry(s, i) for s in specs]) for i, part in enumerate(value)]
             return parts if isinstance(value, list) else tuple(parts)
         leaf = next(counter, -1)
         if not isinstance(value, torch.Tensor | Input):
             return next((spec for spec in specs if spec is not None), None)
-        return _union(path, leaf, value, specs, wishes)
+        return _union_of_ranges(path, leaf, value, specs, wishes)
 
     shapes = {
-        name: walk(name, value, [_part(spec, name, place) for spec in profiles])
+        name: walk(name, value, [_item_entry(spec, name, place) for spec in profiles])
         for place, (name, value) in enumerate(given.items())
     }
     return shapes, wishes
 
 
-def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
+def _item_entry(spec: Spec, key: object, index: int | None = None) -> Spec:
     """Return the entry of a spec for an item of a container, by the item's key or index."""
     if isinstance(spec, Mapping):
         return spec.get(key)
-    at = key if place is None else place
+    at = key if index is None else index
     return spec[at] if isinstance(spec, list | tuple) and isinstance(at, int) and at < len(spec) else None
 
 
-def _union(
-    path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], wishes: list[list[Wish]]
+def _union_of_ranges(
+    path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], profiles: list[list[ProfileRanges]]
 ) -> dict[int, Any]:
-    """Return the range of each dim over all profiles; append each profile's range to ``wishes``."""
+    """Return the range of each dim over all profiles; append each profile's range to ``profiles``."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
-        entries = [_entry(spec, dim, len(sizes)) for spec in specs]
+        entries = [_dim_entry(spec, dim, len(sizes)) for spec in specs]
         if all(entry is None for entry in entries):
             continue
-        ends = [_ends(entry, size) for entry in entries]
+        ends = [_entry_ends(entry, size) for entry in entries]
         for at, (low, high) in enumerate(ends):
             best = getattr(entries[at], "opt", size if low <= size <= high else high)
-            wishes[at].append(Wish(leaf, {dim: Range(low, best, high)}))
+            profiles[at].append(ProfileRanges(leaf, {dim: Range(low, best, high)}))
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
         name = next((entry.__name__ for entry in entries if hasattr(entry, "__name__")), f"{path}_{dim}")
         if least < most:
@@ -136,13 +138,13 @@ def _union(
     return found
 
 
-def _entry(spec: Spec, dim: int, rank: int) -> Any:
+def _dim_entry(spec: Spec, dim: int, rank: int) -> Any:
     if isinstance(spec, Mapping):
         return spec.get(dim, spec.get(dim - rank))
     return spec[dim] if isinstance(spec, list | tuple) else None
 
 
-def _ends(entry: Any, size: int) -> tuple[int, int]:
+def _entry_ends(entry: Any, size: int) -> tuple[int, int]:
     """Return the smallest and largest size that an entry of a profile allows."""
     if isinstance(entry, int):
         return entry, entry
@@ -169,7 +171,7 @@ class Request:
     kwargs: dict[str, Argument]
     constants: Mapping[int, Constant]
     dynamic_shapes: Spec
-    profiles: tuple[tuple[Wish, ...], ...]
+    profiles: tuple[tuple[ProfileRanges, ...], ...]
 
     @property
     def leaves(self) -> tuple[Argument, ...]:
@@ -177,18 +179,18 @@ class Request:
         return tuple(tree_leaves((self.args, self.kwargs), is_leaf=is_input))
 
 
-def requested(
+def check_request(
     model: object, args: object, kwargs: object, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> Request:
-    """Return the request for a module or an ``ExportedProgram``. Raise the errors of `stated`, and `TypeError` for
-    inputs of a wrong type."""
-    positional, named = arguments(args, kwargs)
+    """Return the request for a module or an ``ExportedProgram``. Raise the errors of `merge_profiles`, and
+    `TypeError` for inputs of a wrong type."""
+    positional, named = check_arguments(args, kwargs)
     leaves, structure = tree_flatten((positional, named), is_leaf=lambda value: isinstance(value, Constant))
     constants = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Constant)}
     if constants:  # tensors in their place
         leaves = [leaf.value.clone() if isinstance(leaf, Constant) else leaf for leaf in leaves]
         positional, named = tree_unflatten(leaves, structure)
-    shapes, wishes = stated(model, (positional, named), dynamic_shapes, profiles)
+    shapes, wishes = merge_profiles(model, (positional, named), dynamic_shapes, profiles)
     return Request(positional, named, constants, shapes, tuple(map(tuple, wishes)))
 
 
@@ -209,7 +211,7 @@ class ExportNotes:
     """
 
     inputs: tuple[object, ...] = ()
-    profiles: tuple[tuple[Wish, ...], ...] = ()
+    profiles: tuple[tuple[ProfileRanges, ...], ...] = ()
     ranges: Mapping[str, tuple[int, int | None]] = FrozenDict()
     constants: Mapping[int, Constant] = FrozenDict()
     tensors: Mapping[str, torch.Tensor] = FrozenDict()

@@ -27,25 +27,26 @@ from torch.distributions import Distribution
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.interrupts import undoing
+from pipeline.export_fixes.interrupts import undo_at_exit
 from pipeline.program import version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
 PLAIN: Final = (bool, int, float, str, torch.dtype, torch.device)
-MOST: Final = 1_000
+MAX_ELEMENTS: Final = 1_000
 """The most elements of a container in which objects are looked for."""
-OBJECTS: Final = 10_000
+MAX_OBJECTS: Final = 10_000
 """The most objects that are examined: a module may refer to a whole application (a trainer, a data set)."""
 Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 
-def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
+def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return a context that restores a model's modules: their attributes, the lists, dicts and sets among these, and
     the values of one-element buffers, which torch writes during a trace if other objects refer to them. Other
     objects in the modules are restored only if they contain fake tensors; then a ``functools.lru_cache`` is cleared."""
-    spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
-    objects = [Space.of(vars(each)) for each in beside]
-    caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), beside))]
+    spaces = [Snapshot.of(vars(module)) for module in model.modules()]
+    beside = [each for _, each in held_objects(model)]
+    objects = [Snapshot.of(vars(each)) for each in beside]
+    caches = [(cache, cache.cache_info().misses) for cache in _lru_caches(chain(model.modules(), beside))]
     buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
 
     def restore() -> None:
@@ -58,10 +59,10 @@ def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
             if version(buffer) != at:
                 buffer.data.copy_(value)
 
-    return undoing(restore)
+    return undo_at_exit(restore)
 
 
-def distribution_checks_restored() -> AbstractContextManager[None]:
+def restore_distribution_checks() -> AbstractContextManager[None]:
     """Return a context that restores the default argument validation of ``torch.distributions``. Dynamo disables
     validation when it compiles its first function; afterwards it will do so again for the user's first function."""
     before = Distribution._validate_args
@@ -71,46 +72,46 @@ def distribution_checks_restored() -> AbstractContextManager[None]:
             TorchPatcher.patch.cache_clear()
             Distribution.set_default_validate_args(before)
 
-    return undoing(restore)
+    return undo_at_exit(restore)
 
 
-def others(model: torch.nn.Module) -> list[tuple[str, object]]:
+def held_objects(model: torch.nn.Module) -> list[tuple[str, object]]:
     """Return the other objects that modules hold, at any depth, each with the attribute path to it."""
     found: dict[int, tuple[str, object]] = {}
-    left = [(within(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
-    while left and len(found) < OBJECTS:
+    left = [(join_path(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
+    while left and len(found) < MAX_OBJECTS:
         place, value = left.pop()
-        if type(value) in (*CONTAINERS, tuple) and len(value) <= MOST:
+        if type(value) in (*CONTAINERS, tuple) and len(value) <= MAX_ELEMENTS:
             left.extend((place, each) for each in (value.values() if isinstance(value, dict) else value))
-        elif id(value) not in found and _is_plain(value):
+        elif id(value) not in found and _is_plain_object(value):
             found[id(value)] = place, value
-            left.extend((within(place, name), each) for name, each in vars(value).items())
+            left.extend((join_path(place, name), each) for name, each in vars(value).items())
     return [*found.values()]
 
 
-def within(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain_object(value: object) -> bool:
     """Return whether a value is an object with attributes whose class is not Python's, torch's or a module's. The
     value may be a proxy, whose attributes may be those of another object or raise errors."""
     kind = type(value)
     theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
-    if issubclass(kind, theirs) or _is_torchs(kind):
+    if issubclass(kind, theirs) or _is_library_class(kind):
         return False
     with suppress(Exception):
         return type(vars(value)) is dict
     return False
 
 
-def _is_torchs(kind: type) -> bool:
+def _is_library_class(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
 
 
-def _caches(values: Iterable[object]) -> Iterator[Cache]:
+def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
     """Yield each ``functools.lru_cache`` of objects' methods, and of functions in the files of their classes."""
-    kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_torchs(kind)}
+    kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_library_class(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())
     yield from {id(x): x for space in spaces for x in [*space.values()] if isinstance(x, Cache)}.values()
@@ -121,55 +122,55 @@ def _has_fakes(value: object, deep: bool = True) -> bool:
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
-    return deep and any(_has_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain(leaf))
+    return deep and any(_has_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain_object(leaf))
 
 
 @frozen
-class Space:
+class Snapshot:
     """The attributes of an object, and a snapshot of their contents."""
 
-    now: dict[str, Argument]
+    current: dict[str, Argument]
     before: dict[str, Argument]
     contents: Mapping[int, tuple[Argument, Argument]]
 
     @classmethod
-    def of(cls, space: dict[str, Argument]) -> Space:
+    def of(cls, space: dict[str, Argument]) -> Snapshot:
         held = (each for value in space.values() for each in _containers(value))
         return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
 
     def has_fakes(self) -> bool:
         """Return whether an attribute contains a fake tensor that it did not contain before."""
-        new = (value for name, value in self.now.items() if self.before.get(name) is not value)
+        new = (value for name, value in self.current.items() if self.before.get(name) is not value)
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
-    def changed(self) -> Iterator[tuple[str, object]]:
+    def changed_items(self) -> Iterator[tuple[str, object]]:
         """Yield the attributes whose object, or an object within it, was replaced; equal numbers are no change."""
-        for name in {**self.before, **self.now}:
-            value, before = self.now.get(name), self.before.get(name)
-            if not _equal(value, before) or any(self._is_filled(each) for each in _containers(value)):
+        for name in {**self.before, **self.current}:
+            value, before = self.current.get(name), self.before.get(name)
+            if not _is_equal(value, before) or any(self._is_changed(each) for each in _containers(value)):
                 yield name, value
 
-    def filled_in(self, name: str) -> Sequence[object] | None:
+    def new_values(self, name: str) -> Sequence[object] | None:
         """Return the new values in an empty attribute or in a dict that kept its entries; None if more changed."""
-        value, before = self.now.get(name), self.before.get(name)
+        value, before = self.current.get(name), self.before.get(name)
         if before is None:
             return [value]
-        if value is not before or type(value) is not dict or any(map(self._is_filled, [*_containers(value)][1:])):
+        if value is not before or type(value) is not dict or any(map(self._is_changed, [*_containers(value)][1:])):
             return None
         _, old = self.contents[id(value)]
         return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
 
-    def _is_filled(self, container: Argument) -> bool:
+    def _is_changed(self, container: Argument) -> bool:
         """Return whether a container has other contents than before."""
         _, before = self.contents.get(id(container), (None, container))
-        return not _same(container, before)
+        return not _has_same_items(container, before)
 
     def restore(self) -> None:
-        for name in self.now.keys() - self.before.keys():
-            del self.now[name]
-        self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
+        for name in self.current.keys() - self.before.keys():
+            del self.current[name]
+        self.current.update({name: value for name, value in self.before.items() if self.current.get(name) is not value})
         for container, before in self.contents.values():
-            if not _same(container, before):
+            if not _has_same_items(container, before):
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(before)
 
@@ -181,22 +182,22 @@ def _containers(value: Argument) -> Iterator[Argument]:
         each = left.pop()
         if type(each) in CONTAINERS:
             yield each
-        if type(each) in (*CONTAINERS, tuple) and len(each) <= MOST:
+        if type(each) in (*CONTAINERS, tuple) and len(each) <= MAX_ELEMENTS:
             left.extend(each.values() if isinstance(each, dict) else each)
 
 
-def _equal(one: Argument, other: Argument) -> bool:
+def _is_equal(first: Argument, second: Argument) -> bool:
     """Return whether two values are one object, or the same number, text or tuple of these."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return isinstance(one, PLAIN) and one == other
+    if first is second or type(first) is not type(second):
+        return first is second
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(_is_equal, first, second))
+    return isinstance(first, PLAIN) and first == second
 
 
-def _same(some: Argument, others: Argument) -> bool:
+def _has_same_items(first: Argument, second: Argument) -> bool:
     """Return whether two containers have the same objects by the same keys, in the same order except for sets."""
-    if isinstance(some, set):
-        return {*map(id, some)} == {*map(id, others)}
-    one, other = (each.items() if isinstance(each, dict) else enumerate(each) for each in (some, others))
+    if isinstance(first, set):
+        return {*map(id, first)} == {*map(id, second)}
+    one, other = (each.items() if isinstance(each, dict) else enumerate(each) for each in (first, second))
     return [(key, id(value)) for key, value in one] == [(key, id(value)) for key, value in other]

@@ -27,24 +27,23 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, folder_of
-from pipeline.export_fixes.error_attribution import BRANCHES, place_of
-from pipeline.export_fixes.error_attribution import NOT_THE_MODELS as LIBRARIES
-from pipeline.export_fixes.interrupts import set_to
+from pipeline.export_fixes.error_attribution import BRANCH_HINT, NOT_MODEL_CODE, line_text
+from pipeline.export_fixes.interrupts import set_variable
 from pipeline.export_fixes.patching import ModelCall
 from pipeline.shapes import guard_provenance
 
 EXPORT: Final = folder_of("torch.export")
-NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
-STANDARD: Final = sysconfig.get_path("stdlib")
-CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
+LIBRARY_CODE: Final = (folder_of("torch"), folder_of("pipeline"))
+STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
+CHECKING_CODE: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
 """Where torch itself checks data, as a model would."""
-CHECKED: Final = (torch.nn.functional.gaussian_nll_loss,)
+CHECKING_FUNCTIONS: Final = (torch.nn.functional.gaussian_nll_loss,)
 """Functions of torch that check data, and whose calls torch.export does not see."""
-LONGEST: Final = 80
+MAX_RAISE_STEPS: Final = 80
 """Instructions before an error is raised: its message may be long."""
-ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
-LEAVES: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "DELETE")
-"""What leaves something behind, also if an error is raised."""
+BRANCH_ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
+SIDE_EFFECTS: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "DELETE")
+"""Prefixes of bytecode instructions with side effects."""
 
 
 @define
@@ -66,33 +65,33 @@ checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
 
 
 @contextmanager
-def none_is_caught() -> Iterator[None]:
+def reject_caught_errors() -> Iterator[None]:
     """Return a context for a trace of a model. Raise `CaptureError` if the model caught torch.export's error about a
     data-dependent branch: the program would always run the ``except`` branch."""
     errors: list[Exception] = []
-    with set_to(guard_provenance.unanswered, errors):
+    with set_variable(guard_provenance.data_dependent_errors, errors):
         yield
         for error in errors:
             frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
             for file, line in reversed(frames):
-                is_pythons = file.startswith(STANDARD) and "-packages" not in file
-                if is_pythons or file.startswith((*LIBRARIES, folder_of("sympy"))):
+                is_pythons = file.startswith(STANDARD_LIBRARY) and "-packages" not in file
+                if is_pythons or file.startswith((*NOT_MODEL_CODE, folder_of("sympy"))):
                     continue  # code there may ask for a value and go on without one
-                why = "data decides a branch at {}, and the model catches the error that torch.export raises there"
-                raise CaptureError(why.format(place_of(file, line)), BRANCHES)
+                why = "the branch at {} is data-dependent, and the model catches torch.export's error"
+                raise CaptureError(why.format(line_text(file, line)), BRANCH_HINT)
 
 
-def taken_to_hold(place: str) -> None:
+def record_check(line: str) -> None:
     """Record the location of a check, as ``file:line``."""
     if (found := checks.get()) is not None:
-        found.places[place] = None
+        found.places[line] = None
 
 
-def holding(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+def assume_check(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Replace the truth value of a data-dependent tensor by the value with which a check passes."""
-    if func in CHECKED:
+    if func in CHECKING_FUNCTIONS:
         return _as_model_code(mode, func), args, kwargs
-    if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
+    if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_data_dependent(args[0]):
         truth = _assumed_truth(sys._getframe(1), is_check=func is torch._assert)
         if truth is not None:
             return lambda *_, **__: truth, args, kwargs
@@ -112,14 +111,14 @@ def _as_model_code(mode: AbstractContextManager[object], function: FunctionType)
     return called
 
 
-def unasked(own: Callable[..., None], distribution: Argument, value: Argument) -> None:
+def skip_dynamic_sample_check(orig: Callable[..., None], distribution: Argument, value: Argument) -> None:
     """Wrap the check of a distribution's sample, which would compare dynamic sizes with 1."""
     sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
     if all(isinstance(size, int) for size in sizes):
-        own(distribution, value)
+        orig(distribution, value)
 
 
-def is_unknown(tensor: object) -> bool:
+def is_data_dependent(tensor: object) -> bool:
     """Return whether a tensor's value is data-dependent."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
         return False
@@ -129,7 +128,7 @@ def is_unknown(tensor: object) -> bool:
 def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
     """Return the truth value with which a check passes, and record the check; None for other conditions."""
     found = checks.get()
-    while frame is not None and _is_not_the_models(frame):
+    while frame is not None and _is_library_frame(frame):
         frame = frame.f_back
     if found is None or frame is None:
         return None
@@ -138,9 +137,9 @@ def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
         return None
     outer: list[FrameType] = []
     while frame is not None and not frame.f_code.co_filename.startswith(EXPORT):
-        outer += [] if _is_not_the_models(frame) else [frame]
+        outer += [] if _is_library_frame(frame) else [frame]
         frame = frame.f_back
-    own = next((each for each in outer if not each.f_code.co_filename.startswith(CHECKING)), outer[0])
+    own = next((each for each in outer if not each.f_code.co_filename.startswith(CHECKING_CODE)), outer[0])
     place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno}"
     if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
         found.caught = place
@@ -149,17 +148,17 @@ def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
     return truth
 
 
-def _is_not_the_models(frame: FrameType) -> bool:
+def _is_library_frame(frame: FrameType) -> bool:
     """Return whether a frame belongs to torch or pipeline, and checks no values."""
     name = frame.f_code.co_filename
-    return name.startswith(NOT_THE_MODELS) and not name.startswith(CHECKING)
+    return name.startswith(LIBRARY_CODE) and not name.startswith(CHECKING_CODE)
 
 
 @functools.lru_cache(1024)
-def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
+def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
     """Return the truth value that avoids a branch which only raises an error, and the error's name; else None, ""."""
     steps = list(dis.get_instructions(code))
-    place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
+    place = next((i for i, step in enumerate(steps) if step.offset == offset), len(steps))
     if place < len(steps) and steps[place].opname == "TO_BOOL":
         place += 1
     if place >= len(steps) - 1 or not steps[place].opname.endswith(("IF_TRUE", "IF_FALSE")):
@@ -172,36 +171,36 @@ def _required_truth(code: CodeType, at: int) -> tuple[bool | None, str]:
     return if_true == bool(onward), by_jump or onward
 
 
-def _raised_error(steps: Sequence[dis.Instruction], place: int) -> str:
+def _raised_error(steps: Sequence[dis.Instruction], start: int) -> str:
     """Return the name of the error if the instructions from a position on only raise it; else an empty string."""
     name = ""
-    for step in steps[place : place + LONGEST]:
+    for step in steps[start : start + MAX_RAISE_STEPS]:
         if step.opname == "RAISE_VARARGS":
             return name or "Exception"
-        if any(end in step.opname for end in ENDS) or step.opname.startswith(LEAVES):
+        if any(end in step.opname for end in BRANCH_ENDS) or step.opname.startswith(SIDE_EFFECTS):
             return ""
         if step.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
             name = name or "AssertionError"
-        elif step.opname == "LOAD_GLOBAL" and _error(step.argval) is not None:
+        elif step.opname == "LOAD_GLOBAL" and _builtin_error(step.argval) is not None:
             name = name or str(step.argval)
     return ""
 
 
-def _error(name: object) -> type[BaseException] | None:
+def _builtin_error(name: object) -> type[BaseException] | None:
     """Return Python's built-in error with this name; None if there is none."""
     found = getattr(builtins, str(name), None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 @functools.lru_cache(1024)
-def _may_catch(code: CodeType, at: int, error: str) -> bool:
+def _may_catch(code: CodeType, offset: int, error: str) -> bool:
     """Return whether an ``except`` around a position in a function's bytecode may catch an error."""
-    handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
+    handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= offset < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
-    return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
+    return any(_handler_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
-def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
+def _handler_catches(steps: Sequence[dis.Instruction], error: str) -> bool:
     """Return whether a handler may catch an error and continue."""
     named: list[object] = []
     passed = -1
@@ -213,7 +212,7 @@ def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
         if step.opname == "POP_EXCEPT":
             return after.opname != "RERAISE"
         if step.opname == "CHECK_EXC_MATCH":
-            kinds, raised = [_error(name) for name in named], _error(error) or Exception
+            kinds, raised = [_builtin_error(name) for name in named], _builtin_error(error) or Exception
             if any(kind is None or issubclass(raised, kind) or issubclass(kind, raised) for kind in kinds):
                 return True
             named, passed = [], after.argval  # what comes where it does not match

@@ -18,21 +18,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from pipeline.aten.types import Argument, Target
-from pipeline.export_fixes.patching import Kernel, traces
+from pipeline.export_fixes.patching import Kernel, is_patched
 
 
-def comparing(own: Kernel, asked: Argument, default: bool) -> bool:
+def compare_as_example(orig: Kernel, condition: Argument, default: bool) -> bool:
     """Evaluate a comparison of several sizes with the example's sizes if torch cannot decide it, such as ``b // c ==
     1`` for two batch sizes that must be equal. The result becomes a condition on the sizes of each call."""
-    answer: bool = own(asked, default)
-    if answer != default or not isinstance(asked, torch.SymBool) or not asked.node.has_hint():
+    answer: bool = orig(condition, default)
+    if answer != default or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
         return answer
-    decides = bool(asked.node.hint) != default and len(asked.node.expr.free_symbols) > 1
-    return bool(asked.node.guard_bool("", 0)) if decides else answer
+    decides = bool(condition.node.hint) != default and len(condition.node.expr.free_symbols) > 1
+    return bool(condition.node.guard_bool("", 0)) if decides else answer
 
 
-def sliced(
-    own: Kernel,
+def slice_tensor(
+    orig: Kernel,
     mode: object,
     func: Target,
     self: Argument,
@@ -47,12 +47,12 @@ def sliced(
     """
     varies = isinstance(self, torch.Tensor) and -self.dim() <= dim < self.dim() and not self.is_quantized
     if not varies or not isinstance(step, int) or step <= 0:
-        return own(mode, func, self, dim, start, end, step)
+        return orig(mode, func, self, dim, start, end, step)
     size = self.shape[dim]
     first = 0 if start is None else _clamped_position(start, size)
     last = size if end is None or (isinstance(end, int) and end == sys.maxsize) else _clamped_position(end, size)
     if first is None or last is None or all(isinstance(i, int) for i in (size, first, last)):
-        return own(mode, func, self, dim, start, end, step)
+        return orig(mode, func, self, dim, start, end, step)
     sizes, strides = list(self.shape), list(self.stride())
     if guard_or_false(last >= first):
         length = (last - first + step - 1) // step
@@ -75,57 +75,57 @@ def _clamped_position(index: Argument, size: Argument) -> Argument:
     return None
 
 
-def raised(own: Kernel, self: object, exponent: object) -> Argument:
+def power_as_tensor(orig: Kernel, self: object, exponent: object) -> Argument:
     """Compute a power with a symbolic base or exponent as a tensor.
 
     pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)
     """
     if isinstance(self, torch.Tensor) and isinstance(exponent, torch.SymInt | torch.SymFloat):
-        return self ** _tensor(exponent)
+        return self ** _scalar_tensor(exponent)
     if isinstance(exponent, torch.Tensor) and isinstance(self, torch.SymInt | torch.SymFloat):
-        return _tensor(self) ** exponent
-    return own(self, exponent)
+        return _scalar_tensor(self) ** exponent
+    return orig(self, exponent)
 
 
-def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
+def _scalar_tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
     """Return a number as a 0-d tensor, which takes part in type promotion as the number does."""
     dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
 
-def scaled(own: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
+def resize_step(orig: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
     """Return the step between two elements of a resized dim; a single element is the first, whatever the step."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
-    return own(in_size, out_size, align_corners, scale)
+    return orig(in_size, out_size, align_corners, scale)
 
 
-def weighed(
-    own: Kernel, mode: object, func: object, self: object, weights: Any = None, minlength: object = 0
+def weighted_bincount(
+    orig: Kernel, mode: object, func: object, self: object, weights: Any = None, minlength: object = 0
 ) -> object:
     """Sum the weights of ``bincount`` in their own dtype.
 
     bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor
     """
-    counts = own(mode, func, self, weights, minlength)
+    counts = orig(mode, func, self, weights, minlength)
     if weights is None:
         return counts
     return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
 
 
-def rooted(own: Kernel, x: object, /) -> object:
+def sqrt(own: Kernel, x: object, /) -> object:
     """Return the square root of a dynamic size as an expression; Dynamo, which traces this, sees an ``int``."""
-    varies = isinstance(x, torch.SymInt | torch.SymFloat) and traces("trace")
+    varies = isinstance(x, torch.SymInt | torch.SymFloat) and is_patched("trace")
     return torch.sym_sqrt(x) if varies else own(x)
 
 
-def classified(own: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
+def one_hot(orig: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
     """Compute ``one_hot``; the number of classes is data-dependent if it is not given.
 
     one_hot(Tensor self, SymInt num_classes=-1) -> Tensor
     """
     if isinstance(num_classes, torch.SymInt) or num_classes != -1 or not isinstance(self, FakeTensor):
-        return own(self, num_classes)
+        return orig(self, num_classes)
     env: Any = self.fake_mode.shape_env
     classes = env.create_unbacked_symint()
     torch._check(classes >= 1)
@@ -135,7 +135,7 @@ def classified(own: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object
 KEY: Final = DispatchKey.CompositeImplicitAutograd
 
 
-def whole(shapes: Kernel) -> Kernel:
+def shape_kernel(shapes: Kernel) -> Kernel:
     """Return a kernel for a recurrent layer that computes only the result's shapes, by ``shapes``. torch.export
     would unroll the time steps of ``aten.lstm`` and similar operators, which is slow and makes the length static."""
     return lambda own, *args, **kwargs: shapes(*args, **kwargs)

@@ -36,7 +36,7 @@ from pipeline.export_fixes import (
     input_checks,
     known_values,
     model_calls,
-    model_questions,
+    model_queries,
     module_methods,
     runtime_asserts,
     symbolic_kernels,
@@ -60,36 +60,36 @@ TABLE: Final = (
         type(torch.fx.experimental._config),
         "__getattr__",
         lambda own, config, name: name == "backed_size_oblivious" or own(config, name),
-        "takes a size that varies to be 2 or more; torch's own setting is one for all threads, before 2.13",
+        "assumes that a dynamic size is at least 2; before 2.13, torch's own setting applies to all threads",
     ),
     Replacement(
         symbolic_shapes,
         "_guard_or",
-        symbolic_kernels.comparing,
-        "takes sizes of two inputs to be different, where an operator asks for one before they turn out to be equal",
+        symbolic_kernels.compare_as_example,
+        "assumes that sizes of two inputs differ, if an operator compares them before they are known to be equal",
         during="comparing",
         since=(2, 13),
     ),
     Replacement(
         op_implementations_dict,
         aten.slice.Tensor,
-        symbolic_kernels.sliced,
-        "makes up a symbol for the size of x[: n // 2], which nothing defines",
+        symbolic_kernels.slice_tensor,
+        "creates a symbol without definition for the size of x[: n // 2]",
         before=(2, 13),
     ),
     Replacement(
         _meta_registrations,
         "div_rtn",
         lambda _, x, y: x // y,
-        "takes the steps of a pooling to end with the dim that varies, if they do in the example",
+        "assumes that a pooling's steps end at the end of a dynamic dim, if they do in the example",
         before=(2, 13),
     ),
     *(
         Replacement(
             decomposition_table,
             target,
-            symbolic_kernels.raised,
-            "takes an exponent or a base that varies to stay what it was in the example",
+            symbolic_kernels.power_as_tensor,
+            "specializes a dynamic exponent or base to its value in the example",
             before=(2, 13),
         )
         for target in (aten.pow.Tensor_Scalar, aten.pow.Scalar)
@@ -98,115 +98,115 @@ TABLE: Final = (
         decomposition_table,
         aten.unfold_backward.default,
         lambda _, *args: unfold_backward(*args),
-        "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
+        "adds up windows element by element, which is thousands of operators for a window of istft",
         since=(2, 13),
     ),
     _export(
         Distribution,
         "_validate_sample",
-        runtime_asserts.unasked,
-        "takes a size that varies to be other than 1, as it checks the sample of a distribution",
+        runtime_asserts.skip_dynamic_sample_check,
+        "assumes that a dynamic size is not 1, when it checks the sample of a distribution",
     ),
     Replacement(
-        logging.Logger, "handle", export_steps.logs, "logs what it raises as well, and what it finds a way around"
+        logging.Logger, "handle", export_steps.redirect_log, "logs errors that it also raises or recovers from"
     ),
     Replacement(
         decompositions,
         "_compute_scale",
-        symbolic_kernels.scaled,
-        "divides by the size of a resized dim less 1, which may be 0",
+        symbolic_kernels.resize_step,
+        "divides by the size of a resized dim minus 1, which may be 0",
     ),
-    Replacement(math, "sqrt", symbolic_kernels.rooted, "takes a size that varies for a constant", everywhere=True),
+    Replacement(math, "sqrt", symbolic_kernels.sqrt, "specializes a dynamic size", everywhere=True),
     _export(
         aten.one_hot.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.classified,
-        "has no shape where the number of classes is not given: it makes an int of the greatest",
+        symbolic_kernels.one_hot,
+        "has no shape if the number of classes is not given: it converts the greatest class to an int",
     ),
     Replacement(
         op_implementations_dict,
         aten.bincount.default,
-        symbolic_kernels.weighed,
-        "adds up weights in whole numbers",
+        symbolic_kernels.weighted_bincount,
+        "sums weights as integers",
         before=(2, 13),
     ),
     Replacement(
         op_implementations_dict,
         aten.masked_select.default,
         lambda own, mode, func, self, mask: own(mode, func, *torch.broadcast_tensors(self, mask)),
-        "takes the elements before they are broadcast for the most that a mask can choose",
+        "bounds the selected elements by the size before broadcasting",
     ),
     Replacement(
         FakeImplCtx,
         "create_unbacked_symint",
         lambda own, context, *, min=0, max=None: own(context, min=min, max=max),
-        "takes as many rows as data says to be two or more, where a fake implementation does not say how many",
+        "assumes at least two rows, if a fake implementation does not bound a data-dependent size",
     ),
     Replacement(
         FakeTensorMode,
         "dispatch",
-        known_values.tracking,
-        "makes up a symbol for a number that is read from a tensor made of sizes, or of several known numbers",
+        known_values.dispatch_with_values,
+        "creates a symbol for a number read from a tensor that contains sizes, or several known numbers",
     ),
     _export(
         OutputGraph,
         "remove_tensorify_specialized_graphargs",
-        value_hooks.left_out,
-        "takes the known number of a tensor for a symbol, in Dynamo",
+        value_hooks.skip_known_numbers,
+        "treats the known number of a tensor as a symbol, in Dynamo",
     ),
     _export(
         symbolic_shapes.ShapeEnv,
         "evaluate_expr",
-        guard_provenance.noting,
-        "notes no condition where a model asks what an operator asked before it for a memory layout",
+        guard_provenance.record_model_conditions,
+        "records no condition of the model if an operator evaluated it before, for a memory layout",
     ),
     _export(
         symbolic_shapes,
         "uninteresting_files",
-        guard_provenance.placing,
-        "says that we asked: the row above passes questions on",
+        guard_provenance.add_framework_files,
+        "attributes conditions to our wrapper in the row above",
     ),
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        model_calls.handling,
-        "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
-        "of bytes, has no shapes of packed sequences, and makes constants of x.data and of lengths that are pooled",
+        model_calls.handle_model_call,
+        "specializes index tensors that contain sizes to the example, fails on value checks and uint8 masks, has no "
+        "shapes of packed sequences, and turns x.data and the lengths of pooling windows into constants",
     ),
     *(
         _export(
             target,
             symbolic_kernels.KEY,
-            symbolic_kernels.whole(shapes),
-            "writes the steps of a recurrent layer out, for one length",
+            symbolic_kernels.shape_kernel(shapes),
+            "unrolls the steps of a recurrent layer, for one length",
         )
         for target, shapes in RECURRENT.items()
     ),
     _export(
         flex_attention.OPERATOR,
         "__call__",
-        flex_attention.expanded,
-        "keeps flex_attention as a call of two graphs, for one query and one key",
+        flex_attention.decompose_flex_attention,
+        "keeps flex_attention as one operator with two subgraphs",
     ),
     _export(
         aten.lstm_cell.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.whole(CELLS[aten.lstm_cell.default]),
+        symbolic_kernels.shape_kernel(CELLS[aten.lstm_cell.default]),
         "has no shapes for a GPU's kernel of a cell without biases",
         before=(2, 15),
     ),
     _gpu(
         aten.gru_cell.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.whole(CELLS[aten.gru_cell.default]),
-        "has no shapes for a GPU's kernel of a cell, and runs it to have them",
+        symbolic_kernels.shape_kernel(CELLS[aten.gru_cell.default]),
+        "has no shapes for a GPU's kernel of a cell, and runs the kernel to determine them",
         before=(2, 15),
     ),
     *(
         _export(
             exported_program,
             name,
-            export_steps.without_plain_copies,
+            export_steps.remove_redundant_copies,
             "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
         )
         for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
@@ -214,96 +214,98 @@ TABLE: Final = (
     _export(
         proxy_tensor,
         "proxy_call",
-        lambda own, *args: branches.noting(partial(value_hooks.reading, own), *args),
-        "reads from a tensor that was written through a view what it held before, and does not say what a branch does",
+        lambda own, *args: branches.record_effects(partial(value_hooks.read_known, own), *args),
+        "reads outdated values of a tensor that was written through a view, and does not report side effects",
     ),
     *(
         _export(
             proxy_tensor._ModuleStackTracer,
             name,
             make,
-            "takes modules that other threads call for the model's",
+            "treats modules that other threads call as parts of the model",
             everywhere=True,
         )
-        for name, make in (("call_module", export_steps.calling), ("getattr", export_steps.reading))
+        for name, make in (("call_module", export_steps.trace_own_call), ("getattr", export_steps.trace_own_attribute))
     ),
     _export(
         _trace,
         "_fakify_params_buffers",
-        value_hooks.buffers,
-        "makes up a symbol for a number that is read from a buffer",
+        value_hooks.fake_buffers,
+        "creates a symbol for a number that is read from a buffer",
     ),
-    _export(_trace, "make_fake_inputs", value_hooks.inputs, "does not know the value of an input"),
+    _export(_trace, "make_fake_inputs", value_hooks.fake_inputs, "does not know the value of an input"),
     _export(
         _trace,
         "produce_guards_and_solve_constraints",
-        export_steps.finishing,
-        "gives no program where a range is wider than the model takes, after all of it is traced",
+        export_steps.store_violations,
+        "fails after the trace if a range is wider than the model accepts",
     ),
     _export(
         _trace,
         "register_buffer_assignment_hook",
         lambda _, module, assigned: RemovableHandle(OrderedDict()),
-        "writes the buffers of the model itself where it assigns them, and not those of its parts",
+        "writes assigned buffers of the model itself, but not of its submodules",
     ),
     _export(
         _trace,
         "get_class_if_classified_error",
-        export_steps.prints,
-        "prints the graph before an error, and a line about it",
+        export_steps.suppress_advice,
+        "prints the graph and a hint before an error",
     ),
     _export(
         _trace,
         "make_constraints",
-        input_checks.once,
-        "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
+        input_checks.skip_duplicate_kwargs,
+        "counts the inputs in **kwargs twice, and then fails if a size is dynamic",
     ),
     _export(
         torch.nn.TransformerEncoder,
         "forward",
-        module_methods.zeroing,
-        "computes padded places while it traces, where eager gives zeros",
+        module_methods.encode_with_zero_padding,
+        "computes values at padding during a trace, where eager returns zeros",
     ),
     _export(
         torch.nn.Module,
         "_apply",
-        module_methods.applied,
-        "swaps weights with what a model makes of them while it is traced, which fails",
+        module_methods.apply_by_assignment,
+        "swaps the contents of weights that a model converts during a trace, which fails",
     ),
-    _example(FakeTensorMode, "__init__", example_guards.computing, "has no values where Python decides by data"),
+    _example(
+        FakeTensorMode, "__init__", example_guards.compute_example_values, "has no values for data-dependent branches"
+    ),
     _example(
         meta_utils,
         "_safe_copy",
         lambda own, to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source),
-        "leaves the values of parameters out, and computes with what memory held",
+        "does not copy the values of parameters, and computes with uninitialized memory",
     ),
     *(
         _example(fake_utils, name, lambda *_, **__: None, why)
         for name, why in (
-            ("_check_fake_real_tensors", "takes sizes that data has for the example's, to see where tensors begin"),
-            ("_check_alias_info", "fails where an operator returns its input for the example, and a new tensor else"),
+            ("_check_fake_real_tensors", "specializes data-dependent sizes to the example, to compare storage offsets"),
+            ("_check_alias_info", "fails if an operator returns its input for the example, and a new tensor otherwise"),
         )
     ),
     _example(
         symbolic_shapes.ShapeEnv,
         "set_real_tensor_prop_unbacked_vals",
         lambda own, env, symbol, value: own(env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value),
-        "keeps the truth of a tensor by its condition, and not by the symbol that it is a condition on",
+        "stores the truth value of a tensor by its condition, not by the condition's symbol",
         before=(2, 13),
     ),
     _example(
         symbolic_shapes.ShapeEnv,
         "_log_real_tensor_propagation",
-        example_guards.noting,
-        "logs what the example decides, and does not say where",
+        example_guards.record_decision,
+        "logs the example's decisions without their lines",
     ),
-    _example(builtins, "len", example_guards.counting, "returns the number of the example's rows"),
+    _example(builtins, "len", example_guards.keep_dynamic_length, "returns the number of the example's rows"),
     *(
         Replacement(
             torch.compiler,
             name,
-            model_questions.hidden_from_models,
-            "tells a model that it is exported, which then may go a way that fails",
+            model_queries.hide_tracing_from_model,
+            "tells a model that it is exported, and some models then run code that fails",
             during="called",
         )
         for name in ("is_compiling", "is_exporting")
@@ -312,8 +314,8 @@ TABLE: Final = (
         _export(
             owner,
             name,
-            model_questions.refused,
-            "seeds as it traces, and gives a graph that draws other numbers in each call",
+            model_queries.reject_seeding,
+            "seeds during the trace, while the graph draws other numbers in each call",
         )
         for owner, names in SEEDS
         for name in names
@@ -321,16 +323,16 @@ TABLE: Final = (
     _gpu(
         torch.cuda,
         "get_device_capability",
-        lambda _, device=None: model_questions.capability.get(),
-        "has no answer without a GPU, though models ask",
+        lambda _, device=None: model_queries.capability.get(),
+        "fails without a GPU, although models call it",
     ),
     _gpu(
         torch.cuda,
         "is_bf16_supported",
-        lambda _, including_emulation=True: model_questions.capability.get() >= (8, 0),
-        "answers for the machine at hand, not for the GPU",
+        lambda _, including_emulation=True: model_queries.capability.get() >= (8, 0),
+        "describes the machine's GPU, not the assumed one",
     ),
-    _gpu(torch.cuda, "current_device", lambda _: 0, "has no answer without a GPU"),
+    _gpu(torch.cuda, "current_device", lambda _: 0, "fails without a GPU"),
     _gpu(
         torch.cuda.amp.common,
         "amp_definitely_not_available",
@@ -340,14 +342,14 @@ TABLE: Final = (
     _gpu(
         aten.scaled_dot_product_attention.default,
         symbolic_kernels.KEY,
-        model_questions.attention,
-        "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
+        model_queries.gpu_attention,
+        "asks the GPU for its attention kernel, which determines the memory layout of the result",
     ),
     _gpu(
         aten._to_copy.default,
         DispatchKey.BackendSelect,
-        model_questions.constant,
-        "copies the values that it keeps beside a constant to the GPU",
+        model_queries.copy_to_cpu,
+        "copies the stored values of a constant to the GPU",
     ),
 )
 """All replacements of torch's functions. A test of each row checks which versions of torch need it."""

@@ -13,78 +13,82 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.known_values import FROM, has_few, known, number_of, with_value
+from pipeline.export_fixes.known_values import BUFFERS_ATTRIBUTE, attach_value, has_few_elements, known, known_number
 from pipeline.export_fixes.patching import Kernel, ModelCall
 from pipeline.inputs import Constant
 
 
-def exported_again(export: Callable[[], Argument], model: torch.nn.Module) -> Argument:
+def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Module) -> Argument:
     """Export a model; if it reads a number from a buffer that it writes, export it again without that known number."""
     state = known.get()
     if state is None:
         return export()
-    state.start()
-    state.own = {}
+    state.reset()
+    state.names_by_id = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):
-        state.own[id(buffer)] = state.own.get(id(buffer), frozenset()) | {name}
+        state.names_by_id[id(buffer)] = state.names_by_id.get(id(buffer), frozenset()) | {name}
     exported = export()
     mutated = state.written.union(exported.graph_signature.buffers_to_mutate.values())
-    if both := state.names & mutated:
-        state.start(both)
+    if both := state.read_buffers & mutated:
+        state.reset(both)
         exported = export()
     return exported
 
 
-def with_numbers(fake: torch.Tensor, value: torch.Tensor) -> None:
+def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
     """Attach the values of a tensor of few elements to its fake tensor. The tensor may itself be a fake tensor."""
     elements = value.constant if isinstance(value, FakeTensor) else value
-    if isinstance(fake, FakeTensor) and elements is not None and has_few(elements):
-        with_value(fake, elements.detach().to("cpu", copy=True))
+    if isinstance(fake, FakeTensor) and elements is not None and has_few_elements(elements):
+        attach_value(fake, elements.detach().to("cpu", copy=True))
 
 
-def buffers(
-    own: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
+def fake_buffers(
+    orig: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
     """Wrap torch.export's creation of fake parameters and buffers: attach values to buffers of few elements."""
-    made, state = own(mode, module), known.get()
+    made, state = orig(mode, module), known.get()
     if state is None:
         return made
     for name, buffer in module.named_buffers(remove_duplicate=False):
-        fake, names = made[name], state.own.get(id(buffer), frozenset())
-        if has_few(buffer) and isinstance(fake, FakeTensor) and names:
+        fake, names = made[name], state.names_by_id.get(id(buffer), frozenset())
+        if has_few_elements(buffer) and isinstance(fake, FakeTensor) and names:
             state.storages[StorageWeakRef(fake.untyped_storage())] = names
             fake.constant = None
             if not names & state.written:
-                with_numbers(fake, buffer)
-                vars(fake)[FROM] = names
+                attach_small_value(fake, buffer)
+                vars(fake)[BUFFERS_ATTRIBUTE] = names
                 if fake.constant is not None:  # where views of its values lie
                     state.storages[StorageWeakRef(fake.constant.untyped_storage())] = names
     return made
 
 
-def inputs(own: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument) -> Argument:
+def fake_inputs(
+    orig: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument
+) -> Argument:
     """Wrap torch.export's creation of fake inputs: attach values to inputs that are constants."""
-    made, state = own(module, args, kwargs, *rest, **options), known.get()
+    made, state = orig(module, args, kwargs, *rest, **options), known.get()
     values = state.inputs if state is not None else {}
     for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
         if place in values:
             if not all(isinstance(size, int) for size in fake.shape):
-                why = f"dynamic_shapes lets sizes vary of the input that is {Constant(values[place])!r}"
+                why = f"dynamic_shapes has a range for the input {Constant(values[place])!r}"
                 raise CaptureError(why, "a Constant has one value: pass None for it")
-            with_value(fake, values[place].cpu().clone())
+            attach_value(fake, values[place].cpu().clone())
     return made
 
 
-def reading(own: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
+def read_known(
+    orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
+) -> object:
     """Wrap torch's tracing of a call to read numbers from the fake tensor, not from the literal behind a proxy."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:
             set_proxy_slot(args[0], mode.tracer, _ProxyTensor(slot.proxy, args[0].constant))
-    return own(mode, func, pre_dispatch, args, kwargs)
+    return orig(mode, func, pre_dispatch, args, kwargs)
 
 
-def left_out(specialize: Callable[..., object], graph: Argument) -> object:
+def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:
     """Wrap Dynamo's search for float inputs, which would treat each number read from a tensor as a symbol."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
@@ -93,23 +97,23 @@ def left_out(specialize: Callable[..., object], graph: Argument) -> object:
     return specialize(graph)
 
 
-def indexing(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
+def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Replace index tensors by their known numbers. torch would specialize them to the example's values (2.11 for
     reads; 2.13 for writes, and for reads with other index tensors)."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
-        args = (args[0], indices(args[1], _known_index), *args[2:])
+        args = (args[0], map_index(args[1], _known_index), *args[2:])
     return func, args, kwargs
 
 
-def indices(index: Argument, replaced: Function) -> object:
+def map_index(index: Argument, function: Function) -> object:
     """Return an index in which a function has replaced each item, including the bounds of slices."""
     if isinstance(index, tuple):
-        return tuple(indices(each, replaced) for each in index)
+        return tuple(map_index(each, function) for each in index)
     if isinstance(index, slice):
-        return slice(*(indices(each, replaced) for each in (index.start, index.stop, index.step)))
-    return replaced(index)
+        return slice(*(map_index(each, function) for each in (index.start, index.stop, index.step)))
+    return function(index)
 
 
 def _known_index(index: Argument) -> Argument:
-    number = number_of(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
+    number = known_number(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
     return index.item() if isinstance(number, torch.SymInt) else index

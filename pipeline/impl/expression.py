@@ -9,7 +9,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.network.context import ConversionContext, NetworkError
-from pipeline.shapes.lines import line_of
+from pipeline.shapes.linear import linear_coefficients
 from pipeline.trt import trt
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]
@@ -32,7 +32,7 @@ def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     """Solve a readable size that is linear in ``symbol`` for it; raise a `NetworkError` if there is no such size."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
-        line = None if isinstance(size, int) else line_of(size, symbol.name)
+        line = None if isinstance(size, int) else linear_coefficients(size, symbol.name)
         if line is not None:
             ctx.symbols.setdefault(str(size), (tensor, dim))
             return FloorDiv(sympy.Symbol(str(size), integer=True) - line[1], sympy.Integer(line[0]))

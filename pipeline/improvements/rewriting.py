@@ -16,13 +16,13 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin_of
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Function, Target
-from pipeline.capture.fake_tensors import fake_mode, fake_result, signature
+from pipeline.capture.fake_tensors import argument_key, fake_mode, fake_result
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.attention import is_slow_attention
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.converters.user_registrations import UserRegistrations
-from pipeline.decomposition.fold import KEPT, fold, is_pure
-from pipeline.decomposition.templates import Templates, nodes_of
+from pipeline.decomposition.fold import NEVER_FOLDED, fold_constants, is_pure
+from pipeline.decomposition.templates import Templates, argument_nodes
 from pipeline.program import Program
 from pipeline.shapes.environment import expression, shape_of
 
@@ -86,7 +86,7 @@ class Rewriting:
 
     def create(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], before: Node) -> Node:
         """Create a call before a node and on behalf of it, with its fake value."""
-        key = f"{target} {signature(args)} {signature(kwargs)}"
+        key = f"{target} {argument_key(args)} {argument_key(kwargs)}"
         if key not in self.made:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
         with self.graph.inserting_before(before):
@@ -156,7 +156,7 @@ class Rewriting:
             return True
         if node.op == "placeholder":
             return node.name in self.program.constants
-        found = node.target not in KEPT and is_pure(node.target)
+        found = node.target not in NEVER_FOLDED and is_pure(node.target)
         for source in node.all_input_nodes:
             found = found and (yield self._is_constant, source)
         return found
@@ -181,7 +181,7 @@ class Rewriting:
 
     def changed_program(self) -> Program:
         """Return the changed program. Nodes that have become constant are folded, with their recipes."""
-        return fold(self.program.with_graph(self.graph))
+        return fold_constants(self.program.with_graph(self.graph))
 
 
 class NewCalls(list[Node]):
@@ -206,12 +206,12 @@ class NewCalls(list[Node]):
 
     def trace(self, function: Function, *args: Argument) -> Argument:
         """Trace a function of tensors and return its result; None if it asks for a data-dependent size."""
-        template = self.rewriting.templates.of(function, None, args, {}, None)
+        template = self.rewriting.templates.find(function, None, args, {}, None)
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
             return self(node.target, *args, **kwargs)
 
-        return template and graphs.call_graph(template.graph, nodes_of(args, {}), emit)
+        return template and graphs.call_graph(template.graph, argument_nodes(args, {}), emit)
 
     @property
     def accepted(self) -> bool:

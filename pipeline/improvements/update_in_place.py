@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import results_of
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE, CACHE_WRITE
-from pipeline.capture.fake_tensors import quietly
+from pipeline.capture.fake_tensors import suppress_guards
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output
 from pipeline.improvements.writes import match_index_copy, match_write
@@ -175,7 +175,7 @@ def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tup
         return buffer.placeholder
     if shape_of(value) != shape:
         sizes = [-1 if not isinstance(size, int) else size for size in shape]
-        with quietly(rewriting.mode):
+        with suppress_guards(rewriting.mode):
             value = value.reshape(sizes)
     with rewriting.graph.inserting_before(buffer.placeholder):
         rows = rewriting.graph.placeholder(f"{buffer.placeholder.name}_rows")

@@ -20,7 +20,7 @@ from pipeline.network.marks import Marks
 from pipeline.recipes import held
 from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import Shape, Symbols, on_host, shape_of
+from pipeline.shapes.environment import Shape, Symbols, is_on_host, shape_of
 from pipeline.trt import Log, to_trt, trt, weights_of
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class ConversionContext:
         from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
-            if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
+            if not isinstance(size, int) and (size.is_Symbol or is_on_host(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
 
     def record_result_shapes(self, result: Any, value: Any) -> None:

@@ -13,18 +13,18 @@ from pipeline.aten.graphs import results_of
 from pipeline.errors import Fallback, source_line
 from pipeline.partitioning.flow import (
     Node,
-    copies,
+    copied_nodes,
     float_symbols,
-    maker,
-    new_symbols,
+    introduced_symbols,
+    item_symbols,
     operands,
+    producer_of,
     sizes_of,
     symbols_of,
-    told_float,
 )
 from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, port
 from pipeline.recipes import qualified_name
-from pipeline.shapes.environment import bounds, leaves, on_host
+from pipeline.shapes.environment import bounds, engine_operands, is_on_host
 
 Kind: TypeAlias = Literal["engine", "torch"]
 Group: TypeAlias = tuple[Kind, Sequence[str]]
@@ -47,44 +47,44 @@ def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str
             operator whose result it reads; the message names it. Also raised for a reason of something that is not an
             operator, and for an unknown kind.
     """
-    return _Assembly(validated, [(kind, list(names)) for kind, names in groups], dict(reasons)).partitioned()
+    return _SegmentAssembler(validated, [(kind, list(names)) for kind, names in groups], dict(reasons)).build()
 
 
 @define(eq=False)
-class _Part:
+class _SegmentDraft:
     """A segment under construction."""
 
     kind: Kind
     nodes: list[Node]
-    made: frozenset[str] = frozenset()
+    new_symbols: frozenset[str] = frozenset()
     tensors: list[Node] = field(factory=list)
     sizes: list[Node] = field(factory=list)
     constants: list[str] = field(factory=list)
 
 
-class _Assembly:
+class _SegmentAssembler:
     def __init__(self, validated: Validated, groups: list[tuple[Kind, list[str]]], reasons: dict[str, str]) -> None:
         self.validated, self.program, self.reasons = validated, validated.program, reasons
-        self.place = {n: i for i, n in enumerate(self.program.graph.nodes)}
-        self.named = {n.name: n for n in self.place}
+        self.position = {n: i for i, n in enumerate(self.program.graph.nodes)}
+        self.nodes_by_name = {n.name: n for n in self.position}
         self.returned = [n for n in results_of(self.program.graph) if isinstance(n, Node)]
-        if unknown := [name for name in reasons if name not in self.named]:
+        if unknown := [name for name in reasons if name not in self.nodes_by_name]:
             raise ValueError(f"reasons: {unknown[0]} is not an operator of the program")
         self.ports: dict[Node, Port] = {}
-        self.home: dict[Node, int] = {}
+        self.group_of: dict[Node, int] = {}
         groups = [group for group in groups if group[1]]
         for at, (kind, names) in enumerate(groups):
             if kind not in get_args(Kind):
-                raise ValueError(f"a segment is an 'engine' or 'torch', not {kind!r}")
+                raise ValueError(f"the kind of a segment is 'engine' or 'torch', not {kind!r}")
             for name in names:
-                self._assign(name, at)
-        self.copied = copies(self.program, lambda n: validated.verdicts[n.name].supported) - self.home.keys()
-        self.parts = [_Part(kind, self._with_copies(names)) for kind, names in groups]
-        self._place_remaining()
+                self._assign_to_segment(name, at)
+        self.copied = copied_nodes(self.program, lambda n: validated.verdicts[n.name].supported) - self.group_of.keys()
+        self.parts = [_SegmentDraft(kind, self._ordered_nodes(names)) for kind, names in groups]
+        self._add_output_nodes()
 
-    def partitioned(self) -> Partitioned:
+    def build(self) -> Partitioned:
         """Check the groups, and build the segments with ports, cuts and fallbacks."""
-        self._check()
+        self._check_groups()
         done: set[Node] = set()
         for part in self.parts:
             self._collect_reads(part)
@@ -96,58 +96,58 @@ class _Assembly:
         fallbacks = tuple(self._fallbacks())
         return Partitioned(self.program, segments, self.validated.verdicts, fallbacks, tuple(cuts(segments)))
 
-    def _assign(self, name: str, at: int) -> None:
-        node = self.named.get(name)
+    def _assign_to_segment(self, name: str, segment: int) -> None:
+        node = self.nodes_by_name.get(name)
         if node is None or not is_operator(node):
             raise ValueError(f"{name} is not an operator of the program")
-        if node in self.home:
+        if node in self.group_of:
             raise ValueError(f"{name} is in two segments")
-        self.home[node] = at
+        self.group_of[node] = segment
 
-    def _with_copies(self, names: list[str]) -> list[Node]:
+    def _ordered_nodes(self, names: list[str]) -> list[Node]:
         """Return the nodes of a segment in order: its operators, items of their results, and nodes copied into it."""
-        inside = {self.named[name]: None for name in names}
+        inside = {self.nodes_by_name[name]: None for name in names}
         waiting = list(inside)
         while waiting:
             node = waiting.pop()
-            found = [n for n in map(maker, operands(node)) if n in self.copied and n not in inside]
+            found = [n for n in map(producer_of, operands(node)) if n in self.copied and n not in inside]
             inside |= dict.fromkeys(found)
             waiting += found
         for node in list(inside):
-            inside |= dict.fromkeys(_items(node))
-        return sorted(inside, key=self.place.__getitem__)
+            inside |= dict.fromkeys(_result_items(node))
+        return sorted(inside, key=self.position.__getitem__)
 
-    def _place_remaining(self) -> None:
+    def _add_output_nodes(self) -> None:
         """Put nodes that only the program's outputs need, so that no segment copies them, into the last engine."""
         housed = {n for part in self.parts for n in part.nodes}
-        rest = [n.name for n in self.place if n in self.copied and n not in housed]
+        rest = [n.name for n in self.position if n in self.copied and n not in housed]
         if not rest:
             return
         if not self.parts:
-            self.parts.append(_Part("engine", []))
+            self.parts.append(_SegmentDraft("engine", []))
         part = next((p for p in reversed(self.parts) if p.kind == "engine"), self.parts[-1])
-        part.nodes = self._with_copies([*(n.name for n in part.nodes if is_operator(n)), *rest])
+        part.nodes = self._ordered_nodes([*(n.name for n in part.nodes if is_operator(n)), *rest])
 
-    def _check(self) -> None:
-        for node in self.place:
-            if is_operator(node) and node not in self.home and node not in self.copied:
+    def _check_groups(self) -> None:
+        for node in self.position:
+            if is_operator(node) and node not in self.group_of and node not in self.copied:
                 raise ValueError(f"{node.name} is in no segment")
         for part in self.parts:
             for node in part.nodes:
                 if part.kind == "engine" and not self.validated.verdicts[node.name].supported:
                     raise ValueError(f"{node.name} is in an engine, which cannot run it")
 
-    def _collect_reads(self, part: _Part) -> None:
+    def _collect_reads(self, part: _SegmentDraft) -> None:
         """Set the values that a segment reads from outside; sizes that depend on its values are computed inside."""
         inside = set(part.nodes)
-        part.made = frozenset(s for n in part.nodes for s in new_symbols(n))
+        part.new_symbols = frozenset(s for n in part.nodes for s in introduced_symbols(n))
         seen: dict[Node, None] = {}
         waiting = [source for node in part.nodes for source in operands(node)][::-1]
         while waiting:
             source = waiting.pop()
             if source in inside or source in seen:
                 continue
-            if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.made:
+            if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.new_symbols:
                 inside.add(source)
                 waiting += [*operands(source)][::-1]
             else:
@@ -164,8 +164,8 @@ class _Assembly:
         needed = {n for part in self.parts for n in part.tensors} | set(self.returned)
         given: set[Node] = set()
         for at, part in enumerate(self.parts):
-            outputs = [n for n in part.nodes if n in needed and n not in given and _is_value(n)]
-            outputs += self._carriers(part, outputs, self.parts[at + 1 :])
+            outputs = [n for n in part.nodes if n in needed and n not in given and _is_tensor_or_size(n)]
+            outputs += self._size_carriers(part, outputs, self.parts[at + 1 :])
             given |= set(outputs)
             yield Segment(
                 name=f"{part.kind}_{at}",
@@ -176,18 +176,19 @@ class _Assembly:
                 constants=tuple(part.constants),
             )
 
-    def _carriers(self, part: _Part, outputs: list[Node], later: list[_Part]) -> Iterator[Node]:
+    def _size_carriers(self, part: _SegmentDraft, outputs: list[Node], later: list[_SegmentDraft]) -> Iterator[Node]:
         """Yield values whose sizes later segments or the outputs need, and only this segment can determine."""
         wanted = {s for n in self.returned for s in symbols_of(n) | float_symbols(n)}
-        wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
-        wanted = (wanted & part.made) - _readable_symbols(map(self._port, outputs))
+        wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.new_symbols else set()
+        wanted = (wanted & part.new_symbols) - _readable_symbols(map(self._port, outputs))
         for node in part.nodes:
-            told = _readable_symbols([self._port(node)]) if wanted and (_is_value(node) or told_float(node)) else set()
-            if not wanted.isdisjoint(told):
-                wanted -= told
-                yield node
+            if wanted and (_is_tensor_or_size(node) or item_symbols(node)):
+                readable = _readable_symbols([self._port(node)])
+                if not wanted.isdisjoint(readable):
+                    wanted -= readable
+                    yield node
 
-    def _inputs(self, part: _Part) -> Iterator[Port]:
+    def _inputs(self, part: _SegmentDraft) -> Iterator[Port]:
         tensors = list(map(self._port, part.tensors))
         yield from tensors
         if part.kind == "torch":
@@ -195,9 +196,9 @@ class _Assembly:
             return
         read = dict.fromkeys(n for node in part.nodes for n in node.all_input_nodes)
         yield from (self._port(n) for n in read if isinstance(n.meta.get("val"), torch.SymFloat))
-        known = _readable_symbols(tensors) | part.made
+        known = _readable_symbols(tensors) | part.new_symbols
         for node in (*part.nodes, *part.sizes):
-            for leaf in sorted({leaf for size in sizes_of(node) for leaf in leaves(size)}, key=str):
+            for leaf in sorted({leaf for size in sizes_of(node) for leaf in engine_operands(size)}, key=str):
                 if str(leaf) not in known:
                     known |= {str(leaf)}
                     yield Port(str(leaf), torch.int64, (), (bounds(leaf, self.program.shapes),), "symint", leaf)
@@ -209,14 +210,14 @@ class _Assembly:
 
     def _fallbacks(self) -> Iterator[Fallback]:
         engines = {n for part in self.parts if part.kind == "engine" for n in part.nodes}
-        for node in self.place:
+        for node in self.position:
             if is_operator(node) and node not in engines:
                 refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
                 default = ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it in PyTorch"
-                yield fallback(self.validated, node, self.reasons.get(node.name) or default)
+                yield fallback_record(self.validated, node, self.reasons.get(node.name) or default)
 
 
-def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
+def fallback_record(validated: Validated, node: Node, reason: str) -> Fallback:
     """Return the fallback record of a node that runs in PyTorch, with the hints of its verdict."""
     hint = "; ".join(dict.fromkeys(r.hint for r in validated.verdicts[node.name].reasons if r.hint))
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
@@ -237,19 +238,19 @@ def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
         yield from (Cut(name, segment.name, tuple(ports)) for name, ports in crossing.items())
 
 
-def _items(node: Node) -> Iterator[Node]:
+def _result_items(node: Node) -> Iterator[Node]:
     """Yield the tensor items of an operator's result."""
     for user in node.users:
         if user.op == "call_function" and not is_operator(user) and isinstance(user.meta.get("val"), torch.Tensor):
             yield user
-            yield from _items(user)
+            yield from _result_items(user)
 
 
-def _is_value(node: Node) -> bool:
+def _is_tensor_or_size(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
 
 
 def _readable_symbols(ports: Iterable[Port]) -> frozenset[str]:
     """Return the symbols that equal a size or value of these ports, so that they can be read from it."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
-    return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or on_host(d)))
+    return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or is_on_host(d)))

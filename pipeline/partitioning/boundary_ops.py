@@ -12,26 +12,31 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from pipeline.partitioning.flow import Flow
-from pipeline.partitioning.levels import sizes
+from pipeline.partitioning.levels import engine_sizes
 from pipeline.partitioning.units import Units
 
 
-def cheaper_in_torch(
-    flow: Flow, units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int, earlier: Collection[int] = ()
+def operators_cheaper_in_torch(
+    flow: Flow,
+    units: Units,
+    in_torch: Sequence[bool],
+    levels: Sequence[int],
+    min_size: int,
+    moved_before: Collection[int] = (),
 ) -> dict[int, int]:
     """Return the operators that PyTorch should run, each with the number of bytes saved by moving its group.
 
-    An engine with at least ``least`` operators retains that many, or loses all. ``earlier``: the operators that
-    previous calls of this function moved to PyTorch.
+    An engine with at least ``min_size`` operators retains that many, or loses all. ``moved_before``: the operators
+    that earlier calls of this function moved to PyTorch.
     """
-    sides = Sides(flow, [in_torch[unit] for unit in units.of], frozenset(earlier))
-    room = sizes(units, in_torch, level)
+    sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(moved_before))
+    room = engine_sizes(units, in_torch, levels)
     moved: dict[int, int] = {}
     for i in (*reversed(range(len(flow.nodes))), *range(len(flow.nodes))):
-        if i not in moved and _may_move(flow, units, sides, i):
-            saved, cone = _best(flow, units, sides, i)
-            taken = Counter(level[units.of[j]] for j in cone)
-            if cone and not any(0 < room[at] - count < least <= room[at] for at, count in taken.items()):
+        if i not in moved and _can_move(flow, units, sides, i):
+            saved, cone = _move_best_group(flow, units, sides, i)
+            taken = Counter(levels[units.unit_of[j]] for j in cone)
+            if cone and not any(0 < room[at] - count < min_size <= room[at] for at, count in taken.items()):
                 room.subtract(taken)
                 moved |= dict.fromkeys(cone, saved)
             else:
@@ -40,21 +45,21 @@ def cheaper_in_torch(
     return moved
 
 
-def _may_move(flow: Flow, units: Units, sides: Sides, i: int) -> bool:
+def _can_move(flow: Flow, units: Units, sides: OperatorSides, i: int) -> bool:
     """Return whether an operator is cheap, in an engine, a unit by itself, and next to PyTorch on one side."""
-    if sides.in_torch[i] or not flow.cheap[i]:
+    if sides.in_torch[i] or not flow.is_cheap[i]:
         return False
-    unit = units.of[i]
-    if len(units.members[unit]) > 1 or len(units.kin[unit]) > 1:
+    unit = units.unit_of[i]
+    if len(units.members[unit]) > 1 or len(units.same_side[unit]) > 1:
         return False
-    return (sides.feeds_torch(i) or sides.fed_by_torch(i)) and (flow.moves[i] or sides.touches(i))
+    return (sides.feeds_only_torch(i) or sides.reads_only_torch(i)) and (flow.moves_data[i] or sides.touches_fixed(i))
 
 
-def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list[int]]:
+def _move_best_group(flow: Flow, units: Units, sides: OperatorSides, start: int) -> tuple[int, list[int]]:
     """Move an operator together with the movable neighbours that save most bytes; return the saved bytes and the moved
     operators. If no move saves bytes, move nothing and return 0."""
     cone, saved, best, length = [], 0, 0, 0
-    for i in _movable(flow, units, sides, start):
+    for i in _movable_operators(flow, units, sides, start):
         saved -= sides.move(i, to_torch=True)
         cone.append(i)
         if saved > best:
@@ -64,24 +69,24 @@ def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list
     return best, cone[:length]
 
 
-CONE = 32
+MAX_MOVED_TOGETHER = 32
 """The maximum number of operators that are moved together."""
 
 
-def _movable(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]:
+def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: int) -> Iterator[int]:
     """Yield operators that may move after those yielded before: towards the inputs, or else the outputs."""
-    back = sides.feeds_torch(start)
+    back = sides.feeds_only_torch(start)
     waiting, seen = [start], set[int]()
-    while waiting and len(seen) < CONE:
+    while waiting and len(seen) < MAX_MOVED_TOGETHER:
         i = waiting.pop()
-        ready = sides.feeds_torch(i) if back else sides.fed_by_torch(i)
-        if i not in seen and ready and _may_move(flow, units, sides, i):
+        ready = sides.feeds_only_torch(i) if back else sides.reads_only_torch(i)
+        if i not in seen and ready and _can_move(flow, units, sides, i):
             seen.add(i)
             yield i
             waiting += flow.before[i] if back else flow.after[i]
 
 
-class Sides:
+class OperatorSides:
     """The side (engine or PyTorch) of each operator, and the bytes that cross; both are updated with every move.
 
     The engines' side has the inputs of the program, so operators next to an input that can run in an engine stay there.
@@ -89,26 +94,26 @@ class Sides:
 
     def __init__(self, flow: Flow, in_torch: list[bool], moved: frozenset[int] = frozenset()) -> None:
         self.flow, self.in_torch = flow, in_torch
-        self.bound = [inside and i not in moved for i, inside in enumerate(in_torch)]
+        self.fixed_in_torch = [inside and i not in moved for i, inside in enumerate(in_torch)]
         self.readers = [sum(in_torch[i] for i in value.readers) for value in flow.values]
         self.later = [sum(in_torch[j] for j in later) for later in flow.after]
         self.earlier = [sum(in_torch[j] for j in earlier) for earlier in flow.before]
 
-    def feeds_torch(self, i: int) -> bool:
+    def feeds_only_torch(self, i: int) -> bool:
         """Return whether an operator's results have readers, and all readers run in PyTorch."""
         return 0 < self.later[i] == len(self.flow.after[i])
 
-    def fed_by_torch(self, i: int) -> bool:
+    def reads_only_torch(self, i: int) -> bool:
         """Return whether an operator has dependencies, and all of them run in PyTorch."""
         return 0 < self.earlier[i] == len(self.flow.before[i])
 
-    def touches(self, i: int) -> bool:
+    def touches_fixed(self, i: int) -> bool:
         """Return whether PyTorch runs a neighbour of this operator for another reason than saving bytes at a border."""
-        return any(self.bound[j] for j in (*self.flow.before[i], *self.flow.after[i]))
+        return any(self.fixed_in_torch[j] for j in (*self.flow.before[i], *self.flow.after[i]))
 
     def move(self, i: int, *, to_torch: bool) -> int:
         """Move an operator to the other side; return the increase of crossing bytes."""
-        touched = dict.fromkeys((*self.flow.made[i], *self.flow.read[i]))
+        touched = dict.fromkeys((*self.flow.produced[i], *self.flow.read[i]))
         before = sum(map(self._crossing_bytes, touched))
         self.in_torch[i] = to_torch
         step = 1 if to_torch else -1
@@ -122,6 +127,6 @@ class Sides:
 
     def _crossing_bytes(self, value: int) -> int:
         found = self.flow.values[value]
-        if found.maker is not None and self.in_torch[found.maker]:
+        if found.producer is not None and self.in_torch[found.producer]:
             return found.nbytes if self.readers[value] < len(found.readers) else 0
         return found.nbytes if self.readers[value] else 0

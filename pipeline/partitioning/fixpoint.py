@@ -8,26 +8,26 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from pipeline.partitioning.boundary_ops import cheaper_in_torch
+from pipeline.partitioning.boundary_ops import operators_cheaper_in_torch
 from pipeline.partitioning.flow import Flow
-from pipeline.partitioning.levels import levels, sizes
+from pipeline.partitioning.levels import engine_sizes, unit_levels
 from pipeline.partitioning.units import Units
 from pipeline.settings import CompilationSettings
 
-Numbered: TypeAlias = tuple[bool, tuple[int, ...]]
+NumberedSegment: TypeAlias = tuple[bool, tuple[int, ...]]
 """A segment: whether it is an engine, and its operators by number."""
 
 
 @frozen
-class Settled:
+class SegmentPlan:
     """Groups of operators (by number) in the order in which they run, each with whether it is an engine; and for each
     operator outside engines the reason."""
 
-    groups: tuple[Numbered, ...]
+    groups: tuple[NumberedSegment, ...]
     reasons: Mapping[int, str]
 
 
-def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> Settled:
+def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> SegmentPlan:
     """Move operators to PyTorch until engines are large enough and not too many, and no border is too costly.
 
     refused: the operators that must run in PyTorch, each with the reason. If empty, one engine runs all operators.
@@ -35,45 +35,47 @@ def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: Compi
     reasons, given_up = dict(refused), set[int]()
     in_torch = [any(i in refused for i in inside) for inside in units.members]
     while True:
-        level = levels(flow, units, in_torch)
-        moved = _next(flow, units, in_torch, level, settings, given_up) if reasons else {}
+        level = unit_levels(flow, units, in_torch)
+        moved = _next_moves(flow, units, in_torch, level, settings, given_up) if reasons else {}
         if not moved:
             break
-        for unit in dict.fromkeys(other for i in moved for other in units.kin[units.of[i]]):
+        for unit in dict.fromkeys(other for i in moved for other in units.same_side[units.unit_of[i]]):
             in_torch[unit] = True
         for i, why in moved.items():
-            for other in units.kin[units.of[i]]:
+            for other in units.same_side[units.unit_of[i]]:
                 reasons.update((j, why) for j in units.members[other] if j not in reasons)
     groups: dict[int, list[int]] = defaultdict(list)
     for unit, inside in enumerate(units.members):
         groups[level[unit]] += inside
-    return Settled(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
+    return SegmentPlan(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
 
 
-def _next(
+def _next_moves(
     flow: Flow,
     units: Units,
     in_torch: Sequence[bool],
-    level: Sequence[int],
+    levels: Sequence[int],
     settings: CompilationSettings,
-    given_up: set[int],
+    moved_before: set[int],
 ) -> dict[int, str]:
     """Return the operators to move to PyTorch next, each with the reason; empty if none has to move."""
     least = settings.min_block_size
-    if saved := cheaper_in_torch(flow, units, in_torch, level, least, given_up):
-        given_up |= saved.keys()
+    if saved := operators_cheaper_in_torch(flow, units, in_torch, levels, least, moved_before):
+        moved_before |= saved.keys()
         return {i: f"neighbours in PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
-    small = _small_engines(sizes(units, in_torch, level), least, settings.max_engines)
-    return {i: small[level[unit]] for i, unit in enumerate(units.of) if level[unit] in small}
+    small = _reasons_of_small_engines(engine_sizes(units, in_torch, levels), least, settings.max_engines)
+    return {i: small[levels[unit]] for i, unit in enumerate(units.unit_of) if levels[unit] in small}
 
 
-def _small_engines(counts: Mapping[int, int], least: int, most: int | None) -> dict[int, str]:
-    """Return the levels of engines with fewer than ``least`` operators; if there are none, of the smallest engines
-    beyond ``most``. Each has the reason why its engine is given up."""
-    small = {at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < least}
-    if small or most is None or len(counts) <= most:
-        reason = f"fewer than min_block_size={least}"
+def _reasons_of_small_engines(counts: Mapping[int, int], min_size: int, max_engines: int | None) -> dict[int, str]:
+    """Return the levels of engines with fewer than ``min_size`` operators; if there are none, of the smallest engines
+    beyond ``max_engines``. Each has the reason why its engine is given up."""
+    small = {
+        at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < min_size
+    }
+    if small or max_engines is None or len(counts) <= max_engines:
+        reason = f"fewer than min_block_size={min_size}"
         return {at: f"its engine would have only {number}, {reason}" for at, number in small.items()}
-    smallest = sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - most]
+    smallest = sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - max_engines]
     few = "the smallest" if len(smallest) == 1 else f"the {len(smallest)} smallest"
-    return dict.fromkeys(smallest, f"it is in {few} of {len(counts)} engines, max_engines is {most}")
+    return dict.fromkeys(smallest, f"it is in {few} of {len(counts)} engines, max_engines is {max_engines}")

@@ -21,12 +21,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from pipeline.aten.graphs import results_of
 from pipeline.aten.op_predicates import has_randomness, is_cheap, is_move
 from pipeline.program import Program, is_operator
-from pipeline.shapes.environment import Expr, bounds, expression, number, shape_of
+from pipeline.shapes.environment import Expr, as_expr, bounds, expression, shape_of
 
 Node = torch.fx.Node
 Edges: TypeAlias = tuple[tuple[int, ...], ...]
 
-COPIED = 8
+MAX_COPIED = 8
 """The maximum number of operators that are recomputed so that their result does not cross a cut."""
 
 
@@ -36,64 +36,64 @@ class Value:
     sizes that engines are tuned for."""
 
     node: Node
-    maker: int | None
+    producer: int | None
     readers: tuple[int, ...]
     nbytes: int
 
 
 @frozen
 class Flow:
-    """Operators by number. ``before`` and ``after`` are the operators that must run earlier and later. ``made`` and
-    ``read`` index the ``values`` that an operator produces and reads. For each operator, ``leaves`` is whether the
-    program returns its result, ``cheap`` whether it costs almost nothing on either side, and ``moves`` whether it only
-    moves data."""
+    """Operators by number. ``before`` and ``after`` are the operators that must run earlier and later. ``produced`` and
+    ``read`` index the ``values`` that an operator produces and reads. For each operator, ``is_returned`` is whether the
+    program returns its result, ``is_cheap`` whether it costs almost nothing on either side, and ``moves_data`` whether
+    it only moves data."""
 
     nodes: tuple[Node, ...]
     before: Edges
     after: Edges
     values: tuple[Value, ...]
-    made: Edges
+    produced: Edges
     read: Edges
-    leaves: tuple[bool, ...]
-    cheap: tuple[bool, ...]
-    moves: tuple[bool, ...]
+    is_returned: tuple[bool, ...]
+    is_cheap: tuple[bool, ...]
+    moves_data: tuple[bool, ...]
 
 
-def flow(program: Program, copied: frozenset[Node]) -> Flow:
+def build_flow(program: Program, copied: frozenset[Node]) -> Flow:
     """Return the data flow of a program, without the nodes in ``copied``."""
     nodes = [n for n in program.graph.nodes if is_operator(n) and n not in copied]
-    makes = {s: i for i, n in enumerate(nodes) for s in new_symbols(n)}
+    makes = {s: i for i, n in enumerate(nodes) for s in introduced_symbols(n)}
     readers: dict[Node, dict[int, None]] = defaultdict(dict)
     before: list[dict[int, None]] = [{} for _ in nodes]
     for i, node in enumerate(nodes):
         for source in operands(node):
             if _is_size(source):
                 before[i].update((makes[s], None) for s in sorted(symbols_of(source)) if s in makes)
-            elif source.name not in program.constants and maker(source) not in copied:
+            elif source.name not in program.constants and producer_of(source) not in copied:
                 readers[source][i] = None
     for first, second in pairwise(i for i, node in enumerate(nodes) if has_randomness(node)):
         before[second][first] = None  # random numbers are drawn in eager's order
-    values = _values(program, {n: i for i, n in enumerate(nodes)}, readers)
+    values = _build_values(program, {n: i for i, n in enumerate(nodes)}, readers)
     for value in values:
-        if value.maker is not None:
+        if value.producer is not None:
             for i in value.readers:
-                before[i][value.maker] = None
-    returned = {maker(n) for n in results_of(program.graph) if isinstance(n, Node)}
+                before[i][value.producer] = None
+    returned = {producer_of(n) for n in results_of(program.graph) if isinstance(n, Node)}
     return Flow(
         nodes=tuple(nodes),
         before=tuple(map(tuple, before)),
-        after=_inverse(before, len(nodes)),
+        after=_invert_edges(before, len(nodes)),
         values=values,
-        made=_inverse([() if value.maker is None else (value.maker,) for value in values], len(nodes)),
-        read=_inverse([value.readers for value in values], len(nodes)),
-        leaves=tuple(n in returned for n in nodes),
-        cheap=tuple(map(is_cheap, nodes)),
-        moves=tuple(map(is_move, nodes)),
+        produced=_invert_edges([() if value.producer is None else (value.producer,) for value in values], len(nodes)),
+        read=_invert_edges([value.readers for value in values], len(nodes)),
+        is_returned=tuple(n in returned for n in nodes),
+        is_cheap=tuple(map(is_cheap, nodes)),
+        moves_data=tuple(map(is_move, nodes)),
     )
 
 
-def _values(
-    program: Program, place: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
+def _build_values(
+    program: Program, index: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
 ) -> tuple[Value, ...]:
     @cache
     def opt(size: Expr) -> int:
@@ -104,10 +104,10 @@ def _values(
             return 0
         return value.dtype.itemsize * math.prod(map(opt, shape_of(value)))
 
-    return tuple(Value(n, place.get(maker(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items())
+    return tuple(Value(n, index.get(producer_of(n)), tuple(read), nbytes(n.meta["val"])) for n, read in readers.items())
 
 
-def _inverse(edges: Iterable[Iterable[int]], count: int) -> Edges:
+def _invert_edges(edges: Iterable[Iterable[int]], count: int) -> Edges:
     """Invert edges: return for each number below ``count`` the positions that have an edge to it."""
     found: list[list[int]] = [[] for _ in range(count)]
     for at, ends in enumerate(edges):
@@ -116,7 +116,7 @@ def _inverse(edges: Iterable[Iterable[int]], count: int) -> Edges:
     return tuple(map(tuple, found))
 
 
-def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
+def copied_nodes(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
     """Return the nodes to copy: cheap nodes that engines can run, computed from constants and sizes by few nodes."""
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
@@ -127,7 +127,7 @@ def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Nod
         sizes = {s for n in tensors if _is_size(n) for s in symbols_of(n)}
         if all(map(_is_size, tensors)) and sizes | symbols_of(node) <= known:
             cone = frozenset({node}).union(*(below[n] for n in operands(node) if n in below))
-            if len(cone) <= COPIED:
+            if len(cone) <= MAX_COPIED:
                 below[node] = cone
     return frozenset(below)
 
@@ -144,7 +144,7 @@ def operands(node: Node) -> Iterator[Node]:
             waiting += source.all_input_nodes[::-1]
 
 
-def maker(value: Node) -> Node:
+def producer_of(value: Node) -> Node:
     """Return the operator that computes a value: the node itself, or the operator of whose result it is an item."""
     while value.target is operator.getitem:
         value = value.all_input_nodes[0]
@@ -163,25 +163,25 @@ def sizes_of(node: Node) -> list[Expr]:
     return [e for v in values for e in _sizes(v)]
 
 
-def new_symbols(node: Node) -> frozenset[str]:
+def introduced_symbols(node: Node) -> frozenset[str]:
     """Return the symbols that an operator introduces: sizes and numbers that are unknown until it has run."""
     if not is_operator(node):
         return frozenset()
     made = frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in free_unbacked_symbols(e))
-    made |= told_float(node)
+    made |= item_symbols(node)
     return made - {s for n in node.all_input_nodes for s in symbols_of(n) | float_symbols(n)} if made else made
 
 
-def told_float(node: Node) -> frozenset[str]:
+def item_symbols(node: Node) -> frozenset[str]:
     """Return the symbol of a float that an operator reads from a tensor (``x.item()``); empty for other values."""
-    expr = number(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
+    expr = as_expr(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
     return frozenset({str(expr)}) if expr is not None and expr.is_Symbol else frozenset()
 
 
 def float_symbols(node: Node) -> frozenset[str]:
     """Return the names of the symbols in a float that Python computes from sizes; empty for other values."""
     value = node.meta.get("val")
-    return frozenset(str(s) for s in number(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
+    return frozenset(str(s) for s in as_expr(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
 
 
 def _sizes(value: object) -> Iterable[Expr]:

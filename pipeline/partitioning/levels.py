@@ -15,7 +15,7 @@ from pipeline.partitioning.flow import Flow, Value
 from pipeline.partitioning.units import Units
 
 
-def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
+def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
     """Return the level of each unit: the first at which it can run, or a later level if fewer bytes cross."""
     found = [0] * len(units.members)
     for unit in units.order:
@@ -23,33 +23,33 @@ def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
         steps = [found[other] + (in_torch[other] != own) for other in units.before[unit]]
         found[unit] = max([0 if own else 1, *steps])
     for unit in reversed(units.order):
-        _delay(flow, units, in_torch, found, unit)
+        _delay_unit(flow, units, in_torch, found, unit)
     return found
 
 
-def sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Counter[int]:
+def engine_sizes(units: Units, in_torch: Sequence[bool], levels: Sequence[int]) -> Counter[int]:
     """Return the number of operators in each engine, by level."""
-    return Counter(level[unit] for unit in units.of if not in_torch[unit])
+    return Counter(levels[unit] for unit in units.unit_of if not in_torch[unit])
 
 
-def _delay(flow: Flow, units: Units, in_torch: Sequence[bool], level: list[int], unit: int) -> None:
+def _delay_unit(flow: Flow, units: Units, in_torch: Sequence[bool], levels: list[int], unit: int) -> None:
     """Move a unit to the segment of its first reader, unless that makes more bytes cross."""
-    steps = (level[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
-    last = min(steps, default=level[unit])
-    if last > level[unit]:
-        first, now = level[unit], _crossing_bytes(flow, units, level, unit)
-        level[unit] = last
-        if _crossing_bytes(flow, units, level, unit) > now:
-            level[unit] = first
+    steps = (levels[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
+    last = min(steps, default=levels[unit])
+    if last > levels[unit]:
+        first, now = levels[unit], _crossing_bytes(flow, units, levels, unit)
+        levels[unit] = last
+        if _crossing_bytes(flow, units, levels, unit) > now:
+            levels[unit] = first
 
 
-def _crossing_bytes(flow: Flow, units: Units, level: Sequence[int], unit: int) -> int:
+def _crossing_bytes(flow: Flow, units: Units, levels: Sequence[int], unit: int) -> int:
     """Return the bytes of a unit's inputs and results that cross between segments."""
 
     def crosses(value: Value) -> bool:
-        return value.maker is not None and any(
-            level[units.of[i]] != level[units.of[value.maker]] for i in value.readers
+        return value.producer is not None and any(
+            levels[units.unit_of[i]] != levels[units.unit_of[value.producer]] for i in value.readers
         )
 
-    around = {v for i in units.members[unit] for v in (*flow.made[i], *flow.read[i])}
+    around = {v for i in units.members[unit] for v in (*flow.produced[i], *flow.read[i])}
     return sum(flow.values[v].nbytes for v in around if crosses(flow.values[v]))

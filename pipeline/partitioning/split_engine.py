@@ -9,29 +9,29 @@ from pipeline.partitioning.flow import Flow, Value
 from pipeline.partitioning.units import Units
 
 
-def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[tuple[int, ...]]:
+def split_evenly(flow: Flow, units: Units, operators: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which the
     groups run.
 
     A cut is less than half a group away from an even split, at the position with the fewest crossing bytes; of several
     such positions, at the nearest to the even split. Patterns that TensorRT fuses are not split.
     """
-    own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
+    own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))
     bytes_at = _crossing_bytes(flow, units, own)
     borders = [0]
-    for even in (len(inside) * n / count for n in range(1, count)):
-        near = [at for at in range(borders[-1] + 1, len(own)) if abs(ends[at - 1] - even) < len(inside) / count / 2]
+    for even in (len(operators) * n / count for n in range(1, count)):
+        near = [at for at in range(borders[-1] + 1, len(own)) if abs(ends[at - 1] - even) < len(operators) / count / 2]
         if near:
             borders.append(min(near, key=lambda at: (bytes_at[at], abs(ends[at - 1] - even))))
     parts = [own[a:b] for a, b in pairwise([*borders, len(own)])]
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 
 
-def cut_between(
+def split_by_submodule(
     flow: Flow,
     units: Units,
-    inside: Sequence[int],
+    operators: Sequence[int],
     keys: Sequence[str | None],
     updates: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
@@ -43,7 +43,7 @@ def cut_between(
     Cheap operators after the cut that rescale or cast a tensor from before the cut, such as a query, move before it: a
     kernel that exists anyway computes them there. Patterns that TensorRT fuses are not split.
     """
-    own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
+    own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
     for at, key in enumerate(keys[units.members[unit][0]] for unit in own):
         if None not in (key, current) and key != current:
@@ -56,14 +56,14 @@ def cut_between(
             borders.add(start)
             continue
         before = frozenset(i for unit in own[start : behind[-1]] for i in units.members[unit])
-        early = _changing(flow, units, own[behind[-1] : end], updates, before)
+        early = _units_to_move_before_cut(flow, units, own[behind[-1] : end], updates, before)
         own[behind[-1] : end] = [*early, *(unit for unit in own[behind[-1] : end] if unit not in early)]
         borders.add(behind[-1] + len(early))
     parts = [own[a:b] for a, b in pairwise(sorted(borders | {len(own)}))]
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 
 
-def _changing(
+def _units_to_move_before_cut(
     flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
     """Return the units after a cut that can move before it: chains of cheap operators that read one tensor from before
@@ -72,42 +72,42 @@ def _changing(
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in behind:
-        change = _change(flow, units.members[unit], before)
+        change = _single_input_and_result(flow, units.members[unit], before)
         if change is None:
             continue
         source, result = change
-        most, chain = chains.get(source.maker, (source.nbytes, []))
+        most, chain = chains.get(source.producer, (source.nbytes, []))
         if (
-            source.maker is None
-            or source.maker in updates
+            source.producer is None
+            or source.producer in updates
             or not set(units.before[unit]).isdisjoint({*behind} - {*chain})
         ):
             continue
-        chains.pop(source.maker, None)
-        chains[result.maker] = most, [*chain, unit]
+        chains.pop(source.producer, None)
+        chains[result.producer] = most, [*chain, unit]
         if result.nbytes <= most:
             found += [each for each in (*chain, unit) if each not in found]
     return found
 
 
-def _change(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple[Value, Value] | None:
+def _single_input_and_result(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple[Value, Value] | None:
     """Return the only value that these operators read and the only value that they produce, if they are cheap and the
     first value has no other readers than them and operators before the cut; else None."""
-    own = {v for i in members for v in flow.made[i]}
+    own = {v for i in members for v in flow.produced[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
-    cheap = all(flow.cheap[i] for i in members)
+    cheap = all(flow.is_cheap[i] for i in members)
     if cheap and len(read) == len(made) == 1 and set(read[0].readers) <= before.union(members):
         return read[0], made[0]
     return None
 
 
-def _crossing_bytes(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
+def _crossing_bytes(flow: Flow, units: Units, order: Sequence[int]) -> list[int]:
     """Return the bytes that cross each position between two units."""
-    place = {i: at for at, unit in enumerate(own) for i in units.members[unit]}
-    change = [0] * (len(own) + 1)
+    place = {i: at for at, unit in enumerate(order) for i in units.members[unit]}
+    change = [0] * (len(order) + 1)
     for value in flow.values:
-        first = -1 if value.maker is None else place.get(value.maker, -1)
+        first = -1 if value.producer is None else place.get(value.producer, -1)
         last = max((place[i] for i in value.readers if i in place), default=-1)
         if 0 <= first < last:
             change[first + 1] += value.nbytes

@@ -20,7 +20,7 @@ class Submodules:
     depth: int = 1
     pattern: str | None = None
 
-    def of(self, node: Node) -> str | None:
+    def path_of(self, node: Node) -> str | None:
         """Return the path of a node's submodule; None if the node belongs to none."""
         names = module_path(node).split(".")
         prefixes = [".".join(names[: i + 1]) for i in range(len(names))]
@@ -32,13 +32,13 @@ class Submodules:
 Patterns = Sequence[tuple[int, ...]]
 
 
-def guests(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
+def moved_operators(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
     """Return the operators of patterns that begin in another submodule, each with the convolution or matmul at which
     its pattern begins. They move to that submodule, so that no border between submodules cuts a pattern."""
     return {i: pattern[0] for pattern in fused for i in pattern if keys[i] != keys[pattern[0]]}
 
 
-def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...]]:
+def submodule_runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...]]:
     """Yield sequences of consecutive operators of one submodule, and patterns outside all submodules. Nothing else
     reads the inside of a pattern, so the whole pattern may run at the position of its last operator."""
     ends, inside = {pattern[-1]: pattern for pattern in fused}, {i for pattern in fused for i in pattern[:-1]}
@@ -50,10 +50,11 @@ def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...
             yield tuple(i for step in run for i in step)
 
 
-def whole(
+def torch_reasons(
     flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the operators that run in PyTorch because a part of their submodule does. ``along``: from `guests`."""
+    """Return, for each operator that runs in PyTorch because a part of its submodule does, the reason. ``along``: the
+    result of `moved_operators`."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:

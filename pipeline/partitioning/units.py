@@ -17,24 +17,24 @@ from pipeline.aten.op_predicates import is_move, is_pointwise
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.partitioning.flow import Edges, Flow
 
-LONGEST = 16
-"""The most operators of a pattern."""
+MAX_PATTERN = 16
+"""The maximum number of operators in a pattern."""
 
 
 @frozen
 class Units:
-    """Units by number, with the operators of each. ``order``: an order in which the units can run. ``kin``: for each
-    unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
+    """Groups of operators that no cut separates, by number. ``order``: an order in which they can run. ``same_side``:
+    for each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
 
     members: Edges
-    of: tuple[int, ...]
+    unit_of: tuple[int, ...]
     before: Edges
     after: Edges
     order: tuple[int, ...]
-    kin: Edges
+    same_side: Edges
 
 
-def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
+def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
     """Build units from groups of operators; every other operator is a unit by itself.
 
     kin: a key for each operator. All units with the same key run on the same side; a unit with None is independent.
@@ -57,10 +57,10 @@ def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], ob
 
     related = tuple((n,) if key is None else tuple(families[key]) for n, key in enumerate(keys))
     before, after = adjacent(flow.before), adjacent(flow.after)
-    return Units(tuple(members), tuple(unit_of), before, after, _order(before, after), related)
+    return Units(tuple(members), tuple(unit_of), before, after, _topological_order(before, after), related)
 
 
-def _order(before: Edges, after: Edges) -> tuple[int, ...]:
+def _topological_order(before: Edges, after: Edges) -> tuple[int, ...]:
     missing = [len(earlier) for earlier in before]
     ready = deque(number for number, count in enumerate(missing) if not count)
     order = []
@@ -70,11 +70,11 @@ def _order(before: Edges, after: Edges) -> tuple[int, ...]:
             missing[later] -= 1
             if not missing[later]:
                 ready.append(later)
-    assert len(order) == len(before), "units that depend on each other in a circle"
+    assert len(order) == len(before), "units depend on each other in a cycle"
     return tuple(order)
 
 
-def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+def fused_patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield the patterns that TensorRT fuses and engines can run completely: a convolution or matmul with the norm and
     elementwise operators after it; the two matmuls of an attention with everything between them; and a collective with
     the operator that waits for it."""
@@ -85,7 +85,7 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
 
     for i, node in enumerate(flow.nodes):
         if op_kind(node.target) in (Kind.CONVOLVES, Kind.MULTIPLIES, Kind.PROJECTS):
-            found = (i,) if not free(i) else _attention(flow, i, free) or _epilogue(flow, i, free)
+            found = (i,) if not free(i) else _attention_pattern(flow, i, free) or _epilogue_pattern(flow, i, free)
             if len(found) > 1:
                 taken.update(found)
                 yield found
@@ -93,21 +93,21 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
             yield (i, *flow.after[i])
 
 
-def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
+def _epilogue_pattern(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     found = [start]
-    for step in _steps(flow, start, free):
+    for step in _following_groups(flow, start, free):
         if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):
             break
         found += step
     return tuple(found)
 
 
-def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
+def _attention_pattern(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     """Return the operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
     found, normalised = [start], False
     if op_kind(flow.nodes[start].target) is not Kind.MULTIPLIES:
         return ()
-    for step in _steps(flow, start, free):
+    for step in _following_groups(flow, start, free):
         found += step
         last = flow.nodes[step[-1]]
         if op_kind(last.target) is Kind.SOFTENS and not normalised:
@@ -119,16 +119,16 @@ def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int
     return ()
 
 
-def _steps(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+def _following_groups(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield groups of operators, each the only reader of the previous result. A group is one operator, or several
     elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
     at = start
-    for _ in range(LONGEST):
+    for _ in range(MAX_PATTERN):
         readers = sorted(flow.after[at])
-        if not readers or flow.leaves[at] or not all(map(free, readers)):
+        if not readers or flow.is_returned[at] or not all(map(free, readers)):
             return
         *others, last = readers
-        if any(flow.after[i] != (last,) or flow.leaves[i] or not is_pointwise(flow.nodes[i]) for i in others):
+        if any(flow.after[i] != (last,) or flow.is_returned[i] or not is_pointwise(flow.nodes[i]) for i in others):
             return
         yield tuple(readers)
         at = last

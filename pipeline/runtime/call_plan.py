@@ -21,7 +21,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, Segment
 from pipeline.runtime.ranks import of_the_host
 from pipeline.runtime.state import Guard
-from pipeline.shapes.environment import Expr, number
+from pipeline.shapes.environment import Expr, as_expr
 
 Slots: TypeAlias = list[Leaf]
 TENSORS = (torch.Tensor, TensorType)
@@ -273,7 +273,7 @@ class LayoutBuilder:
             return slot
         expected = self.nodes[output.value].meta.get("val")
         if isinstance(expected, NUMBERS):
-            expr = number(expected)
+            expr = as_expr(expected)
             slot = self._slot(_size_name(expr))
             if not self._early(expr):
                 self.late.append((slot, expr))

@@ -17,8 +17,8 @@ from pipeline.inputs import Constant
 from pipeline.program import Port, Program, version
 from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.runtime.call_signature import as_compiled, is_same
-from pipeline.shapes.environment import Relation, value_of
-from pipeline.shapes.lines import solved
+from pipeline.shapes.environment import Relation, evaluate_size
+from pipeline.shapes.linear import solve_for
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
@@ -262,12 +262,12 @@ class _Sizes:
         """Check an expression whose symbols are known (``2*s``), or solve it for its unknown symbol."""
         unknown = self._unknown(expr)
         if not unknown:
-            wanted = value_of(expr, self.symbols)
+            wanted = evaluate_size(expr, self.symbols)
             if wanted != size:
                 why = " and ".join(sorted({self.found[s.name] for s in expr.free_symbols if s.name in self.found}))
                 raise ShapeError(port.name, dim, size, (wanted, wanted), f"as the {why} requires" if why else "")
             return
-        value = solved(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
+        value = solve_for(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
         if value is None:
             allowed = port.ranges[dim or 0]
             raise ShapeError(port.name, dim, size, (allowed.min, allowed.max), f"sizes of the form {expr}")
@@ -285,7 +285,7 @@ def _relation_error(program: Program, relation: Relation, symbols: Mapping[str, 
         for dim, expr in enumerate(port.shape if port.kind == "tensor" else (port.value,)):
             names = set() if isinstance(expr, int) or port.kind == "constant" else {s.name for s in expr.free_symbols}
             if names & relation.symbols:
-                allowed, size = port.ranges[dim], value_of(expr, symbols)
+                allowed, size = port.ranges[dim], evaluate_size(expr, symbols)
                 at = None if port.kind == "symint" else dim
                 return ShapeError(port.name, at, size, (allowed.min, allowed.max), f"sizes with {relation.words}")
     raise AssertionError(f"no input has a symbol of {relation.words}")

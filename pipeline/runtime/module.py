@@ -37,7 +37,7 @@ from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import number_of
+from pipeline.shapes.environment import evaluate_number
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class ProgramModule(CompiledModule):
         for slot, value in {**layout.constants, **self._weights, **self._constants_on(home)}.items():
             template[slot] = value
         for slot, expr in layout.sizes.items():
-            template[slot] = number_of(expr, symbols)
+            template[slot] = evaluate_number(expr, symbols)
         for name, value in views(self.program, self, symbols):
             template[layout.slots[name]] = value
         moves = []

@@ -13,7 +13,7 @@ from attrs import frozen
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
 from pipeline.runtime.engine_buffers import memory_at
-from pipeline.shapes.environment import expression, number_of
+from pipeline.shapes.environment import evaluate_number, expression
 
 
 @frozen(eq=False)
@@ -66,7 +66,7 @@ def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int])
     """Yield (placeholder, tensor) for a call with these sizes: a buffer's first elements in the placeholder's shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
-        shape = [int(number_of(expression(size), symbols)) for size in nodes[placeholder].shape]
+        shape = [int(evaluate_number(expression(size), symbols)) for size in nodes[placeholder].shape]
         tensor = buffer(module, name)
         if list(tensor.shape) != shape:
             count = torch.Size(shape).numel()

@@ -14,7 +14,7 @@ from pipeline.errors import DecisionError, worded
 from pipeline.program import Segment
 from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, SegmentRunner, Slots, Step, Turn, dropped, to_write
 from pipeline.runtime.inputs import checked
-from pipeline.shapes.environment import number_of
+from pipeline.shapes.environment import evaluate_number
 
 
 class SegmentExecutor:
@@ -65,7 +65,7 @@ class SegmentExecutor:
         symbols = plan.symbols
         for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:
-                slots[slot] = number_of(expr, symbols)
+                slots[slot] = evaluate_number(expr, symbols)
             outputs = run([slots[i] for i in step.takes], turn)
             for slot, value in zip(step.gives, outputs, strict=True):
                 slots[slot] = value
@@ -74,7 +74,7 @@ class SegmentExecutor:
             for slot in drops:
                 slots[slot] = None
         for slot, expr in self.layout.late:
-            slots[slot] = number_of(expr, symbols)
+            slots[slot] = evaluate_number(expr, symbols)
 
     def _run_checked(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
         """Run the segments, and check that the call takes the captured data-dependent branches. Synchronizes with the

@@ -33,7 +33,7 @@ LARGEST = 2**63 - 1
 MAX_SIZE = 2**31 - 2
 """The largest size that engines are built for: 2**31 - 1 stands for a number without a bound."""
 
-POINTS = 4096
+MAX_COMBINATIONS = 4096
 """The maximum number of values for which an expression is enumerated, if a symbol occurs twice in it."""
 
 
@@ -44,7 +44,7 @@ def expression(size: Argument) -> Expr:
     return int(size) if isinstance(size, int) or size.is_number else size
 
 
-def largest(size: Argument) -> float:
+def upper_bound(size: Argument) -> float:
     """Return the largest possible value of a fake tensor's size; infinite if it has no upper bound."""
     if not isinstance(size, torch.SymInt):
         return float(size)
@@ -52,31 +52,31 @@ def largest(size: Argument) -> float:
     return float(bound) if bound.is_number else math.inf
 
 
-def number(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
+def as_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
     """Return the sympy expression of a number that Python computes from sizes."""
     return value if isinstance(value, sympy.Basic) else value.node.expr
 
 
-HOST = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
+HOST_FUNCTIONS = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
 """Functions from floats to ints. Engines have no float64, so the host computes them and passes the ints."""
 
-_REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
+_FLOAT_FUNCTIONS = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
 
 
-def on_host(expr: object) -> bool:
+def is_on_host(expr: object) -> bool:
     """Return whether an expression is an int computed from floats."""
-    return type(expr).__name__ in HOST
+    return type(expr).__name__ in HOST_FUNCTIONS
 
 
-def leaves(expr: Expr) -> Iterator[object]:
-    """Yield the operands from which an engine computes an expression: symbols, and ints for which `on_host` is true."""
+def engine_operands(expr: Expr) -> Iterator[object]:
+    """Yield the operands from which an engine computes an expression: symbols, and ints computed on the host."""
     if isinstance(expr, int):
         return
-    if expr.is_Symbol or on_host(expr):
+    if expr.is_Symbol or is_on_host(expr):
         yield expr
     else:
         for part in expr.args:
-            yield from leaves(part)
+            yield from engine_operands(part)
 
 
 def shape_of(value: torch.Tensor | TensorType) -> Shape:
@@ -122,7 +122,7 @@ class Relation:
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the relation holds for these values of the symbols. Takes about 1 µs."""
         try:
-            return bool(function_of(self.condition)(sizes))
+            return bool(compile_expression(self.condition)(sizes))
         except ArithmeticError:  # a division by a size of 0
             return False
 
@@ -143,7 +143,7 @@ class ShapeEnvironment(Mapping[str, Range]):
     relations: tuple[Relation, ...] = ()
 
     @classmethod
-    def of(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
+    def from_ranges(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
         """Create an environment of ranges only."""
         return cls(FrozenDict({name: Symbol(range) for name, range in ranges.items()}))
 
@@ -166,7 +166,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
     def words(self, expr: object) -> str:
         """Return an expression in the user's terms: ``x.shape[0] % 4 == 0``."""
-        return in_words(expr, self.names)
+        return expression_text(expr, self.names)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each dynamic size, with the user's terms for it, and for each relation between sizes."""
@@ -175,7 +175,7 @@ class ShapeEnvironment(Mapping[str, Range]):
             yield f"{first}: {symbol.range}" + (f" (also {', '.join(others)})" if others else "")
         yield from map(str, self.relations)
 
-    def related(self, *conditions: object) -> ShapeEnvironment:
+    def add_conditions(self, *conditions: object) -> ShapeEnvironment:
         """Return the environment with additional conditions. A condition on a single symbol narrows the symbol's range
         to the sizes that meet it (1..10 under ``s % 4 == 0`` becomes 4..8); conditions that ranges cannot express
         become relations."""
@@ -184,11 +184,11 @@ class ShapeEnvironment(Mapping[str, Range]):
             relation = Relation(condition, self.words(condition))
             if len(relation.symbols) == 1:
                 (name,) = relation.symbols
-                symbols[name] = evolve(symbols[name], range=_narrowed(symbols[name].range, name, relation))
-            if not always(condition, {n: s.range for n, s in symbols.items()}, relations):
+                symbols[name] = evolve(symbols[name], range=_narrow_range(symbols[name].range, name, relation))
+            if not always_holds(condition, {n: s.range for n, s in symbols.items()}, relations):
                 relations.append(relation)
         for relation in relations:
-            for name, found in _projected({n: s.range for n, s in symbols.items()}, relation, relations).items():
+            for name, found in _related_ranges({n: s.range for n, s in symbols.items()}, relation, relations).items():
                 symbols[name] = evolve(symbols[name], range=found)
         return ShapeEnvironment(FrozenDict(symbols), tuple(relations))
 
@@ -197,39 +197,39 @@ class ShapeEnvironment(Mapping[str, Range]):
         return "\n".join([*rows, *map(str, self.relations)])
 
 
-def _narrowed(given: Range, name: str, relation: Relation) -> Range:
+def _narrow_range(old: Range, name: str, relation: Relation) -> Range:
     """Return the range from the first to the last value that meets the relation; the same range if no value does."""
 
     def first(values: range) -> int | None:
-        return next((v for v in itertools.islice(values, POINTS) if relation.holds({name: v})), None)
+        return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({name: v})), None)
 
-    low, high = first(range(given.min, given.max + 1)), first(range(given.max, given.min - 1, -1))
+    low, high = first(range(old.min, old.max + 1)), first(range(old.max, old.min - 1, -1))
     if low is None or high is None:
-        return given
-    below, above = first(range(given.opt, low - 1, -1)), first(range(given.opt, high + 1))
+        return old
+    below, above = first(range(old.opt, low - 1, -1)), first(range(old.opt, high + 1))
     return Range(low, below if below is not None else above if above is not None else low, high)
 
 
-def _points(ranges: Symbols) -> Iterator[dict[str, int]] | None:
+def _value_combinations(ranges: Symbols) -> Iterator[dict[str, int]] | None:
     """Yield the combinations of the symbols' values; None if there are too many to try."""
-    if math.prod(r.max - r.min + 1 for r in ranges.values()) > POINTS:
+    if math.prod(r.max - r.min + 1 for r in ranges.values()) > MAX_COMBINATIONS:
         return None
     values = itertools.product(*(range(r.min, r.max + 1) for r in ranges.values()))
     return (dict(zip(ranges, point, strict=True)) for point in values)
 
 
-def _projected(symbols: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
+def _related_ranges(symbols: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
     """Return, for each symbol of a relation, the range of its values for which all relations between these symbols
     hold; empty if there are too many combinations to try, or if no combination meets the relations."""
     given = {name: symbols[name] for name in sorted(relation.symbols)}
-    points = _points(given) if len(given) > 1 else None
+    points = _value_combinations(given) if len(given) > 1 else None
     held = [r for r in relations if r.symbols <= given.keys()]
     found = [point for point in points or () if all(r.holds(point) for r in held)]
     ends = {n: (min(point[n] for point in found), max(point[n] for point in found)) for n in given if found}
     return {n: Range(low, min(max(given[n].opt, low), high), high) for n, (low, high) in ends.items()}
 
 
-class _Printer(PythonPrinter):
+class _SizePrinter(PythonPrinter):
     """Print sizes as Python code, with the given names for symbols."""
 
     def __init__(self, names: Callable[[str], str]) -> None:
@@ -247,7 +247,7 @@ class _Printer(PythonPrinter):
         return f"({then} if {condition} else {other})"
 
 
-class _Computing(_Printer):
+class _CodePrinter(_SizePrinter):
     """Print sizes as Python code to evaluate, in which a power checks the size of its result first."""
 
     def _print_Pow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
@@ -264,19 +264,19 @@ class _Computing(_Printer):
         return f"shifted({', '.join(map(self._print, expr.args))})"
 
 
-_KNOWN = {"math": math, "torch": torch, "power": checked_power, "shifted": checked_shift}
+_CODE_NAMES = {"math": math, "torch": torch, "power": checked_power, "shifted": checked_shift}
 
 
-def in_words(expr: object, names: Mapping[str, str]) -> str:
+def expression_text(expr: object, names: Mapping[str, str]) -> str:
     """Return an expression as Python code, with the given names for symbols, or else the symbols' names."""
     if isinstance(expr, int):
         return str(expr)
-    text: str = _Printer(lambda name: names.get(name, name)).doprint(expr)
+    text: str = _SizePrinter(lambda name: names.get(name, name)).doprint(expr)
     return text
 
 
 @lru_cache(maxsize=4096)
-def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
+def compile_expression(expr: object) -> Callable[[Mapping[str, int]], Any]:
     """Compile an expression or condition to a Python function of its symbols' values, by name. Takes 0.2 ms; cached."""
     names: list[str] = []  # data, not source: a program from a file chooses them
 
@@ -284,24 +284,24 @@ def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
         names.append(name)
         return f"s[n[{len(names) - 1}]]"
 
-    source = _Computing(place).doprint(expr)
-    is_real = any(type(part).__name__.startswith(_REAL) for part in sympy.preorder_traversal(expr))
+    source = _CodePrinter(place).doprint(expr)
+    is_real = any(type(part).__name__.startswith(_FLOAT_FUNCTIONS) for part in sympy.preorder_traversal(expr))
     if isinstance(expr, sympy.Expr) and not is_real:
         source = f"int({source})"  # a fraction (``s0*s1/2``) that torch.export has proved to be an integer
-    made: Callable[[Mapping[str, int]], Argument] = eval(f"lambda s: {source}", {**_KNOWN, "n": names})
+    made: Callable[[Mapping[str, int]], Argument] = eval(f"lambda s: {source}", {**_CODE_NAMES, "n": names})
     return made
 
 
-def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
+def evaluate_size(expr: Expr, sizes: Mapping[str, int]) -> int:
     """Return the value of a size for these values of the symbols. Takes about 1 µs, for an int or symbol none."""
-    return int(number_of(expr, sizes))
+    return int(evaluate_number(expr, sizes))
 
 
-def number_of(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool:
-    """Return the value of an int, float or bool that Python computes from sizes. As fast as ``value_of``."""
+def evaluate_number(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool:
+    """Return the value of an int, float or bool that Python computes from sizes. As fast as ``evaluate_size``."""
     if isinstance(expr, int | float):
         return expr
-    made: int | float | bool = sizes[expr.name] if expr.is_Symbol else function_of(expr)(sizes)
+    made: int | float | bool = sizes[expr.name] if expr.is_Symbol else compile_expression(expr)(sizes)
     return made
 
 
@@ -309,27 +309,27 @@ def bounds(expr: Expr, symbols: Symbols) -> Range:
     """Return the bounds of an expression over the symbols' ranges, and the expression's value at their ``opt``.
 
     The bounds are valid for every expression. They are tight if each symbol occurs once, or if the expression is
-    monotonic in each symbol (``s0*s1 + s0``), or if there are at most ``POINTS`` combinations of sizes.
+    monotonic in each symbol (``s0*s1 + s0``), or if there are at most ``MAX_COMBINATIONS`` combinations of sizes.
     """
     if isinstance(expr, int):
         return Range(expr, expr, expr)
     if expr.is_Symbol:
         return symbols[expr.name]
-    return _bounds(expr, tuple((s, symbols[s.name]) for s in sorted(expr.free_symbols, key=str)))
+    return _cached_bounds(expr, tuple((s, symbols[s.name]) for s in sorted(expr.free_symbols, key=str)))
 
 
 @lru_cache(maxsize=16384)
-def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> Range:
-    low, high = _enumerated(expr, given) or _by_terms(expr, given) or _interval(expr, given)
-    opt = _value(expr, {s.name: r.opt for s, r in given})
+def _cached_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> Range:
+    low, high = _exact_bounds(expr, ranges) or _term_bounds(expr, ranges) or _interval_bounds(expr, ranges)
+    opt = _evaluate_or_none(expr, {s.name: r.opt for s, r in ranges})
     return Range(low, low if opt is None else min(max(opt, low), high), high)
 
 
-def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+def _term_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
     """Return the sum of the bounds of the terms if the expression divides by sizes: intervals of quotients are wide."""
     if not expr.is_Add or not _divisors(expr):
         return None
-    symbols = {s.name: r for s, r in given}
+    symbols = {s.name: r for s, r in ranges}
     terms = [bounds(int(term) if term.is_Integer else term, symbols) for term in expr.args]
     return max(sum(t.min for t in terms), -LARGEST), min(sum(t.max for t in terms), LARGEST)
 
@@ -340,31 +340,31 @@ def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
     return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}
 
 
-def _interval(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
+def _interval_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
     """Return bounds by interval arithmetic. A missing bound is int64's bound. No call divides by a size of 0."""
     divisors = _divisors(expr)
-    ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in given}
+    ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in ranges}
     found = bound_sympy(expr, {s: ValueRanges(*both) for s, both in ends.items()})
     low, high = (max(min(end, LARGEST), -LARGEST) for end in (found.lower, found.upper))  # int_oo says it is finite
     return math.floor(low), math.ceil(high)
 
 
-def _enumerated(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+def _exact_bounds(expr: sympy.Basic, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
     """Return exact bounds by enumeration, if intervals would not be tight and there are few enough points."""
-    once = all(expr.count(s) <= 1 for s, _ in given) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
-    points = None if once else _points({s.name: r for s, r in given})
-    known = [value for point in points or () if (value := _value(expr, point)) is not None]
+    once = all(expr.count(s) <= 1 for s, _ in ranges) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
+    points = None if once else _value_combinations({s.name: r for s, r in ranges})
+    known = [value for point in points or () if (value := _evaluate_or_none(expr, point)) is not None]
     return (min(known), max(known)) if known else None
 
 
-def _value(expr: object, sizes: Mapping[str, int]) -> int | None:
+def _evaluate_or_none(expr: object, sizes: Mapping[str, int]) -> int | None:
     try:
-        return int(function_of(expr)(sizes))
+        return int(compile_expression(expr)(sizes))
     except (ArithmeticError, ValueError):  # a division by zero: no call has these sizes
         return None
 
 
-def always(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
+def always_holds(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
     """Return whether a condition provably holds for all values of its symbols that meet the relations."""
     if condition in (True, sympy.true):
         return True
@@ -373,7 +373,7 @@ def always(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relatio
     if found.lower in (True, sympy.true):
         return True
     ranges, wanted = {s.name: r for s, r in given}, Relation(condition, "")
-    if (points := _points(ranges)) is None:
+    if (points := _value_combinations(ranges)) is None:
         return False
     known = [r for r in relations if r.symbols <= ranges.keys()]
     return all(wanted.holds(point) for point in points if all(r.holds(point) for r in known))

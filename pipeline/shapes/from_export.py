@@ -27,70 +27,72 @@ from pipeline.shapes.environment import (
     Relation,
     ShapeEnvironment,
     Symbol,
-    always,
+    always_holds,
     bounds,
+    evaluate_size,
     expression,
     shape_of,
-    value_of,
 )
-from pipeline.shapes.guards import guards, values
-from pipeline.shapes.lines import solved, solved_in_words
-from pipeline.shapes.operator_conditions import of_operators
+from pipeline.shapes.guards import node_values, size_guards
+from pipeline.shapes.linear import inverse_text, solve_for
+from pipeline.shapes.operator_conditions import operator_conditions
 
 log = logging.getLogger(__name__)
 
 UNBOUNDED_FACTOR = 4
 """The default ``max`` of a dim without an upper bound, as a multiple of its size in the example (and at least 16)."""
 
-UNKNOWN = 1024
+UNBOUNDED_DATA_SIZE = 1024
 """The smallest ``max`` of an unbounded data-dependent size, whatever its size in the example."""
 
-COUNTED: Final = frozenset({aten.bincount.default, aten.one_hot.default, aten.repeat_interleave.Tensor})
+VALUE_SIZED: Final = frozenset({aten.bincount.default, aten.one_hot.default, aten.repeat_interleave.Tensor})
 """Operators whose result size depends on the values of their input: their maximum or their sum."""
 
-ONE_SIZE = "give it as a static size, or write the model so that it takes others"
+ONE_SIZE_HINT = "pass it as a static size, or change the model so that it accepts other sizes"
 
-Ends: TypeAlias = tuple[int, int | None]
+Bounds: TypeAlias = tuple[int, int | None]
 """The least and the greatest value of a range; None if it has no upper bound."""
 
 
-def environment(
+def shape_environment(
     exported: ExportedProgram,
     graph: torch.fx.Graph,
     inputs: Mapping[str, object],
     sizes: Mapping[str, object],
-    asked: Mapping[str, Ends],
+    requested: Mapping[str, Bounds],
     examples: Mapping[str, torch.Tensor],
 ) -> ShapeEnvironment:
     """Return the shape environment of a program.
 
     Args:
-        exported, graph: the export, with the ranges that ``asked`` does not override, and its graph of fake tensors.
+        exported, graph: the export, with the ranges that ``requested`` does not override, and its graph.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: the sizes to tune engines for, by input name; by default the sizes in the example.
-        asked: the requested bounds, by symbol. torch.export narrows a range if an operator checks whether a size is 1.
+        requested: the requested bounds, by symbol: torch.export narrows ranges if an operator asks whether a size is 1.
         examples: the tensors of the example and of the model, by placeholder, to estimate sizes without a bound.
 
     Raises:
         CaptureError: the conditions leave only one size of the requested range.
     """
-    ranges = {**_marked_dynamic(inputs), **exported.range_constraints}
-    found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _input_symbols(ranges, inputs)}
+    ranges = {**_traced_ranges(inputs), **exported.range_constraints}
+    found = {
+        str(s): _input_symbol(s, ranges, inputs, sizes, requested.get(str(s))) for s in _input_symbols(ranges, inputs)
+    }
     shapes = ShapeEnvironment(FrozenDict(found))
     sources = {s.name: (place, expr) for place, expr, _ in _size_sources(inputs, sizes) for s in expr.free_symbols}
-    shapes = _with_conditions(shapes, _conditions(graph, shapes), asked, sources)
+    shapes = _apply_conditions(shapes, _conditions(graph, shapes), requested, sources)
     unbounded = dict[str, int]()
     for node in graph.nodes:
-        for symbol in sorted(_new_symbols(node, shapes), key=str):
-            new_symbol = _data_dependent(node, ranges.get(symbol), shapes, examples, unbounded)
+        for symbol in sorted(_new_data_dependent_symbols(node, shapes), key=str):
+            new_symbol = _data_dependent_symbol(node, ranges.get(symbol), shapes, examples, unbounded)
             shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: new_symbol}))
-    _warn_of(unbounded)
-    tuned = tuned_together(graph, shapes)
+    _warn_of_unbounded(unbounded)
+    tuned = balanced_split_ranges(graph, shapes)
     pieces = {name: evolve(shapes.symbols[name], range=each) for name, each in tuned.items()}
     return evolve(shapes, symbols=FrozenDict({**shapes.symbols, **pieces}))
 
 
-def _marked_dynamic(inputs: Mapping[str, object]) -> dict[Any, Any]:
+def _traced_ranges(inputs: Mapping[str, object]) -> dict[Any, Any]:
     """Return the ranges of the inputs' symbols from the trace: only the trace has the ranges of ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
@@ -99,43 +101,43 @@ def _marked_dynamic(inputs: Mapping[str, object]) -> dict[Any, Any]:
 
 def _input_symbols(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
     """Return the symbols of the inputs' sizes in the inputs' order: torch.export's order varies between runs."""
-    candidates = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
+    candidates = (s for value in inputs.values() for expr in _exprs(value) for s in sorted(expr.free_symbols, key=str))
     return [s for s in dict.fromkeys(candidates) if s in ranges and not free_unbacked_symbols(s)]
 
 
-def _sizes(value: object) -> list[sympy.Expr]:
+def _exprs(value: object) -> list[sympy.Expr]:
     if isinstance(value, torch.Tensor):
         return [s for s in shape_of(value) if not isinstance(s, int)]
     expr = expression(value) if isinstance(value, torch.SymInt) else 0
     return [] if isinstance(expr, int) else [expr]
 
 
-def _symbol(
+def _input_symbol(
     symbol: sympy.Symbol,
     ranges: Mapping[sympy.Symbol, Argument],
     inputs: Mapping[str, Argument],
     sizes: Mapping[str, Argument],
-    asked: Ends | None,
+    requested: Bounds | None,
 ) -> Symbol:
     places, derived, hint = [], [], None
     for place, expr, size in _size_sources(inputs, sizes):
         if expr == symbol:
             places.append(place)
         elif expr.free_symbols == {symbol}:
-            derived += solved_in_words(expr, symbol.name, place)
+            derived += inverse_text(expr, symbol.name, place)
         if hint is None and expr.free_symbols == {symbol}:
-            hint = solved(expr, symbol.name, size)
+            hint = solve_for(expr, symbol.name, size)
     low, high = _stated_bounds(ranges[symbol])
-    if asked is not None:
-        low, high = asked[0], high if asked[1] is None else asked[1]
+    if requested is not None:
+        low, high = requested[0], high if requested[1] is None else requested[1]
     elif high is None and low == 2:  # torch.export says 2 where it has not looked at 1, and its module takes 1
         low = 1
     for expr, given in ranges.items():
         if not expr.is_Symbol and expr.free_symbols == {symbol}:
-            solutions = (solved(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None)
+            solutions = (solve_for(expr, symbol.name, end) for end in _stated_bounds(given) if end is not None)
             if len(ends := sorted(end for end in solutions if end is not None)) == 2:
                 low, high = max(low or 0, ends[0]), ends[1] if high is None else min(high, ends[1])
-    return Symbol(_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
+    return Symbol(_size_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
 
 
 def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
@@ -150,50 +152,51 @@ def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -
                 yield f"{name}.shape[{dim}]", expr, sizes[name][dim] if name in sizes else int(size.node.hint)
 
 
-def _stated_bounds(given: Any) -> tuple[int | None, int | None]:
+def _stated_bounds(value_range: Any) -> tuple[int | None, int | None]:
     """Return the bounds that torch.export states; None for a bound that it does not state."""
-    low = int(given.lower) if given.lower.is_Integer else None
-    high = int(given.upper) if given.upper.is_Integer and int(given.upper) < 2**31 else None
+    low = int(value_range.lower) if value_range.lower.is_Integer else None
+    high = int(value_range.upper) if value_range.upper.is_Integer and int(value_range.upper) < 2**31 else None
     return low, high
 
 
-def _range(place: str, low: int | None, high: int | None, hint: int | None) -> Range:
+def _size_range(size: str, low: int | None, high: int | None, hint: int | None) -> Range:
     """Return the range of a size; without an upper bound, from 1 to 4 times the size in the example."""
     if high is None:
         low = max(low or 1, 1)
         high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
         why = "%s has no upper bound; engines take %d to %d: give a max (Dim or pipeline.Input)"
-        log.warning(why, place, low, high)
+        log.warning(why, size, low, high)
     low = max(low or 0, 0)
     opt = hint if hint is not None else (low + high) // 2
     return Range(low, min(max(opt, low), high), high)
 
 
-def _with_conditions(
+def _apply_conditions(
     shapes: ShapeEnvironment,
     conditions: Iterable[object],
-    asked: Mapping[str, Ends],
+    requested: Mapping[str, Bounds],
     sources: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
     """Return the environment under conditions. Warn for each symbol whose range became smaller than requested.
     ``sources``: for each symbol, an input to read it from, and the expression of that input's size."""
     relations: list[Relation] = []
     for condition in conditions:
-        if not always(condition, shapes, relations):
+        if not always_holds(condition, shapes, relations):
             relations.append(Relation(condition, shapes.words(condition)))
-    left = shapes.related(*(r.condition for r in relations))
+    left = shapes.add_conditions(*(r.condition for r in relations))
     for name, before in shapes.items():
         place, expr = sources.get(name, (name, sympy.Symbol(name)))
         opt = {s.name: left[s.name].opt for s in expr.free_symbols}
         (low, high), wanted = (
-            tuple(value_of(expr, {**opt, name: end}) for end in (each.min, each.max)) for each in (left[name], before)
+            tuple(evaluate_size(expr, {**opt, name: end}) for end in (each.min, each.max))
+            for each in (left[name], before)
         )
         if (low, high) == wanted:
             continue
         own_words = [r.words for r in relations if r.symbols == {name}]
         why = " and ".join(own_words or [r.words for r in relations if name in r.symbols])
-        if low == high and name in asked:
-            raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE)
+        if low == high and name in requested:
+            raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE_HINT)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
         log.warning("%s goes %s: the model was captured for %s", place, ends, why)
     return left
@@ -201,37 +204,37 @@ def _with_conditions(
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """Yield the conditions on input sizes under which the program, including all branches and loop bodies, is valid."""
-    within = (condition for each in _graphs(graph) for condition in (*of_operators(each), *_not_negative(each, shapes)))
-    for condition in (*guards(graph), *within):
+    inner = ((*operator_conditions(each), *_non_negative_conditions(each, shapes)) for each in _all_graphs(graph))
+    for condition in (*size_guards(graph), *itertools.chain.from_iterable(inner)):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
 
 
-def _graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
+def _all_graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
     yield graph
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             for module in branch_graphs(node):
-                yield from _graphs(module.graph)
+                yield from _all_graphs(module.graph)
 
 
-def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
+def _non_negative_conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """Yield the conditions that sizes are non-negative: ``x[1:]`` has size ``s - 1``, for which torch.export assumes
     that ``s`` is at least 1."""
-    compound = {e for v in values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
+    compound = {e for v in node_values(graph) if isinstance(v, torch.Tensor) for e in _exprs(v) if not e.is_Symbol}
     for expr in sorted(compound, key=str):
         if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
             yield sympy.Ge(expr, 0, evaluate=False)
 
 
-def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
+def _new_data_dependent_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
     """Return the data-dependent symbols that no earlier node has introduced, except in storage offsets."""
     sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
-    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if sized else []
+    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _exprs(v)] if sized else []
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
-def _warn_of(unbounded: Mapping[str, int]) -> None:
+def _warn_of_unbounded(unbounded: Mapping[str, int]) -> None:
     """Warn of data-dependent sizes without a bound, once for each bound that engines use instead."""
     for high in dict.fromkeys(unbounded.values()):
         names = [name for name, most in unbounded.items() if most == high]
@@ -241,30 +244,30 @@ def _warn_of(unbounded: Mapping[str, int]) -> None:
         log.warning("%s on data and %s no upper bound; engines take up to %d", which, have, high)
 
 
-def _data_dependent(
+def _data_dependent_symbol(
     node: torch.fx.Node,
-    given: object,
+    value_range: object,
     shapes: ShapeEnvironment,
     examples: Mapping[str, torch.Tensor],
     unbounded: dict[str, int],
 ) -> Symbol:
     """Return the symbol of a data-dependent size or number. The bound is the number of elements from which the node
     selects; if there is none, a multiple of the size in the example, which is added to ``unbounded``."""
-    low, high = _stated_bounds(given) if given is not None else (0, None)
+    low, high = _stated_bounds(value_range) if value_range is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
-    limits = (high, _most_selected(node, shapes), _longest_piece(node, shapes))
+    limits = (high, _max_selected_elements(node, shapes), _max_split_length(node, shapes))
     high = min((limit for limit in limits if limit is not None), default=None)
     if high is None:
         tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         largest = (bounds(size, shapes).max for tensor in tensors for size in shape_of(tensor))
-        known = max(*largest, _largest_in_example(node, examples), 1)
-        high = max(UNBOUNDED_FACTOR * known, UNKNOWN, low)
+        known = max(*largest, _largest_size_in_example(node, examples), 1)
+        high = max(UNBOUNDED_FACTOR * known, UNBOUNDED_DATA_SIZE, low)
         unbounded[node.name] = high
     return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
 
 
-def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
+def _max_split_length(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
     """Return the bound of a length that splits read: the largest size of the tensor that they cut; else None."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
@@ -273,7 +276,7 @@ def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
     return min((bounds(size, shapes).max for size in known), default=None)
 
 
-def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
+def balanced_split_ranges(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
     """Return ranges for the pieces of a split with equal ``opt``: the sizes that TensorRT tunes for must add up if the
     pieces are concatenated again."""
     found = dict[str, Range]()
@@ -285,25 +288,25 @@ def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[s
             names = [str(size) for size in expressions if str(size) in ranges]
             fixed = [size for size in expressions if isinstance(size, int)]
             if names and len(names) + len(fixed) == len(expressions):
-                opt = value_of(whole, {name: each.opt for name, each in {**ranges, **found}.items()}) - sum(fixed)
+                opt = evaluate_size(whole, {name: each.opt for name, each in {**ranges, **found}.items()}) - sum(fixed)
                 for number, name in enumerate(names):
                     low, high = ranges[name].min, ranges[name].max
                     found[name] = Range(low, min(max((opt + number) // len(names), low), high), high)
     return found
 
 
-def _largest_in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
+def _largest_size_in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> int:
     """Return the largest size of a node's results, computed from the example's tensors (by placeholder); 0 if that is
     impossible: a tensor is missing, or an earlier operator mutates its input."""
     try:
         with torch.no_grad():
-            made = _in_example(node, examples)
+            made = _run_on_example(node, examples)
     except Exception:  # whatever eager raises: the example has no answer then
         return 0
     return max((size for t in tree_leaves(made) if isinstance(t, torch.Tensor) for size in t.shape), default=0)
 
 
-def _in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Argument:
+def _run_on_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Argument:
     """Return eager's result for a node, computed from the example."""
     needed, waiting = set[torch.fx.Node](), [node]
     while waiting:
@@ -323,9 +326,9 @@ def _in_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Ar
     return known[node]
 
 
-def _most_selected(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
+def _max_selected_elements(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
     """Return the most elements that an operator can select from its inputs; None if their values decide that."""
-    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in COUNTED:
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in VALUE_SIZED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     most = [[bounds(size, shapes).max for size in shape_of(t)] for t in tensors]

@@ -1,12 +1,12 @@
-"""Record the questions (guards) about sizes that a model itself asks while it is traced.
+"""Record the conditions on sizes (guards) that a model itself evaluates while it is traced.
 
-torch records a condition once, with the code that asked first. If an operator asked first, to decide a memory layout
-(``x.mT.reshape(-1)`` asks whether a size is 1), torch does not record that the model asks again later, although the
-model's results may depend on the answer. (With ``strict=True`` torch.export refuses such a range itself.)
+torch records a condition once, with the code that evaluated it first. If an operator was first, to decide a memory
+layout (``x.mT.reshape(-1)`` checks whether a size is 1), torch does not record that the model evaluates it again later,
+although the model's results may depend on it. (With ``strict=True`` torch.export refuses such a range itself.)
 
-torch's operators also ask whether a data-dependent size is 0 or 1, to skip work (``logsumexp``, ``roll``, attention);
-torch.export then fails. Here the answer is no, as in torch's ``size_oblivious`` mode: the operators do all the work,
-which is also right for 0 and 1.
+torch's operators also check whether a data-dependent size is 0 or 1, to skip work (``logsumexp``, ``roll``, attention);
+torch.export then fails. Here the condition is false, as in torch's ``size_oblivious`` mode: the operators do all the
+work, which is also right for 0 and 1.
 """
 
 from __future__ import annotations
@@ -28,99 +28,99 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from pipeline.aten.types import Argument
 
 TORCH = Path(torch.__file__).parent
-_OWN = Path(__file__).parents[1]
-MODULE = f"{TORCH}/nn/modules/module.py"
+_PIPELINE = Path(__file__).parents[1]
+MODULE_FILE = f"{TORCH}/nn/modules/module.py"
 """The file in which torch.export calls a module and asserts the conditions recorded before."""
 
-_PASSES = {
+_FRAMEWORK_FILES = {
     *(f"{TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
     *(f"{TORCH}/{name}.py" for name in ("fx/experimental/recording", "_guards")),
     __file__,
-    f"{_OWN}/export_fixes/patching.py",
+    f"{_PIPELINE}/export_fixes/patching.py",
     "<string>",
 }
-"""The source files that a question passes through: those of symbolic numbers, their nodes, the shape environment, and
-torch.export's assertions."""
+"""The source files through which an evaluation passes: those of symbolic numbers, their nodes, the shape environment,
+and torch.export's assertions."""
 
-_MODELS = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
-"""The parts of torch that ask on behalf of a model; all other parts ask for an operator or for torch.export."""
+_MODEL_CODE = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
+"""The parts of torch that run on behalf of a model; all other parts run for an operator or for torch.export."""
 
 _DYNAMO = f"{TORCH}/_dynamo/"
-"""The folder of Dynamo, which asks on behalf of the model whose bytecode it reads."""
+"""The folder of Dynamo, which evaluates conditions on behalf of the model whose bytecode it reads."""
 
 ATTENTION = "transformers/integrations/sdpa_attention.py:"
-"""The file in transformers that asks whether there is a single query: to merge the heads of a group, which does not
+"""The file in transformers that checks whether there is a single query: to merge the heads of a group, which does not
 change the result, and to omit ``is_causal``, which does not change the result if there is a single key."""
 
 MASKS = "transformers/masking_utils.py:_preprocess_mask_arguments"
-"""The function in transformers that asks whether the batch size is 1 if positions have a single row, to expand them to
+"""The function in transformers that checks whether the batch is 1 if positions have a single row, to expand them to
 the batch, which does not change the result."""
 
-unanswered: ContextVar[list[Exception] | None] = ContextVar("questions that only data answers", default=None)
-"""Collects torch's errors about data-dependent questions, even if other code catches them."""
+data_dependent_errors: ContextVar[list[Exception] | None] = ContextVar("data-dependent errors", default=None)
+"""Collects torch's errors about data-dependent conditions, even if other code catches them."""
 
-_asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
+_model_conditions: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 
 
-def noting(
+def record_model_conditions(
     evaluate: Callable[..., Argument], self: Argument, expr: Argument, *args: object, **kwargs: object
 ) -> Argument:
-    """Wrap `ShapeEnv.evaluate_expr` to record a model's questions that torch answers without recording them."""
+    """Wrap `ShapeEnv.evaluate_expr` to record a model's conditions that torch evaluates without recording them."""
     known = len(self.guards)
     try:
         answer = evaluate(self, expr, *args, **kwargs)
     except GuardOnDataDependentSymNode as error:
         answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_zero_or_one_check(self, expr) else None
-        if answer is None or not _torch_asks():
-            if (errors := unanswered.get()) is not None:
+        if answer is None or not _is_evaluated_for_torch():
+            if (errors := data_dependent_errors.get()) is not None:
                 errors.append(error)
             raise
         return answer
     if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model_location()):
-        places, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
+        places, holds = _model_conditions.setdefault(self, {}), expr if answer else sympy.Not(expr)
         if holds not in places or any(exempt in places[holds] for exempt in (ATTENTION, MASKS)):
             places[holds] = place
     return answer
 
 
 @functools.cache
-def placing(files: Callable[[], set[str]]) -> set[str]:
-    """Wrap torch's list of files that ask on behalf of other code, so that no condition is attributed to `noting`."""
-    return files() | _PASSES
+def add_framework_files(files: Callable[[], set[str]]) -> set[str]:
+    """Wrap torch's list of files that act for other code: add the files that only pass conditions on."""
+    return files() | _FRAMEWORK_FILES
 
 
-def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
+def model_conditions(shape_env: object) -> Mapping[sympy.Basic, str]:
     """Return the model's conditions whose answers torch knew, in order, each with the first code location that needed
     the answer; `ATTENTION` and `MASKS` count only if no other location needed it."""
-    return _asked.get(shape_env, {})
+    return _model_conditions.get(shape_env, {})
 
 
 def _is_zero_or_one_check(shape_env: Argument, expr: Argument) -> bool:
-    """Return whether a question asks whether data-dependent sizes are 0 or 1."""
+    """Return whether a condition compares data-dependent sizes with 0 or 1."""
     if not isinstance(expr, Rel) or not expr.free_symbols or not expr.free_symbols <= shape_env.size_like:
         return False
     return any(side in (0, 1) for side in expr.args)
 
 
 def _model_location() -> str:
-    """Return the file and function in which the model's Python code asks; empty if torch or C++ code asks."""
-    in_python, place = _asking_location()
-    is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODELS)
-    return "" if not in_python or is_torch or place.startswith(f"{MODULE}:") else place
+    """Return the file and function in which the model's Python code evaluates a condition; empty for other code."""
+    in_python, place = _evaluating_location()
+    is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODEL_CODE)
+    return "" if not in_python or is_torch or place.startswith(f"{MODULE_FILE}:") else place
 
 
-def _torch_asks() -> bool:
-    """Return whether torch asks for itself, in Python or C++, and not on behalf of a model."""
-    in_python, place = _asking_location()
-    is_torch = place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_OWN}/")
+def _is_evaluated_for_torch() -> bool:
+    """Return whether torch evaluates a condition for itself, in Python or C++, and not on behalf of a model."""
+    in_python, place = _evaluating_location()
+    is_torch = place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_PIPELINE}/")
     return is_torch and not place.startswith(_DYNAMO)
 
 
-def _asking_location() -> tuple[bool, str]:
-    """Return whether Python code asks (rather than C++), and the file and function that asks."""
+def _evaluating_location() -> tuple[bool, str]:
+    """Return whether Python code (not C++) evaluates a condition, and the file and function that does."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False
-    while frame is not None and frame.f_code.co_filename in _PASSES:
+    while frame is not None and frame.f_code.co_filename in _FRAMEWORK_FILES:
         in_python = in_python or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
     return in_python, "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_code.co_name}"

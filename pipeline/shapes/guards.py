@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import Mod, PythonMod
 
 from pipeline.aten.types import Argument
-from pipeline.shapes.environment import expression, on_host, shape_of
-from pipeline.shapes.guard_provenance import ATTENTION, MASKS, MODULE, TORCH, asked
-from pipeline.shapes.operator_conditions import of_one_query
+from pipeline.shapes.environment import expression, is_on_host, shape_of
+from pipeline.shapes.guard_provenance import ATTENTION, MASKS, MODULE_FILE, TORCH, model_conditions
+from pipeline.shapes.operator_conditions import single_query_conditions
 
-_PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
-_EXPORTS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")
-_OPERATORS = tuple(f"{TORCH}/{part}" for part in (*_PARTS, *_EXPORTS))
+_OPERATOR_FILES = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
+_EXPORT_FUNCTIONS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")
+_OPERATOR_LOCATIONS = tuple(f"{TORCH}/{part}" for part in (*_OPERATOR_FILES, *_EXPORT_FUNCTIONS))
 """Code locations inside a torch operator: in torch.export's mode, or in Dynamo for operators written in C++."""
 
 _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"))
@@ -30,32 +30,33 @@ Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
 """The terms of a sum, each with its integer coefficient; proportional sums have equal terms."""
 
 
-def guards(graph: torch.fx.Graph) -> Iterator[object]:
+def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield the conditions on sizes on which the graph depends. The graph's nodes must have fake tensors."""
-    mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
+    mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     if mode is None or mode.shape_env is None:
         return
-    layouts, replace, noted = Layouts(graph), mode.shape_env.replace, asked(mode.shape_env)
-    alone = _asks_alone([*((g.expr, _place(g)) for g in mode.shape_env.guards), *noted.items()])
+    layouts, replace, noted = Layouts(graph), mode.shape_env.replace, model_conditions(mode.shape_env)
+    alone = _checks_only_one_query([*((g.expr, _location(g)) for g in mode.shape_env.guards), *noted.items()])
     dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
-        if guard.size_oblivious or _is_indifferent(guard.expr, _place(guard), alone) or layouts.decided(guard, expr):
+        is_moot = guard.size_oblivious or _has_no_effect(guard.expr, _location(guard), alone)
+        if is_moot or layouts.is_about_layout(guard, expr):
             dropped.add(expr)
         else:
             kept.append((guard, expr))
-    yield from (expr for guard, expr in kept if expr not in dropped or not _place(guard).startswith(MODULE))
+    yield from (expr for guard, expr in kept if expr not in dropped or not _location(guard).startswith(MODULE_FILE))
     hidden = {symbol for expr in dropped for symbol in expr.free_symbols}
-    others = (replace(expr) for expr, place in noted.items() if not _is_indifferent(expr, place, alone))
+    others = (replace(expr) for expr, place in noted.items() if not _has_no_effect(expr, place, alone))
     yield from (expr for expr in others if expr.free_symbols & hidden)
     if alone:
-        yield from of_one_query(graph)
+        yield from single_query_conditions(graph)
 
 
-def fixed_numbers(graph: torch.fx.Graph) -> int:
+def count_specialized_numbers(graph: torch.fx.Graph) -> int:
     """Return how many ints, computed by the model from quotients of sizes, the trace specialized, such as
     ``int(h // 14)``. Quotients of sizes that the requested dims make proportional are numbers anyway."""
-    mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
+    mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
     return sum((_has_quotient(a) and _is_fixed(b)) or (_has_quotient(b) and _is_fixed(a)) for a, b in equal)
@@ -71,28 +72,28 @@ def _has_quotient(expr: sympy.Basic) -> bool:
     a contiguous tensor, which are products of ``Max(1, size)``."""
     kinds = {type(part).__name__ for part in sympy.preorder_traversal(expr)}
     asks_for_layout = "Mod" in type(expr).__name__ or "Max" in kinds
-    return not asks_for_layout and ("FloorDiv" in kinds or any(map(on_host, sympy.preorder_traversal(expr))))
+    return not asks_for_layout and ("FloorDiv" in kinds or any(map(is_on_host, sympy.preorder_traversal(expr))))
 
 
-def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether `ATTENTION` asks only for a single query, not for more keys, which it would cut."""
+def _checks_only_one_query(questions: Iterable[tuple[object, str]]) -> bool:
+    """Return whether `ATTENTION` only checks for a single query, not for more keys, which it would cut."""
     found = [expr for expr, place in questions if ATTENTION in place]
-    return bool(found) and all(map(_asks_for_one, found))
+    return bool(found) and all(map(_compares_with_one, found))
 
 
-def _is_indifferent(expr: object, place: str, alone: bool) -> bool:
-    """Return whether both answers to a question that transformers asks lead to the same result."""
-    return (alone and ATTENTION in place) or (place.endswith(MASKS) and _asks_for_one(expr))
+def _has_no_effect(expr: object, place: str, alone: bool) -> bool:
+    """Return whether a condition in transformers does not change the result."""
+    return (alone and ATTENTION in place) or (place.endswith(MASKS) and _compares_with_one(expr))
 
 
-def values(graph: torch.fx.Graph) -> Iterator[Argument]:
+def node_values(graph: torch.fx.Graph) -> Iterator[Argument]:
     """Yield the values of a graph's nodes: fake tensors and numbers."""
     for node in graph.nodes:
         yield from tree_leaves(node.meta.get("val"))
 
 
-def _place(guard: Argument) -> str:
-    """Return the file and function that asked for a condition; `MODULE` only asserts what was asked before."""
+def _location(guard: Argument) -> str:
+    """Return the file and function that evaluated a condition; `MODULE_FILE` only asserts earlier conditions."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
@@ -104,34 +105,34 @@ class Layouts:
         self.graph = graph
 
     @cached_property
-    def gaps(self) -> frozenset[Terms | None]:
+    def mergeable_gaps(self) -> frozenset[Terms | None]:
         """The differences between a dim's stride and another dim's extent, in all tensors: einsum and similar operators
         may merge any two dims. Which of two equivalent conditions torch records depends on Python's hashes."""
-        tensors = (v for v in values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
+        tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
         merged = {(outer, *inner) for rows in pairs for (_, outer), inner in rows}
-        return frozenset(_terms(outer - size * stride) for outer, size, stride in merged) - {None}
+        return frozenset(_normalized_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
-    def decided(self, guard: Argument, expr: Argument) -> bool:
-        """Return whether an operator asked a question that only decides strides: whether a size is 1
+    def is_about_layout(self, guard: Argument, expr: Argument) -> bool:
+        """Return whether an operator evaluated a condition that only decides strides: whether a size is 1
         (``operator_conditions`` has the cases in which results depend on that), whether two dims can be merged without
-        a copy, or how to lay out the result of a Fourier transform. Questions of the model itself never count."""
-        place = _place(guard)
-        if not place.startswith(_OPERATORS):
+        a copy, or how to lay out the result of a Fourier transform. Conditions of the model itself never count."""
+        place = _location(guard)
+        if not place.startswith(_OPERATOR_LOCATIONS):
             return False
         if place.endswith(_FOURIER):
             return True
-        if _asks_for_one(guard.expr):
+        if _compares_with_one(guard.expr):
             # Of remainders, those that are no size decide what an operator computes: ``n % 3 > 1``, how many parts of
             # `tensor_split` are longer by one.
             remainders = {side for side in guard.expr.args if isinstance(side, Mod | PythonMod)}
-            sizes = (shape_of(v) for v in values(self.graph) if isinstance(v, torch.Tensor))
+            sizes = (shape_of(v) for v in node_values(self.graph) if isinstance(v, torch.Tensor))
             return not remainders or any(not remainders.isdisjoint(shape) for shape in sizes)
-        return isinstance(expr, sympy.Ne) and _terms(expr.lhs - expr.rhs) in self.gaps
+        return isinstance(expr, sympy.Ne) and _normalized_terms(expr.lhs - expr.rhs) in self.mergeable_gaps
 
 
-def _asks_for_one(expr: object) -> bool:
+def _compares_with_one(expr: object) -> bool:
     if isinstance(expr, sympy.Ne):
         one, other = expr.args  # a stride that is 8 * s is compared with 8
         ratios = [sympy.cancel(a / b) for a, b in ((one, other), (other, one)) if b != 0]
@@ -142,7 +143,7 @@ def _asks_for_one(expr: object) -> bool:
     return False
 
 
-def _terms(difference: object) -> Terms | None:
+def _normalized_terms(difference: object) -> Terms | None:
     """Return the terms of a sum in lowest terms, with a positive coefficient for the first term by name; None for a
     number, or if a coefficient is not an integer."""
     found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()

@@ -21,13 +21,15 @@ WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
 """Operators that may write with a mask as index."""
 
 
-def of_operators(graph: torch.fx.Graph) -> Iterator[object]:
+def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield conditions on sizes without which an operator would behave differently. Nodes need fake tensors."""
-    for found in (_assertions, _squeezed, _crossed, _reshaped, _sliced, _attended, _masked):
-        yield from found(graph)
+    for find in (_assert_conditions, _squeeze_conditions, _cross_conditions, _reshape_conditions):
+        yield from find(graph)
+    for find in (_slice_conditions, _attention_conditions, _mask_conditions):
+        yield from find(graph)
 
 
-def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
+def _assert_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     for node in graph.nodes:
         if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
             value = node.args[0].meta.get("val")
@@ -35,7 +37,7 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
                 yield value.node.expr
 
 
-def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
+def _reshape_conditions(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
     """Yield the element counts that reshapes need (``view(-1, 4)``): a saved ExportedProgram lacks them."""
     for node in graph.nodes:
         if op_kind(node.target) is Kind.RESHAPES:
@@ -44,7 +46,7 @@ def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
                 yield sympy.Eq(before, after, evaluate=False)
 
 
-def _squeezed(graph: torch.fx.Graph) -> Iterator[object]:
+def _squeeze_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     for node in graph.nodes:
         if node.target in SQUEEZES:
             sizes = shape_of(node.args[0].meta["val"])
@@ -54,7 +56,7 @@ def _squeezed(graph: torch.fx.Graph) -> Iterator[object]:
                     yield sympy.Ne(sizes[dim], 1, evaluate=False)
 
 
-def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
+def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield that no dim before the one that ``torch.cross`` chose has size 3: without ``dim`` it chooses the first."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:
@@ -64,7 +66,7 @@ def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
                     yield sympy.Ne(size, 3, evaluate=False)
 
 
-def _attended(graph: torch.fx.Graph) -> Iterator[object]:
+def _attention_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield the conditions that an attention has as many values as keys, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
@@ -73,7 +75,7 @@ def _attended(graph: torch.fx.Graph) -> Iterator[object]:
                 yield sympy.Eq(keys, values, evaluate=False)
 
 
-def _masked(graph: torch.fx.Graph) -> Iterator[object]:
+def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield the conditions that a mask has the sizes of the mutated tensor; torch.export checks that only for reads."""
     for node in graph.nodes:
         if node.target in WRITES:
@@ -87,7 +89,7 @@ def _masked(graph: torch.fx.Graph) -> Iterator[object]:
                 dim += 1 if mask is None else len(mask)
 
 
-def of_one_query(graph: torch.fx.Graph) -> Iterator[object]:
+def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield the conditions under which ``is_causal`` has no effect on a single query: there is only one key."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
@@ -96,16 +98,16 @@ def of_one_query(graph: torch.fx.Graph) -> Iterator[object]:
                 yield sympy.Or(sympy.Ne(queries, 1, evaluate=False), sympy.Eq(keys, 1, evaluate=False), evaluate=False)
 
 
-_SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
+_SLICE_DEFAULTS: tuple[Argument, ...] = (None, 0, None, None, 1)
 """The defaults of the arguments of ``aten.slice``."""
 
 
-def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
+def _slice_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield the lengths that slices need: for ``x[-2:]`` of size 2, torch.export assumes at least 2 in ``x``."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
             given_args: tuple[Argument, ...] = node.args
-            source, dim, start, _, step = (*given_args, *_SLICE[len(given_args) :])
+            source, dim, start, _, step = (*given_args, *_SLICE_DEFAULTS[len(given_args) :])
             taken, given = shape_of(node.meta["val"])[dim], shape_of(source.meta["val"])[dim]
             if isinstance(taken, int) and taken > 0 and not isinstance(given, int) and isinstance(start, int | None):
                 first = start or 0

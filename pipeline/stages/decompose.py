@@ -17,10 +17,10 @@ from pipeline.capture.origin import origin_of
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.converters.user_registrations import UserRegistrations
-from pipeline.decomposition.candidates import Ways
-from pipeline.decomposition.fold import fold
-from pipeline.decomposition.quantized import normalized, source_of
-from pipeline.decomposition.quantized_layout import laid_out
+from pipeline.decomposition.candidates import Decompositions
+from pipeline.decomposition.fold import fold_constants
+from pipeline.decomposition.quantized import eager_source, normalize_quantization
+from pipeline.decomposition.quantized_layout import lay_out_weights
 from pipeline.decomposition.rewriter import Rewriter
 from pipeline.program import Program
 
@@ -41,8 +41,8 @@ class Decompose:
     def __call__(self, program: Program) -> Program:
         """Return the program in the registry's opset, with constants folded."""
         claims = UserRegistrations.of(self.registry, self.decompositions, program.settings)
-        uniform = normalized(program)
-        rewriter = Rewriter(uniform, claims, Ways(self.decompositions, self.disabled))
-        source = program.source or source_of(program, uniform)
-        made = laid_out(uniform.with_graph(rewriter.rewrite(), source=source, origin=origin_of(program)))
-        return evolve(fold(made), decomposed=claims.decomposed & rewriter.applied)
+        uniform = normalize_quantization(program)
+        rewriter = Rewriter(uniform, claims, Decompositions(self.decompositions, self.disabled))
+        source = program.source or eager_source(program, uniform)
+        made = lay_out_weights(uniform.with_graph(rewriter.rewrite(), source=source, origin=origin_of(program)))
+        return evolve(fold_constants(made), decomposed=claims.decomposed & rewriter.applied)

@@ -15,7 +15,7 @@ from pipeline.aten.types import Node, aten
 from pipeline.program import Program
 from pipeline.runtime.few_rows import attends, installed
 from pipeline.runtime.torch_segment import choice_of
-from pipeline.shapes.environment import expression, value_of
+from pipeline.shapes.environment import evaluate_size, expression
 from pipeline.trt import has_gpu
 from pipeline.verification.samples import usual_sizes
 
@@ -61,7 +61,7 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
     in_graph = settings.cuda_graphs and settings.torch_compile is None and (installed() or not has_gpu())
     for node in nodes:
         query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
-        queries = value_of(expression(query.shape[-2]), sizes)
+        queries = evaluate_size(expression(query.shape[-2]), sizes)
         one = in_graph and queries == 1 and attends(query[..., :1, :], key, value)
         if query.dtype in HALVES and (one or queries >= QUERIES):
             yield node.name

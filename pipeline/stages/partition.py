@@ -19,12 +19,12 @@ from attrs import field, frozen
 from pipeline.aten.collectives import is_wait
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
-from pipeline.partitioning.assemble import Group, assemble, fallback
-from pipeline.partitioning.fixpoint import settle
-from pipeline.partitioning.flow import Flow, Node, copies, flow
-from pipeline.partitioning.split_engine import cut_between, pieces
-from pipeline.partitioning.submodules import Submodules, guests, runs, whole
-from pipeline.partitioning.units import Units, patterns, units
+from pipeline.partitioning.assemble import Group, assemble, fallback_record
+from pipeline.partitioning.fixpoint import choose_segments
+from pipeline.partitioning.flow import Flow, Node, build_flow, copied_nodes
+from pipeline.partitioning.split_engine import split_by_submodule, split_evenly
+from pipeline.partitioning.submodules import Submodules, moved_operators, submodule_runs, torch_reasons
+from pipeline.partitioning.units import Units, build_units, fused_patterns
 from pipeline.program import Partitioned, Validated, is_operator
 
 
@@ -85,9 +85,9 @@ class InPieces:
 
     def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
         if self.count is not None:
-            return pieces(program, chosen, inside, self.count)
+            return split_evenly(program, chosen, inside, self.count)
         submodules = Submodules(pattern=self.between)
-        keys = [submodules.of(node) for node in program.nodes]
+        keys = [submodules.path_of(node) for node in program.nodes]
         return _cut_behind_updates(program, chosen, inside, keys)
 
 
@@ -107,7 +107,7 @@ def _cut_behind_updates(
 ) -> list[tuple[int, ...]]:
     """Return the pieces of an engine, cut where the submodule changes and after the operators that update a cache."""
     updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
-    return cut_between(program, chosen, inside, keys or [None] * len(program.nodes), updates)
+    return split_by_submodule(program, chosen, inside, keys or [None] * len(program.nodes), updates)
 
 
 @frozen
@@ -130,12 +130,12 @@ class BySubmodule:
         submodules = Submodules(self.depth, self.pattern)
 
         def choose(program: Flow, refused: dict[int, str]) -> Units:
-            fused = list(patterns(program, lambda i: i not in refused))
-            own = [submodules.of(node) for node in program.nodes]
-            along = guests(own, fused)
+            fused = list(fused_patterns(program, lambda i: i not in refused))
+            own = [submodules.path_of(node) for node in program.nodes]
+            along = moved_operators(own, fused)
             keys = [own[along.get(i, i)] for i in range(len(own))]
-            refused |= whole(program, keys, along, refused)
-            return units(program, runs(keys, fused), keys.__getitem__)
+            refused |= torch_reasons(program, keys, along, refused)
+            return build_units(program, submodule_runs(keys, fused), keys.__getitem__)
 
         return _partitioned(validated, choose)
 
@@ -177,7 +177,7 @@ def _check_positive(name: str, value: object, paths: str) -> None:
 
 
 def _largest(program: Flow, refused: dict[int, str]) -> Units:
-    return units(program, patterns(program, lambda i: i not in refused))
+    return build_units(program, fused_patterns(program, lambda i: i not in refused))
 
 
 def _partitioned(
@@ -189,12 +189,12 @@ def _partitioned(
     reasons = _refused(validated)
     if reasons and settings.require_full_compilation:
         operators = [n for n in program.graph.nodes if is_operator(n)]
-        fallbacks = tuple(fallback(validated, n, reasons[n]) for n in operators if n in reasons)
+        fallbacks = tuple(fallback_record(validated, n, reasons[n]) for n in operators if n in reasons)
         raise UnsupportedOperatorException(fallbacks, len(operators))
-    seen = flow(program, copies(program, lambda n: n not in reasons))
+    seen = build_flow(program, copied_nodes(program, lambda n: n not in reasons))
     refused = {i: reasons[n] for i, n in enumerate(seen.nodes) if n in reasons}
     chosen = choose(seen, refused)
-    settled = settle(seen, chosen, refused, settings)
+    settled = choose_segments(seen, chosen, refused, settings)
     groups: list[Group] = [
         ("engine" if is_engine else "torch", [seen.nodes[i].name for i in part])
         for is_engine, inside in settled.groups

@@ -222,7 +222,7 @@ class _Quantizer:
             return fake_quantize_weight(given, options.weights, block or ())
 
         rounding.__name__ = f"rounded_{options.weights}_{block}"
-        template = self.templates.of(rounding, "quantize", (weight,), {}, weight.meta["val"])
+        template = self.templates.find(rounding, "quantize", (weight,), {}, weight.meta["val"])
         assert template is not None
         with self.inserting_after(weight):
             anchor = self.graph.call_function(torch.ops.aten.alias.default, (weight,))

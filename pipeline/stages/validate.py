@@ -20,15 +20,15 @@ from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.lookup import find_rejection
 from pipeline.converters.registry import BoundRegistry, ConverterRegistry
 from pipeline.converters.user_registrations import UserRegistrations
-from pipeline.decomposition.candidates import Ways
-from pipeline.decomposition.complex import is_border
-from pipeline.decomposition.control_flow import obstacle
-from pipeline.decomposition.fold import fold
+from pipeline.decomposition.candidates import Decompositions
+from pipeline.decomposition.complex import converts_complex
+from pipeline.decomposition.control_flow import expansion_obstacle
+from pipeline.decomposition.fold import fold_constants
 from pipeline.decomposition.rewriter import Rewriter
-from pipeline.decomposition.unused_registrations import unreached
+from pipeline.decomposition.unused_registrations import unused_registrations
 from pipeline.errors import UnreachedWarning, source_line, warn
 from pipeline.frozen import FrozenDict
-from pipeline.partitioning.flow import new_symbols
+from pipeline.partitioning.flow import introduced_symbols
 from pipeline.program import READS_DATA, Program, Validated, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
@@ -72,7 +72,7 @@ class Validate:
     def __call__(self, program: Program) -> Validated:
         """Return a verdict for each call in the graph."""
         claims = UserRegistrations.of(self.registry, self.decompositions, program.settings)
-        ways = Ways(self.decompositions, self.disabled)
+        ways = Decompositions(self.decompositions, self.disabled)
         verdicts = _verdicts(program, claims.lookup)
         refusals: dict[Declaration, Rejection] = {}
         while refused := _refused(program, verdicts, claims):
@@ -83,7 +83,7 @@ class Validate:
             if further is program:
                 break
             program, verdicts = further, _verdicts(further, claims.lookup)
-        unused = unreached(program, verdicts, claims, ways, refusals)
+        unused = unused_registrations(program, verdicts, claims, ways, refusals)
         for each in unused:
             warn(str(each), UnreachedWarning)
         return Validated(evolve(program, unreached=unused) if unused else program, verdicts)
@@ -104,11 +104,13 @@ def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: UserRegi
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
 
 
-def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: UserRegistrations, ways: Ways) -> Program:
+def _taken_apart(
+    program: Program, refused: Iterable[torch.fx.Node], claims: UserRegistrations, ways: Decompositions
+) -> Program:
     """Decompose these calls as if there were no user's converters; return the same program if nothing changes."""
     rewriter = Rewriter(program, claims, ways)
     names = {node.name for node in refused}
-    made = fold(program.with_graph(rewriter.take_apart(names)))
+    made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
     if not names - {node.name for node in made.graph.nodes if node.op == "call_function"}:
         return program
     return evolve(made, decomposed=program.decomposed | (claims.decomposed & rewriter.applied))
@@ -128,9 +130,9 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
     """Yield reasons that apply to all operators. ``allocated``: the converter requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
-    yield from map(Rejection, filter(None, [obstacle(node)]))
+    yield from map(Rejection, filter(None, [expansion_obstacle(node)]))
     makes_sizes = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
-    for symbol in sorted(new_symbols(node)) if not (allocated or makes_sizes) else ():
+    for symbol in sorted(introduced_symbols(node)) if not (allocated or makes_sizes) else ():
         yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
     yield from islice(_untuned_sizes(node, program), 1)
     for what, value in _values(node):
@@ -155,7 +157,7 @@ def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
     for what, value in _values(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
             name = str(value.dtype).removeprefix("torch.")
-            if is_border(node.target):
+            if converts_complex(node.target):
                 why = "engines have pairs of reals, which are put together and taken apart in PyTorch"
                 yield Rejection(f"{what} is {name}: {why}")
             else:

@@ -15,10 +15,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Argument, Leaf, Target, aten
-from pipeline.capture.output_names import named
+from pipeline.capture.output_names import name_outputs
 from pipeline.errors import PipelineError
 from pipeline.export_fixes.fake_device_copy import ensure_cuda_guard
-from pipeline.export_fixes.patch_contexts import exporting, tracing_for
+from pipeline.export_fixes.patch_contexts import patch_for_device, patch_for_export
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port
 from pipeline.recipes import identity
@@ -52,7 +52,7 @@ def program_of(call: Call, settings: CompilationSettings) -> Made:
     """Build the program: inputs, constants, sizes read from the inputs, arithmetic on sizes, the call, its results."""
     if settings.device == "cuda":
         ensure_cuda_guard()
-    with tracing_for(settings.device, settings.compute_capabilities):
+    with patch_for_device(settings.device, settings.compute_capabilities):
         return _Builder(call, settings.device or "cpu").build(settings)
 
 
@@ -134,7 +134,7 @@ class _Builder:
         """Return the call's result on fake tensors; raise a `CallError` if a guard specializes a size."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
-            with self.mode, torch.no_grad(), enable_python_dispatcher(), exporting():
+            with self.mode, torch.no_grad(), enable_python_dispatcher(), patch_for_export():
                 result = self.call.target(*args, **kwargs)
         except Exception as error:
             raise CallError(f"PyTorch does not take the call: {type(error).__name__}: {error}") from error
@@ -163,12 +163,12 @@ class _Builder:
             constants=FrozenDict({name: identity(name) for name in self.parameters}),
             buffers=FrozenDict(),
             parameters=FrozenDict(self.parameters),
-            shapes=ShapeEnvironment.of(symbols),
+            shapes=ShapeEnvironment.from_ranges(symbols),
             in_spec=tree_flatten((tuple(0 for _ in inputs), {}))[1],
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,
         )
-        return named(made)
+        return name_outputs(made)
 
 
 def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:

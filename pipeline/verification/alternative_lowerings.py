@@ -17,7 +17,7 @@ from pipeline.aten.graphs import call_graph
 from pipeline.aten.naming import origin_of
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function, Target, aten
-from pipeline.capture.fake_tensors import quietly
+from pipeline.capture.fake_tensors import suppress_guards
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
@@ -125,7 +125,7 @@ def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.Gr
     try:
         for _ in range(depth):
             table |= {op: f for op, f in torch._decomp.decomposition_table.items() if op in found}
-            with one_export, torch.no_grad(), quietly(rewriting.mode), enable_python_dispatcher():
+            with one_export, torch.no_grad(), suppress_guards(rewriting.mode), enable_python_dispatcher():
                 traced = make_fx(call, decomposition_table=table, tracing_mode="real")(*fakes)
             found = {n.target for n in traced.graph.nodes if torch.Tag.pointwise not in getattr(n.target, "tags", ())}
     except Exception as error:

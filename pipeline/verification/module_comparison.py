@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Leaf, Target
-from pipeline.capture.origin import Original, modes, origin_of
+from pipeline.capture.origin import SourceModel, origin_of, training_modes
 from pipeline.compose.events import report
 from pipeline.errors import worded
 from pipeline.program import Program
@@ -70,12 +70,12 @@ def _references(comparison: Comparison, device: torch.device, multiple: float) -
         yield Reference.of(sample, reference.source, reference.parameters, device, tf32, bounds)
 
 
-def _device(module: Original, comparison: Comparison) -> torch.device:
+def _device(module: SourceModel, comparison: Comparison) -> torch.device:
     tensors = (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ()
     return next((t.device for t in tensors), comparison.references[0].device)
 
 
-def original(program: Program) -> Original:
+def original(program: Program) -> SourceModel:
     """Return the module from which a program was captured, in its state at capture.
 
     Raises:
@@ -89,7 +89,7 @@ def original(program: Program) -> Original:
     model = origin.model
     if model is None:
         raise NotComparableError("the module was deleted")
-    if modes(model) != origin.modes:
+    if training_modes(model) != origin.modes:
         raise NotComparableError("the module's parts, or their training mode, changed since it was captured")
     tensors = () if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction) else _tensors(model)
     if any(program.parameters.get(name, tensor) is not tensor for name, tensor in tensors):
@@ -97,14 +97,14 @@ def original(program: Program) -> Original:
     return model
 
 
-def _tensors(model: Original) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(model: SourceModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters and buffers by all of their names, in one traversal."""
     for path, part in model.named_modules(remove_duplicate=False) if isinstance(model, torch.nn.Module) else ():
         yield from part.named_parameters(path, recurse=False, remove_duplicate=False)
         yield from part.named_buffers(path, recurse=False, remove_duplicate=False)
 
 
-def _results(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[Leaf]:
+def _results(comparison: Comparison, program: Program, reference: Reference, module: SourceModel) -> list[Leaf]:
     """Run a copy of the module; return its results and mutated buffers and inputs, in the order of the outputs."""
 
     def call(*args: Leaf, **kwargs: Leaf) -> list[Leaf]:
@@ -140,7 +140,7 @@ def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[No
         yield
 
 
-def _copied(module: Original, program: Program) -> Original:
+def _copied(module: SourceModel, program: Program) -> SourceModel:
     """Return a copy that shares the parameters, and has separate buffers and other state.
 
     Raises:

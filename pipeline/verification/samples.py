@@ -16,7 +16,7 @@ from pipeline.inputs import leaf_of
 from pipeline.program import Port, Program
 from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
-from pipeline.shapes.environment import Range, value_of
+from pipeline.shapes.environment import Range, evaluate_size
 
 Arguments: TypeAlias = tuple[tuple[Leaf, ...], dict[str, Leaf]]
 Given: TypeAlias = Callable[[Mapping[str, int]], Leaf] | Sequence[Leaf] | None
@@ -145,7 +145,7 @@ def _holds(program: Program, sizes: Mapping[str, int]) -> bool:
     if not all(r.holds(sizes) for r in program.shapes.relations if r.symbols <= sizes.keys()):
         return False
     rows = ((d, r) for p in program.inputs for d, r in zip(_exprs(p), p.ranges, strict=False))
-    return all(r.min <= value_of(d, sizes) <= r.max for d, r in rows)
+    return all(r.min <= evaluate_size(d, sizes) <= r.max for d, r in rows)
 
 
 def _value(
@@ -153,9 +153,9 @@ def _value(
 ) -> tuple[Any, Any]:
     """Return the value of an input, and an alternative if eager does not accept it."""
     if port.kind != "tensor":
-        value = leaf_of(port.value) if port.kind == "constant" else value_of(port.value, sizes)
+        value = leaf_of(port.value) if port.kind == "constant" else evaluate_size(port.value, sizes)
         return value, value
-    shape = [value_of(d, sizes) for d in port.shape]
+    shape = [evaluate_size(d, sizes) for d in port.shape]
     example = program.examples.get(port.name)
     if example is None or example.dtype != port.dtype or example.dim() != len(shape):
         drawn = _drawn(port, shape, limits.get(port.name), index)

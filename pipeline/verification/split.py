@@ -10,9 +10,9 @@ from attrs import evolve
 from pipeline.converters.declare import Rejection
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import Group, assemble
-from pipeline.partitioning.flow import flow
-from pipeline.partitioning.levels import levels
-from pipeline.partitioning.units import units
+from pipeline.partitioning.flow import build_flow
+from pipeline.partitioning.levels import unit_levels
+from pipeline.partitioning.units import build_units
 from pipeline.program import Partitioned, Validated, is_operator
 
 
@@ -26,11 +26,11 @@ def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     validated = refused(
         Validated(program, partitioned.verdicts), dict.fromkeys(outside, Rejection("another part is tried in TensorRT"))
     )
-    whole = flow(program, frozenset())
-    single = units(whole, ())
+    whole = build_flow(program, frozenset())
+    single = build_units(whole, ())
     in_torch = [whole.nodes[inside[0]].name not in nodes for inside in single.members]
     groups: dict[int, list[int]] = defaultdict(list)
-    for unit, level in enumerate(levels(whole, single, in_torch)):
+    for unit, level in enumerate(unit_levels(whole, single, in_torch)):
         groups[level] += single.members[unit]
     named: list[Group] = [
         ("engine" if level % 2 else "torch", [whole.nodes[i].name for i in sorted(groups[level])])

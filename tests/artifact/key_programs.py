@@ -210,7 +210,7 @@ def _program(made: Drawn) -> Program:
         constants=FrozenDict({name: identity(name) for name in weights}),
         buffers=FrozenDict(),
         parameters=FrozenDict(weights),
-        shapes=ShapeEnvironment.of({}),
+        shapes=ShapeEnvironment.from_ranges({}),
         in_spec=tree_flatten((tuple(0 for _ in inputs), {}))[1],
         out_spec=tree_flatten([0 for _ in results])[1],
         settings=CompilationSettings(min_block_size=1),

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten import traits
 from pipeline.aten.op_predicates import is_move, is_pointwise
 from pipeline.aten.traits import PART, SAME, Kind, has_explicit_sizes, is_view, op_kind
-from pipeline.capture.aliases import FRESH
+from pipeline.capture.aliases import NEVER_RETURN_INPUT
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.improvements.rewriting import permuted_dims
 from pipeline.recipes import qualified_name
@@ -87,7 +87,7 @@ def test_the_result_has_no_elements_but_those_of_the_first_argument(target: Any)
     for_calls(target, holds)
 
 
-@of_kind(*FRESH)
+@of_kind(*NEVER_RETURN_INPUT)
 def test_fresh_results_share_no_memory_with_an_argument(target: Any) -> None:
     def holds(call: Call) -> None:
         args, kwargs = call.bound()

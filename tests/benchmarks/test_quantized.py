@@ -20,7 +20,7 @@ SMALL = argparse.Namespace(
     dtype="float32",
     errors=True,
     models=["bert"],
-    ways=["pipeline INT8 weights"],
+    choices=["pipeline INT8 weights"],
     capabilities=[""],
 )
 

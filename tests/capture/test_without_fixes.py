@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 import pipeline
 from pipeline.capture import capture as door
 from pipeline.export_fixes import ExportNotes, patch_contexts
-from pipeline.export_fixes.patching import Places
+from pipeline.export_fixes.patching import Patches
 
 BATCH, LENGTH = Dim("batch", min=2, max=8), Dim("length", min=2, max=64)
 
@@ -106,6 +106,6 @@ def test_what_torch_export_takes_needs_no_fixes(name: str, monkeypatch: pytest.M
     found = networks(CASES[name])
     asked: list[ExportNotes] = []
     monkeypatch.setattr(door, "export", lambda *given: (made := plainly(*given), asked.append(made[1]))[0])
-    monkeypatch.setattr(patch_contexts, "_places", Places(()))
+    monkeypatch.setattr(patch_contexts, "_patches", Patches(()))
     assert networks(CASES[name]) == found
     assert len(asked) == 1

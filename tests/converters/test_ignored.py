@@ -79,7 +79,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "standard within a composite": (
         lambda: compiled(registry=registry(aten.addmm.default, priority=ConverterPriority.STANDARD)),
-        "a composite of aten.addmm.default, has one.*HIGH",
+        "a composite of aten.addmm.default, has a converter.*HIGH",
     ),
     "standard behind a decomposition": (
         lambda: compiled(_Hypot(), registry=registry(aten.hypot.default, priority=ConverterPriority.STANDARD)),
@@ -138,23 +138,17 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled(registry=registry(aten.addmm.default), torch_disabled_decompositions={aten.linear.default}),
         "keeps aten.linear.default from being",
     ),
-    "a setting for what is not there": (
-        lambda: compiled(torch_executed_ops={aten.topk}),
-        "does not call it",
-    ),
+    "a setting for what is not there": (lambda: compiled(torch_executed_ops={aten.topk}), "does not call it"),
     "a setting for a part": (
         lambda: compiled(torch_executed_ops={"aten.addmm.default"} | {aten.addmm.default}),
         "name aten.linear.default",
     ),
     "a predicate that matches nothing": (
         lambda: compiled(torch_executed_ops={lambda path: path == "encoder"}),
-        "false for every module.*'0'",
+        "returns False for every module.*'0'",
     ),
     "a predicate that raises": (lambda: compiled(torch_executed_ops={fails}), "predicate .*fails raised KeyError"),
-    "a dict to override": (
-        lambda: pipeline.DYNAMO_CONVERTERS.override({aten.relu.default: mine}),
-        "from_legacy",
-    ),
+    "a dict to override": (lambda: pipeline.DYNAMO_CONVERTERS.override({aten.relu.default: mine}), "from_legacy"),
     "a registry of a number": (lambda: ConverterRegistry([1]), "made of declarations, not 1"),
     "a key twice": (
         lambda: ConverterRegistry.from_legacy({aten.relu: mine, aten.relu.default: hopeless}),
@@ -169,10 +163,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled(registry=registry(aten.relu.default, elsewhere)),
         "enabled_precisions.*strongly typed",
     ),
-    "inputs of another name": (
-        lambda: pipeline.default()(LINEAR, arg_inputs=(X,)),
-        "called args here",
-    ),
+    "inputs of another name": (lambda: pipeline.default()(LINEAR, arg_inputs=(X,)), "called args here"),
     "inputs for settings": (lambda: pipeline.default(inputs=(X,)), "given to the call"),
     "data for a size": (
         lambda: compiled(_Nonzero(), registry=registry(aten.nonzero.default, requires_output_allocator=True)),

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import pipeline
 from pipeline.aten.preserved_composites import RECURRENT
 from pipeline.export_fixes import patch_contexts
-from pipeline.export_fixes.export_steps import collected_violations
+from pipeline.export_fixes.export_steps import collect_violations
 from pipeline.export_fixes.torch_patches import SEEDS
 from tests.export_fixes.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, counts_alike, differs, filled
 from tests.export_fixes.made_up import adds_elements, one_of_two, takes_windows_to_fit, there_are_two
@@ -71,7 +71,7 @@ class Recurrent(torch.nn.Module):
 def exported(model: torch.nn.Module | Callable[..., Any], x: torch.Tensor = ROW, dims: Any = ROWS) -> Any:
     """The nodes' values by the operators' names, as torch exports them in the way of ours."""
     module = model if isinstance(model, torch.nn.Module) else Calls(model)
-    with torch.no_grad(), patch_contexts.exporting():
+    with torch.no_grad(), patch_contexts.patch_for_export():
         program = export(module.eval(), (x,), dynamic_shapes=((dims,) if not isinstance(module, Copies) else None))
         return {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "call_function"}
 
@@ -130,7 +130,7 @@ def is_taken_apart(kind: str) -> bool:
 def copy_is_lost() -> bool:
     """Whether the copy into a buffer is out of the graph, with its cast."""
     program = export(Copies(), (ROW,))
-    with torch.no_grad(), patch_contexts.exporting():
+    with torch.no_grad(), patch_contexts.patch_for_export():
         graph = program.run_decompositions({}).graph
     return next(n for n in graph.nodes if n.name == "mul").meta["val"].dtype != torch.float64 or not [
         n for n in graph.nodes if n.target in (aten.copy.default, aten._to_copy.default)
@@ -146,7 +146,7 @@ def without_gpu(function: Callable[..., Any]) -> Callable[[], bool]:
     """Whether a question about a GPU has no answer, or that of the machine at hand."""
 
     def wrong() -> bool:
-        with patch_contexts.tracing_for("cuda", ("8.9",)):
+        with patch_contexts.patch_for_device("cuda", ("8.9",)):
             return fails(function) or function() is False
 
     return wrong
@@ -171,13 +171,13 @@ def least(function: Callable[..., Any]) -> int:
 
 
 def gives_no_program() -> bool:
-    with collected_violations():
+    with collect_violations():
         return fails(exported, by_size)
 
 
 def higher_order(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.fx.Node]:
     """The calls of graphs in an export."""
-    with patch_contexts.exporting():
+    with patch_contexts.patch_for_export():
         nodes = export(Calls(function), (ROW,)).graph.nodes
     return [node for node in nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
 
@@ -188,7 +188,7 @@ def by_a_sum(x: torch.Tensor) -> torch.Tensor:
 
 def failed(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Export it with Dynamo, which fails."""
-    with patch_contexts.exporting():
+    with patch_contexts.patch_for_export():
         assert fails(functools.partial(export, Calls(function), (ROW,), dynamic_shapes=(ROWS,), strict=True))
 
 

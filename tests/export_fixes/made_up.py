@@ -43,7 +43,7 @@ def there_are_two() -> bool:
 
 def adds_elements() -> bool:
     """Whether windows are added up an element at a time."""
-    with patch_contexts.exporting():
+    with patch_contexts.patch_for_export():
         made = make_fx(decomposition_table[aten.unfold_backward.default])(torch.ones(1, 5, 64), [2, 80], 1, 64, 4)
     return len(made.graph.nodes) > 99
 

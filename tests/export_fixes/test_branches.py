@@ -99,7 +99,7 @@ def test_a_caught_error_is_no_branch(function: Callable[[Tensor], Any]) -> None:
         except RuntimeError:
             return x * 2
 
-    with pytest.raises(pipeline.CaptureError, match=r"data decides a branch at test_branches\.py:\d+, .*catches"):
+    with pytest.raises(pipeline.CaptureError, match=r"the branch at test_branches\.py:\d+, .*catches"):
         pipeline.capture(Calls(catches).eval(), (X,))
 
 

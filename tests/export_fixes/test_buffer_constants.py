@@ -12,8 +12,8 @@ from torch import nn
 
 import pipeline
 from pipeline import Compiled, RefitError
-from pipeline.export_fixes.exporter import _Export
-from pipeline.export_fixes.known_values import tracked
+from pipeline.export_fixes.exporter import _Exporter
+from pipeline.export_fixes.known_values import track_values
 from pipeline.recipes import numbers_of
 from pipeline.stages.unbuilt import unbuilt
 
@@ -265,9 +265,9 @@ def test_a_kept_program_knows_its_numbers(tmp_path: Path) -> None:
 def test_names_are_the_models_in_dynamo_too() -> None:
     """Dynamo calls a buffer by another name."""
     model = nn.Sequential(Holds(*READ["item"])).eval()
-    with tracked() as reads:
-        exported = _Export(model, ((X,), {}), None).exported(None, "bytecode")
-    assert reads.names == {"0.n"}
+    with track_values() as reads:
+        exported = _Exporter(model, ((X,), {}), None).export_once(None, "bytecode")
+    assert reads.read_buffers == {"0.n"}
     torch.testing.assert_close(exported.module()(X), model(X))
 
 

@@ -317,9 +317,9 @@ def test_literals_on_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     place = property(lambda x: gpu if x is literal else real.__get__(x))
     monkeypatch.setattr(torch.Tensor, "device", place, raising=False)
     dispatch, mode = FakeTensorMode.dispatch, FakeTensorMode()
-    with known_values.tracked({0: pipeline.Constant(GRID)}):
-        made: Any = known_values.tracking(dispatch, mode, aten.lift_fresh_copy.default, (), (literal,), {})
-        written: Any = known_values.tracking(dispatch, mode, aten.add_.Scalar, (), (made, 1), {})
+    with known_values.track_values({0: pipeline.Constant(GRID)}):
+        made: Any = known_values.dispatch_with_values(dispatch, mode, aten.lift_fresh_copy.default, (), (literal,), {})
+        written: Any = known_values.dispatch_with_values(dispatch, mode, aten.add_.Scalar, (), (made, 1), {})
     assert made.device == gpu and written.constant.tolist() == [3, 2]
     assert literal.tolist() == [2, 1]
 
@@ -327,7 +327,7 @@ def test_literals_on_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_sizes_do_not_vary() -> None:
     patches, grid = inputs()
     shapes = (None, {0: Dim("images", min=1, max=4)})
-    with pytest.raises(pipeline.CaptureError, match=r"sizes vary of the input that is Constant\(\[\[1, 2, 3\]"):
+    with pytest.raises(pipeline.CaptureError, match=r"has a range for the input Constant\(\[\[1, 2, 3\]"):
         pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)), dynamic_shapes=shapes)
 
 

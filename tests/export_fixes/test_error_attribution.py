@@ -249,6 +249,8 @@ def test_a_number_that_data_has_is_no_key() -> None:
         lengths = (x > 0).sum(-1).tolist()
         return x * len(set(lengths))
 
-    says = r"Calls has a number in a set, or as a key, .*: test_error_attribution\.py:\d+, .*set\(lengths\)"
+    says = (
+        r"Calls uses a number as an element of a set, or as a key, .*: test_error_attribution\.py:\d+, .*set\(lengths\)"
+    )
     with pytest.raises(pipeline.CaptureError, match=rf"{says}(.|\n)*hint: .*pipeline\.Constant\(value\)"):
         pipeline.capture(Calls(counts), (torch.ones(2, 3),))

@@ -200,7 +200,7 @@ torch.utils._pytree.register_pytree_node(
 
 
 def test_a_container_without_names_is_named() -> None:
-    given, said = Nameless(a=X, b=X), r"an input is a .*Nameless, which is registered without names"
+    given, said = Nameless(a=X, b=X), r"an input is a .*Nameless, a pytree class registered without names"
     with pytest.raises(pipeline.CaptureError, match=said):
         pipeline.capture(OfRecord().eval(), (given,))
     model = OfRecord()

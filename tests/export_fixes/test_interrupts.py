@@ -18,8 +18,8 @@ from torch.overrides import BaseTorchFunctionMode
 
 import pipeline
 from pipeline.export_fixes import interrupts, patch_contexts
-from pipeline.export_fixes.patching import Places, Replacement, _now
-from pipeline.export_fixes.restore_model_state import untouched
+from pipeline.export_fixes.patching import Patches, Replacement, _active_kinds
+from pipeline.export_fixes.restore_model_state import restore_model
 from pipeline.export_fixes.torch_patches import TABLE
 
 aten = torch.ops.aten
@@ -84,17 +84,17 @@ def test_no_interrupt_leaves_a_change() -> None:
     rows = [Replacement(owner, name, lambda own, *_: 0, "why") for owner, name in (
         (table, "f"), (Inherits, "get"), (nn.Identity, "forward"), (operator, key),
     )]  # fmt: skip
-    places, model = Places(rows), nn.Sequential(nn.Linear(2, 2))
-    own, weight, count = [row.read() for row in rows], model[0].weight, 0
+    places, model = Patches(rows), nn.Sequential(nn.Linear(2, 2))
+    own, weight, count = [row.read_entry() for row in rows], model[0].weight, 0
 
     def change() -> None:
-        with torch.no_grad(), places.taken("trace"), untouched(model), FakeTensorMode():
+        with torch.no_grad(), places.activate("trace"), restore_model(model), FakeTensorMode():
             model[0]._parameters["weight"] = None
 
     for _ in each_interrupt(interrupts.interruptible(change)):
         count += 1
-        assert [row.read() for row in rows] == own and model[0].weight is weight
-        assert not _now.get() and torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
+        assert [row.read_entry() for row in rows] == own and model[0].weight is weight
+        assert not _active_kinds.get() and torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
     assert count > 100
     assert "get" not in vars(Inherits)
 
@@ -169,19 +169,19 @@ def test_what_another_thread_exports_is_left_alone(error: type[BaseException] | 
 
 
 def test_an_interrupted_export_leaves_torch_as_it_was() -> None:
-    rows = [row for row in TABLE if row.applies]
-    own = [row.read() for row in rows]
+    rows = [row for row in TABLE if row.is_needed]
+    own = [row.read_entry() for row in rows]
     module = nn.Sequential(nn.Linear(4, 4), nn.GRU(4, 4)).eval()
     spec = pipeline.Input(min_shape=(2, 4), opt_shape=(3, 4), max_shape=(9, 4))
 
     def export() -> None:
         with patch_contexts.one_export, ExitStack() as stack:
-            stack.enter_context(patch_contexts.exporting())
-            stack.enter_context(patch_contexts.by_the_example())
+            stack.enter_context(patch_contexts.patch_for_export())
+            stack.enter_context(patch_contexts.decide_by_example())
 
     total, _ = interrupted(interrupts.interruptible(export), -1)
     for _ in each_interrupt(interrupts.interruptible(export), max(1, total // 97)):
-        assert [row.read() for row in rows] == own
+        assert [row.read_entry() for row in rows] == own
     assert not torch.compiler.is_compiling() and not patch_contexts.one_export._is_owned()
     assert pipeline.capture(module, (spec,)).shapes
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import pipeline
 from pipeline import Compiled
-from pipeline.export_fixes.known_numbers import LARGEST, RATIOS, Ratio, is_determined_by_sizes
+from pipeline.export_fixes.known_numbers import MAX_RATIO_SIZE, RATIO_RULES, Ratio, is_determined_by_sizes
 from pipeline.stages.unbuilt import unbuilt
 from tests.shapes.test_sizes import Calls
 from tests.zoo.before import older_than
@@ -140,14 +140,14 @@ def is_unknown(number: Any) -> bool:
 @given(st.integers(1, 2**12), st.data())
 def test_certain_ratios_are_rounded_as_floats_are(below: int, data: st.DataObject) -> None:
     """Sizes next to multiples, where the next whole number is nearest."""
-    near = data.draw(st.integers(-2, 2)) + below * data.draw(st.integers(0, LARGEST // (4 * below)))
+    near = data.draw(st.integers(-2, 2)) + below * data.draw(st.integers(0, MAX_RATIO_SIZE // (4 * below)))
     more = data.draw(st.integers(-below, below))
     rounded, name = data.draw(st.sampled_from([(torch.ceil, "ceil"), (torch.floor, "floor")]))
     exact = Ratio(near, below, 1)
-    exact = RATIOS[torch.ops.aten.add.Tensor](exact, Ratio(more))
+    exact = RATIO_RULES[torch.ops.aten.add.Tensor](exact, Ratio(more))
     assume(exact.is_certain)
-    whole = RATIOS[getattr(torch.ops.aten, name).default](exact)
-    assert rounded(torch.tensor(near) / torch.tensor(below) + more) == whole.above
+    whole = RATIO_RULES[getattr(torch.ops.aten, name).default](exact)
+    assert rounded(torch.tensor(near) / torch.tensor(below) + more) == whole.numerator
 
 
 def overwritten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

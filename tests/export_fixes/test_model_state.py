@@ -174,7 +174,7 @@ REFUSED = {
     state_of_none: r"state \(.*m\.state = \(torch",
     first_input: r"state \(.*m\.state = x\.sum",
     constant_state: r"plain \(.*m\.plain = m\.plain \+ 1",
-    plain_in_place: r"plain, a tensor that is no buffer \(.*m\.plain\[0\] \+= x",
+    plain_in_place: r"plain, a tensor that is not a buffer \(.*m\.plain\[0\] \+= x",
     number: r"calls \(.*m\.calls \+= 1",
     flag: r"is_begun \(.*m\.is_begun = True",
     grows: r"seen \(.*m\.seen\.append",
@@ -336,8 +336,8 @@ class Draws(nn.Module):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (seeds, r"seeds torch's random numbers at test_model_state\.py:\d+, torch\.manual_seed\(0\)"),
-        (seeds_the_generator, "seeds torch's random numbers when it is called"),
+        (seeds, r"seeds torch's random generator at test_model_state\.py:\d+, torch\.manual_seed\(0\)"),
+        (seeds_the_generator, "seeds torch's random generator when it is called"),
         (has_a_generator, r"draws with a torch\.Generator of its own"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.export_fixes.onnx_file import WRONG, read
+from pipeline.export_fixes.onnx_file import WRONG_CONVERSIONS, read_onnx_file
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnx2fx", reason="the extra onnx is not installed")
@@ -35,9 +35,9 @@ MODULES = (
     *("softmax", "concat", "split", "reducemean", "layernormalization", "matmul", "where", "cast", "transpose"),
 )
 ALWAYS = {
-    *("Attention", "DynamicQuantizeLinear", "QLinearMatMul", "SoftmaxCrossEntropyLoss", "SplitToSequence", "Swish"),
+    *("Attention", "DynamicQuantizeLinear", "QLinearMatMul", "SoftmaxCrossEntropyLoss", "SplitToSequence", "Swish")
 }
-"""Operators of `WRONG` that are always refused, and whose cases are many."""
+"""Operators of `WRONG_CONVERSIONS` that are always refused, and whose cases are many."""
 
 
 def equal(ours: torch.Tensor, theirs: Any) -> bool:
@@ -57,7 +57,7 @@ def result(case: Any, path: Path) -> str:
         return "not read"
     onnx.save(case.model, path)
     try:
-        outputs = read(path).module(*inputs).values()
+        outputs = read_onnx_file(path).module(*inputs).values()
     except pipeline.CaptureError:
         return "refused"
     except Exception:
@@ -76,4 +76,4 @@ def test_no_case_is_wrong(tmp_path: Path) -> None:
     assert not [name for name, end in ends.items() if end == "wrong"]
     assert Counter(ends.values())["right"] > 150
     refused = {case.model.graph.node[-1].op_type for case in cases if ends[case.name] == "refused"}
-    assert refused >= WRONG.keys() - ALWAYS
+    assert refused >= WRONG_CONVERSIONS.keys() - ALWAYS

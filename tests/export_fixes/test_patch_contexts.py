@@ -14,7 +14,7 @@ from torch.export import export
 
 import pipeline
 from pipeline.export_fixes import patch_contexts
-from pipeline.export_fixes.patching import VERSION, Places, Replacement, printed
+from pipeline.export_fixes.patching import VERSION, Patches, Replacement, table_text
 from pipeline.export_fixes.torch_patches import TABLE
 from tests.export_fixes.flaws import FLAWS, ROW, ROWS, Calls, Recurrent, repeated
 
@@ -22,20 +22,22 @@ PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 OLDEST = tuple(map(int, re.findall(r"torch>=(\d+)\.(\d+)", PROJECT)[0]))
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.called}")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.target_name}")
 def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, torch has learned it: give the row the version, as `before`."""
     if row.during == "gpu" and torch.cuda.is_available():
         pytest.skip("a GPU answers for itself")
-    is_flawed = FLAWS[row.called]
+    is_flawed = FLAWS[row.target_name]
     assert not is_flawed()
-    monkeypatch.setattr(patch_contexts, "_places", Places([other for other in TABLE if other is not row]))
-    assert is_flawed() == row.applies
+    monkeypatch.setattr(patch_contexts, "_patches", Patches([other for other in TABLE if other is not row]))
+    assert is_flawed() == row.is_needed
 
 
 def expired(table: Sequence[Replacement], installed: tuple[int, ...], oldest: tuple[int, ...]) -> list[object]:
     """The rows that someone has to look at again, and those that no supported torch needs."""
-    return [row.called for row in table if row.until <= installed or (row.before is not None and row.before <= oldest)]
+    return [
+        row.target_name for row in table if row.until <= installed or (row.before is not None and row.before <= oldest)
+    ]
 
 
 def test_no_row_has_expired() -> None:
@@ -48,8 +50,8 @@ def test_no_row_has_expired() -> None:
 
 def test_each_row_says_what_it_mends_and_has_a_test() -> None:
     assert all(row.why for row in TABLE)
-    assert {row.called for row in TABLE} == FLAWS.keys()
-    lines = printed(TABLE).splitlines()
+    assert {row.target_name for row in TABLE} == FLAWS.keys()
+    lines = table_text(TABLE).splitlines()
     assert len(lines) == len(TABLE) + 1
     assert "aten.slice.Tensor" in next(line for line in lines if "x[: n // 2]" in line and "before 2.13" in line)
 
@@ -74,9 +76,9 @@ def plain() -> str:
 
 def test_exports_of_other_threads_are_torchs_own() -> None:
     own = plain()
-    with patch_contexts.exporting():
+    with patch_contexts.patch_for_export():
         assert in_another_thread(plain) == own
-        assert not any(row.read() is None for row in TABLE if row.during == "export" and row.applies)
+        assert not any(row.read_entry() is None for row in TABLE if row.during == "export" and row.is_needed)
     assert plain() == own
 
 
@@ -88,36 +90,36 @@ def test_what_was_traced_leaves_nothing_behind() -> None:
 
 
 def test_torch_has_its_own_back() -> None:
-    rows = [row for row in TABLE if row.applies and row.during not in ("gpu", "example", "called", "comparing")]
-    own = [row.read() for row in rows]
-    with pytest.raises(KeyError), patch_contexts.exporting():
-        inside = [row.read() for row in rows]
+    rows = [row for row in TABLE if row.is_needed and row.during not in ("gpu", "example", "called", "comparing")]
+    own = [row.read_entry() for row in rows]
+    with pytest.raises(KeyError), patch_contexts.patch_for_export():
+        inside = [row.read_entry() for row in rows]
         assert not {id(kernel) for kernel in inside} & {id(kernel) for kernel in own}
-        with patch_contexts.tracing():
-            assert [row.read() for row in rows] == inside
+        with patch_contexts.patch_for_trace():
+            assert [row.read_entry() for row in rows] == inside
         raise KeyError
-    assert [row.read() for row in rows] == own
-    with patch_contexts.exporting():
-        assert [row.read() for row in rows] == inside
+    assert [row.read_entry() for row in rows] == own
+    with patch_contexts.patch_for_export():
+        assert [row.read_entry() for row in rows] == inside
 
 
 def test_places_are_torchs_when_the_last_thread_has_done() -> None:
     row = next(row for row in TABLE if row.name == "dispatch")
-    own = row.read()
+    own = row.read_entry()
 
     def inside() -> Any:
-        with patch_contexts.tracing():
-            return row.read()
+        with patch_contexts.patch_for_trace():
+            return row.read_entry()
 
-    with patch_contexts.tracing():
-        ours = row.read()
+    with patch_contexts.patch_for_trace():
+        ours = row.read_entry()
         assert in_another_thread(inside) is ours
-        assert row.read() is ours
-    assert row.read() is own
+        assert row.read_entry() is ours
+    assert row.read_entry() is own
 
 
 def test_only_the_torch_that_needs_it_gets_a_replacement() -> None:
     row = Replacement({"f": len}, "f", lambda own: own(), "why", before=VERSION)
-    assert not row.applies
-    assert Replacement({"f": len}, "f", lambda own: own(), "why", before=(VERSION[0], VERSION[1] + 1)).applies
-    assert not Replacement({}, "f", lambda own: own(), "why").applies
+    assert not row.is_needed
+    assert Replacement({"f": len}, "f", lambda own: own(), "why", before=(VERSION[0], VERSION[1] + 1)).is_needed
+    assert not Replacement({}, "f", lambda own: own(), "why").is_needed

@@ -135,9 +135,9 @@ def test_a_collection_of_shapes_is_taken() -> None:
     ("shapes", "says"),
     [
         ({"x": {0: Dim("n", min=1, max=9)}, "y": None}, "1..8 by pipeline.Input, n = 1..9 by dynamic_shapes"),
-        ({"x": {0: Dim.STATIC}, "y": None}, "dimension 0 of input x is given twice: 1..8 by pipeline.Input, static"),
+        ({"x": {0: Dim.STATIC}, "y": None}, "dimension 0 of input x has two ranges: 1..8 by pipeline.Input, static"),
         ({"x": {0: 3}, "y": None}, "1..8 by pipeline.Input, 3 by dynamic_shapes"),
-        ({"x": {1: Dim("m", max=4)}, "y": None}, "dimension 1 of input x is given twice: 4..4"),
+        ({"x": {1: Dim("m", max=4)}, "y": None}, "dimension 1 of input x has two ranges: 4..4"),
         ({"x": {0: Dim.AUTO(min=2)}, "y": None}, "1..8 by pipeline.Input, Dim.AUTO = 2..  by|Dim.AUTO = 2.. by"),
     ],
     ids=range(5),
@@ -145,7 +145,7 @@ def test_a_collection_of_shapes_is_taken() -> None:
 def test_a_conflict_names_both(shapes: Any, says: str) -> None:
     with pytest.raises(pipeline.CaptureError, match=says) as caught:
         two(RANGED, X, shapes)
-    assert "make the two agree" in str(caught.value)
+    assert "make the two ranges equal" in str(caught.value)
 
 
 def test_one_dim_of_two_inputs_with_two_ranges_is_a_conflict() -> None:

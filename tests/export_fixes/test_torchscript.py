@@ -207,7 +207,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_names_the_node_and_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LIMIT", 100)
+    monkeypatch.setattr(control, "MAX_STEPS", 100)
     module, said = REFUSED[name]
     with pytest.raises(pipeline.CaptureError, match=said) as caught:
         pipeline.default()(torch.jit.script(module), (X,))

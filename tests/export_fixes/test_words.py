@@ -54,20 +54,20 @@ INDICES = {
 
 @pytest.mark.parametrize("name", INDICES)
 def test_an_index_that_data_has_is_named_as_one(name: str) -> None:
-    with pytest.raises(pipeline.CaptureError, match=r"has an index in Python, or a count, which only data") as caught:
+    with pytest.raises(pipeline.CaptureError, match=r"uses a number read from a tensor as a Python index") as caught:
         pipeline.capture(Calls(INDICES[name]).eval(), (X,))
     assert "x[:, i]" in str(caught.value) and "torch.where" not in str(caught.value)
     assert "test_words.py:" in str(caught.value)
 
 
 FIXED: dict[str, tuple[Any, str]] = {
-    "math.log": (lambda m, x: x * math.log(x.shape[0]), r"makes numbers of sizes.*test_words\.py:\d+, .*math\.log"),
-    "math.isqrt": (lambda m, x: x[: math.isqrt(x.shape[0])], r"makes numbers of sizes.*test_words\.py:\d+, .*isqrt"),
+    "math.log": (lambda m, x: x * math.log(x.shape[0]), r"converts sizes to numbers.*test_words\.py:\d+, .*math\.log"),
+    "math.isqrt": (lambda m, x: x[: math.isqrt(x.shape[0])], r"converts sizes to numbers.*test_words\.py:\d+, .*isqrt"),
     "an index": (
         lambda m, x: [x, x + 1, x + 2, x * 2, x * 3][x.shape[0]],
-        r"makes numbers of sizes.*test_words\.py:\d+",
+        r"converts sizes to numbers.*test_words\.py:\d+",
     ),
-    "a branch": (lambda m, x: x * 2 if x.shape[0] == 2 else x, r"makes numbers of sizes.*test_words\.py:\d+"),
+    "a branch": (lambda m, x: x * 2 if x.shape[0] == 2 else x, r"converts sizes to numbers.*test_words\.py:\d+"),
     "a table": (lambda m, x: x + torch.ones(2, 4, device=x.device), "meets a tensor of that size"),
 }
 
@@ -79,7 +79,7 @@ def test_a_size_that_the_model_fixes_is_told(name: str, device: str | None) -> N
     rows, dims = pipeline.Input(min_shape=(2, 4), max_shape=(4, 4), opt_shape=(2, 4)), ({0: Dim("n", min=2, max=4)},)
     for given, shapes in (((X,), dims), ((rows,), None)):
         with pytest.raises(
-            pipeline.CaptureError, match=rf"(?s)to vary to those of the example: \w+ is 2\..*{says}"
+            pipeline.CaptureError, match=rf"(?s)dynamic sizes to those of the example: \w+ is 2\..*{says}"
         ) as told:
             pipeline.capture(Calls(function).eval(), given, dynamic_shapes=shapes, device=device)
         assert "torch.tensor(n).log()" in str(told.value) and "mark_dynamic" not in str(told.value)
@@ -94,7 +94,7 @@ def test_what_a_model_raises_has_its_line() -> None:
 
 def test_a_tensor_that_a_model_makes_elsewhere_is_named() -> None:
     made = Calls(lambda m, x: m.layers[0](x) + torch.ones(4, device="cpu")).eval()
-    says = r"(?s)is on another device than it and its inputs: test_words\.py:\d+, made = .*device=x\.device"
+    says = r"(?s)is on another device than the model and its inputs: test_words\.py:\d+, made = .*device=x\.device"
     with pytest.raises(pipeline.CaptureError, match=says) as caught:
         pipeline.capture(made, (X,), device="cuda")
     assert "input x" not in str(caught.value)

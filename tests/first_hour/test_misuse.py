@@ -49,7 +49,7 @@ MODELS: Final[dict[str, Misuse]] = {
     ),
     "exported, with other ranges": (
         lambda: C(torch.export.export(NET, (X,)), (X,), dynamic_shapes=({0: N},)),
-        "an ExportedProgram has its dynamic shapes already",
+        "an ExportedProgram contains its dynamic shapes",
     ),
     "a str captured": (lambda: pipeline.capture("x", (X,)), "model is a str: pass an nn.Module"),
     "a number recorded": (lambda: pipeline.recorded(3).__enter__(), "recorded takes an nn.Module, not an int"),
@@ -127,17 +127,14 @@ INPUTS: Final[dict[str, Misuse]] = {
         lambda: C(NET, (X,), dynamic_shapes=({5: N},)),
         "has dimension 5; the input has rank 2",
     ),
-    "a range of a fixed size": (
-        lambda: C(NET, (X,), dynamic_shapes=({1: N},)),
-        "Sequential fixes sizes that are to vary",
-    ),
+    "a range of a fixed size": (lambda: C(NET, (X,), dynamic_shapes=({1: N},)), "Sequential specializes dynamic sizes"),
     "a range without the example": (
         lambda: C(NET, (torch.ones(9, 8),), dynamic_shapes=({0: N},)),
         "input input has size 9 in dimension 0, and n goes from 0 to 8\n  hint: pass an example within the range",
     ),
     "a range given twice": (
         lambda: C(NET, (ROWS,), dynamic_shapes=({0: N},)),
-        "dimension 0 of input input is given twice",
+        "dimension 0 of input input has two ranges",
     ),
     "profiles that are none": (
         lambda: C(NET, (X,), profiles=[(1, 2)]),
@@ -313,13 +310,7 @@ CAPTURED: Final[dict[str, Misuse]] = {
 }
 
 
-TABLES: Final = {
-    "models": MODELS,
-    "inputs": INPUTS,
-    "settings": SETTINGS,
-    "described": DESCRIBED,
-    "captured": CAPTURED,
-}
+TABLES: Final = {"models": MODELS, "inputs": INPUTS, "settings": SETTINGS, "described": DESCRIBED, "captured": CAPTURED}
 
 
 def check(call: Callable[[], Any], said: str) -> None:

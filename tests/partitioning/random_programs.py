@@ -119,10 +119,7 @@ def narrow(b: Builder, p: Node, q: Node, w: Node) -> Node:
 
 
 Step = Callable[[Builder, Node, Node, Node], Node]
-STEPS: tuple[Step, ...] = (
-    *(add, scaled, dense, narrow, silu, attention),
-    *(cast, viewed, split, filled, reduced),
-)
+STEPS: tuple[Step, ...] = (*(add, scaled, dense, narrow, silu, attention), *(cast, viewed, split, filled, reduced))
 
 
 MODULES = st.sampled_from(("", *(f"block.{i}" for i in range(4))))
@@ -183,7 +180,7 @@ def _validated(
         constants=FrozenDict({name: identity(name) for name in WEIGHTS}),
         buffers=FrozenDict(),
         parameters=FrozenDict({name: torch.randn(4, 4) for name in WEIGHTS}),
-        shapes=ShapeEnvironment.of({}),
+        shapes=ShapeEnvironment.from_ranges({}),
         in_spec=None,
         out_spec=None,
         settings=settings,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.aten.naming import module_path
-from pipeline.partitioning.flow import copies, flow
-from pipeline.partitioning.units import patterns
+from pipeline.partitioning.flow import build_flow, copied_nodes
+from pipeline.partitioning.units import fused_patterns
 from pipeline.program import Partitioned, Port, Segment
 from pipeline.stages.partition import Partitioner, by_submodule, in_pieces, partition
 from tests.partitioning.random_programs import INPUTS, Case, cases, run, whole
@@ -24,7 +24,7 @@ PARTITIONERS: tuple[Partitioner, ...] = (partition, by_submodule(2), by_submodul
 def copied(case: Case) -> set[str]:
     """The operators that may be in several segments."""
     program, verdicts = case.validated.program, case.validated.verdicts
-    return {n.name for n in copies(program, lambda n: verdicts[n.name].supported)}
+    return {n.name for n in copied_nodes(program, lambda n: verdicts[n.name].supported)}
 
 
 def every_operator_is_in_one_segment(case: Case, partitioned: Partitioned) -> None:
@@ -166,8 +166,8 @@ def test_submodules_are_whole(case: Case) -> None:
 def _homes(case: Case) -> dict[str, str]:
     """The module of each operator that is not copied: its own, or that in which its pattern begins."""
     program, verdicts = case.validated.program, case.validated.verdicts
-    seen = flow(program, copies(program, lambda n: verdicts[n.name].supported))
+    seen = build_flow(program, copied_nodes(program, lambda n: verdicts[n.name].supported))
     homes = {n.name: module_path(n) for n in seen.nodes}
-    for first, *others in patterns(seen, lambda i: verdicts[seen.nodes[i].name].supported):
+    for first, *others in fused_patterns(seen, lambda i: verdicts[seen.nodes[i].name].supported):
         homes |= dict.fromkeys((seen.nodes[i].name for i in others), homes[seen.nodes[first].name])
     return homes

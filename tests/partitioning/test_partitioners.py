@@ -15,7 +15,7 @@ from torch import nn
 import pipeline
 from benchmarks.partitions import unbuilt
 from pipeline.partitioning import assemble
-from pipeline.partitioning.split_engine import cut_between
+from pipeline.partitioning.split_engine import split_by_submodule
 from pipeline.program import Partitioned, Validated, is_operator
 from pipeline.stages.partition import BySubmodule, Partition
 
@@ -189,10 +189,12 @@ def test_pieces_are_cut_between_layers(count: int) -> None:
 def test_pieces_are_cut_behind_cache_updates_if_something_follows(
     keys: str, updates: tuple[int, ...], ends: list[int]
 ) -> None:
-    alone: Any = SimpleNamespace(of=list(range(len(keys))), members=[(i,) for i in range(len(keys))])
-    unread: Any = SimpleNamespace(read=[()] * len(keys), made=[()] * len(keys), values=[], cheap=[True] * len(keys))
+    alone: Any = SimpleNamespace(unit_of=list(range(len(keys))), members=[(i,) for i in range(len(keys))])
+    unread: Any = SimpleNamespace(
+        read=[()] * len(keys), produced=[()] * len(keys), values=[], is_cheap=[True] * len(keys)
+    )
     own = [None if key == "." else key for key in keys]
-    parts = cut_between(unread, alone, range(len(keys)), own, frozenset(updates))
+    parts = split_by_submodule(unread, alone, range(len(keys)), own, frozenset(updates))
     assert [part[-1] + 1 for part in parts] == ends
     assert list(chain.from_iterable(parts)) == list(range(len(keys)))
 
@@ -257,15 +259,15 @@ def parts_of(
     if again is not None:
         readers[maker.index(again)] = [6] if again == 1 else [*readers[maker.index(again)], by]
     values = [
-        SimpleNamespace(maker=by, readers=tuple(of), nbytes=size)
+        SimpleNamespace(producer=by, readers=tuple(of), nbytes=size)
         for by, of, size in zip(maker, readers, (*nbytes, 64), strict=True)
     ]
     read = [tuple(v for v, of in enumerate(readers) if i in of) for i in range(7)]
     made = [tuple(v for v, by in enumerate(maker) if by == i) for i in range(7)]
     before = [(*(maker[v] for v in each), *([after[i]] if i in after else [])) for i, each in enumerate(read)]
-    flow: Any = SimpleNamespace(values=values, made=made, read=read, cheap=[cheap] * 7)
-    alone: Any = SimpleNamespace(of=list(range(7)), members=[(i,) for i in range(7)], before=before)
-    return cut_between(flow, alone, range(7), [*keys], frozenset({1}))
+    flow: Any = SimpleNamespace(values=values, produced=made, read=read, is_cheap=[cheap] * 7)
+    alone: Any = SimpleNamespace(unit_of=list(range(7)), members=[(i,) for i in range(7)], before=before)
+    return split_by_submodule(flow, alone, range(7), [*keys], frozenset({1}))
 
 
 def test_pieces_of_each_engine_beside_pytorch() -> None:
@@ -322,7 +324,7 @@ WRONG: dict[str, Any] = {
         ("engine", names[2:3]),
         ("torch", names[:2] + names[3:]),
     ],
-    "a segment is an 'engine' or 'torch', not 'gpu'": lambda names: [("gpu", names)],
+    "the kind of a segment is 'engine' or 'torch', not 'gpu'": lambda names: [("gpu", names)],
 }
 
 

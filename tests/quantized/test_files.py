@@ -42,9 +42,9 @@ def test_codes_of_torchao_are_refitted() -> None:
     other = by_torchao(INT4, model)
     compiled = quantized("int4")
     from pipeline.artifact.refit import _tensors
-    from pipeline.capture.shared_tensors import taken_apart
+    from pipeline.capture.shared_tensors import unwrap_subclasses
 
-    given = taken_apart(_tensors(other, compiled.program))
+    given = unwrap_subclasses(_tensors(other, compiled.program))
     fresh = COMPILE(other, args=(rows(),))
     assert len(compiled.refit_map) == len(fresh.refit_map)
     for name, recipe in compiled.refit_map.items():

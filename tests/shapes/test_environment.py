@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, Max, Min, Mod, ToFloat, TruncToInt
 
 from pipeline.frozen import FrozenDict
-from pipeline.shapes.environment import POINTS, Range, ShapeEnvironment, Symbol, always, bounds, function_of, value_of
-from pipeline.shapes.lines import solved
+from pipeline.shapes.environment import (
+    MAX_COMBINATIONS,
+    Range,
+    ShapeEnvironment,
+    Symbol,
+    always_holds,
+    bounds,
+    compile_expression,
+    evaluate_size,
+)
+from pipeline.shapes.linear import solve_for
 
 S = [sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(3)]
 
@@ -50,11 +59,11 @@ def points(symbols: dict[str, Range], names: list[str]) -> list[dict[str, int]]:
 def test_bounds_are_sound_and_attained(expr: Any, symbols: dict[str, Range]) -> None:
     found = bounds(sympy.sympify(expr) if not isinstance(expr, int) else expr, symbols)
     names = [] if isinstance(expr, int) else sorted(s.name for s in expr.free_symbols)
-    values = [value_of(expr, point) for point in points(symbols, names)]
+    values = [evaluate_size(expr, point) for point in points(symbols, names)]
     assert found.min <= min(values) <= max(values) <= found.max
     assert found.min <= found.opt <= found.max
-    if names and len(values) <= POINTS:
-        opt = value_of(expr, {n: symbols[n].opt for n in names})
+    if names and len(values) <= MAX_COMBINATIONS:
+        opt = evaluate_size(expr, {n: symbols[n].opt for n in names})
         assert found.opt == opt
         assert (found.min, found.max) == (min(values), max(values))
 
@@ -66,7 +75,7 @@ def test_a_function_of_sizes_is_what_sympy_says(expr: Any, symbols: dict[str, Ra
         return
     point = {s.name: symbols[s.name].opt for s in expr.free_symbols}
     exact = expr.xreplace({s: sympy.Integer(point[s.name]) for s in expr.free_symbols})
-    assert value_of(expr, point) == int(exact)
+    assert evaluate_size(expr, point) == int(exact)
 
 
 LARGE = {"s0": Range(1, 512, 65536), "s1": Range(2, 8, 1000), "s2": Range(0, 1, 7)}
@@ -107,17 +116,17 @@ def environment(**ranges: Range) -> ShapeEnvironment:
 
 def test_a_relation_of_one_symbol_narrows_its_range_and_is_kept_where_the_range_does_not_say_it() -> None:
     s = S[0]
-    quarters = environment(s0=Range(1, 6, 30)).related(sympy.Eq(Mod(s, 4), 0), sympy.Eq(s, 4 * FloorDiv(s, 4)))
+    quarters = environment(s0=Range(1, 6, 30)).add_conditions(sympy.Eq(Mod(s, 4), 0), sympy.Eq(s, 4 * FloorDiv(s, 4)))
     assert quarters["s0"] == Range(4, 4, 28)
     assert [str(r) for r in quarters.relations] == ["(0.shape[0] % 4) == 0"]
     assert not quarters.relations[0].holds({"s0": 6})
-    many = environment(s0=Range(1, 1, 30)).related(sympy.Ne(s, 1, evaluate=False))
+    many = environment(s0=Range(1, 1, 30)).add_conditions(sympy.Ne(s, 1, evaluate=False))
     assert many["s0"] == Range(2, 2, 30)
     assert not many.relations
 
 
 def test_a_relation_of_two_symbols_is_kept() -> None:
-    both = environment(s0=Range(1, 6, 30), s1=Range(1, 2, 4)).related(S[0] >= S[1], S[0] + S[1] >= 2)
+    both = environment(s0=Range(1, 6, 30), s1=Range(1, 2, 4)).add_conditions(S[0] >= S[1], S[0] + S[1] >= 2)
     assert str(both) == "s0: 1..6..30 (0.shape[0])\ns1: 1..2..4 (1.shape[0])\n0.shape[0] >= 1.shape[0]"
     assert both["s0"] == Range(1, 6, 30)
     assert list(both) == ["s0", "s1"]
@@ -125,23 +134,23 @@ def test_a_relation_of_two_symbols_is_kept() -> None:
 
 def test_a_relation_of_two_symbols_leaves_ends_that_occur() -> None:
     a, b = sympy.symbols("a b", integer=True)
-    env = ShapeEnvironment.of({"a": Range(1, 2, 9), "b": Range(1, 2, 4)})
-    assert env.related(sympy.Eq(a, 2 * b, evaluate=False))["a"] == Range(2, 2, 8)
-    both = env.related(sympy.Eq(a + b, 3, evaluate=False), sympy.Eq(a * b, 2, evaluate=False), sympy.Ge(a, 2))
+    env = ShapeEnvironment.from_ranges({"a": Range(1, 2, 9), "b": Range(1, 2, 4)})
+    assert env.add_conditions(sympy.Eq(a, 2 * b, evaluate=False))["a"] == Range(2, 2, 8)
+    both = env.add_conditions(sympy.Eq(a + b, 3, evaluate=False), sympy.Eq(a * b, 2, evaluate=False), sympy.Ge(a, 2))
     assert (both["a"], both["b"]) == (Range(2, 2, 2), Range(1, 1, 1))
-    assert env.related(sympy.Eq(a + b, 30, evaluate=False))["a"] == Range(1, 2, 9)
+    assert env.add_conditions(sympy.Eq(a + b, 30, evaluate=False))["a"] == Range(1, 2, 9)
 
 
 def test_what_always_holds_is_seen() -> None:
     symbols = {"s0": Range(2, 4, 8), "s1": Range(2, 2, 100000)}
-    assert always(sympy.Ge(S[0], 2), symbols)
-    assert always(sympy.Ne(Mod(S[0] * 2, 2), 1, evaluate=False), symbols)
-    assert not always(sympy.Ge(S[0], 3), symbols)
-    assert not always(sympy.Eq(Mod(S[1], 2), 0), symbols)
+    assert always_holds(sympy.Ge(S[0], 2), symbols)
+    assert always_holds(sympy.Ne(Mod(S[0] * 2, 2), 1, evaluate=False), symbols)
+    assert not always_holds(sympy.Ge(S[0], 3), symbols)
+    assert not always_holds(sympy.Eq(Mod(S[1], 2), 0), symbols)
 
 
 def test_a_line_is_solved_for_whole_numbers() -> None:
-    assert solved(4 * S[0] - 4, "s0", 8) == 3
-    assert solved(4 * S[0] - 4, "s0", 9) is None
-    assert solved(S[0] ** 2, "s0", 9) is None
-    assert function_of(4 * S[0])({"s0": 3}) == 12
+    assert solve_for(4 * S[0] - 4, "s0", 8) == 3
+    assert solve_for(4 * S[0] - 4, "s0", 9) is None
+    assert solve_for(S[0] ** 2, "s0", 9) is None
+    assert compile_expression(4 * S[0])({"s0": 3}) == 12

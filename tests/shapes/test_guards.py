@@ -204,4 +204,4 @@ def test_programs_print_alike_whatever_pythons_hashes_are() -> None:
 
 
 def test_the_files_that_questions_pass_through_are_there() -> None:
-    assert all(Path(file).is_file() for file in guard_provenance._PASSES - {"<string>"})
+    assert all(Path(file).is_file() for file in guard_provenance._FRAMEWORK_FILES - {"<string>"})

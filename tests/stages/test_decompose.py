@@ -73,7 +73,7 @@ CONVOLUTIONS = [
 
 @pytest.mark.parametrize("model", CONVOLUTIONS, ids=str)
 def test_convolutions_are_renamed_without_a_trace(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("pipeline.decomposition.templates._trace")
+    monkeypatch.delattr("pipeline.decomposition.templates._trace_decomposition")
     x = torch.randn(2, 4, *[9] * (model.weight.dim() - 2))
     program = DECOMPOSE(model.eval(), args=(x,))
     assert targets(program) == ["aten.convolution.default"]

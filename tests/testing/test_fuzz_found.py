@@ -241,5 +241,5 @@ def test_what_torch_export_cannot_make_functional_is_an_error_of_capture(monkeyp
         raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported")
 
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fails)
-    with pytest.raises(CaptureError, match="cannot take the in-place operators out of the model: Subtraction"):
+    with pytest.raises(CaptureError, match="cannot functionalize the in-place operators of the model: Subtraction"):
         check_model(Written, (TensorSpec(("n", 4)),), sizes=SIZES)

@@ -172,7 +172,7 @@ class _Graph:
             constants=FrozenDict(),
             buffers=FrozenDict(),
             parameters=FrozenDict(),
-            shapes=ShapeEnvironment.of(ctx.ranges),
+            shapes=ShapeEnvironment.from_ranges(ctx.ranges),
             in_spec=None,
             out_spec=None,
             settings=ctx.compilation_settings.evolve(torch_executed_ops=frozenset()),

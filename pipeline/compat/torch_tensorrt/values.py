@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
-from pipeline.capture.fake_tensors import fake_mode, quietly, unnamed_sizes
+from pipeline.capture.fake_tensors import fake_mode, ignore_new_symbols, suppress_guards
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.network.net import LegacyNetwork
@@ -131,7 +131,7 @@ class StandIns:
         """Return the fake tensor for an ``ITensor`` or a constant."""
         given = isinstance(value, torch.Tensor)
         shape = list(value.shape) if given else [self.size(value, dim) for dim in range(base.rank(value))]
-        with quietly(self.mode), unnamed_sizes(self.mode):
+        with suppress_guards(self.mode), ignore_new_symbols(self.mode):
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
 
     def size(self, value: trt.ITensor, dim: int | None) -> int | torch.SymInt:
@@ -143,7 +143,7 @@ class StandIns:
         key = f"{id(value)} {dim}"
         if key not in self.known:
             assert self.mode.shape_env is not None
-            with unnamed_sizes(self.mode):
+            with ignore_new_symbols(self.mode):
                 self.known[key] = made = self.mode.shape_env.create_unbacked_symint()
             torch._check(made >= 0)
             name = str(expression(made))

@@ -23,7 +23,7 @@ from pipeline.compat.transformers.recurrences import States, WithStates, over_st
 from pipeline.compiled import CompiledModule
 from pipeline.distributed.sharded import check_callable
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
-from pipeline.export_fixes.restore_model_state import distribution_checks_restored
+from pipeline.export_fixes.restore_model_state import restore_distribution_checks
 
 Pretrained: TypeAlias = Any
 """A model of transformers, or a part or output of one: its attributes depend on its class."""
@@ -319,7 +319,7 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
     name = cache_name(model)
     try:
-        with torch.no_grad(), distribution_checks_restored(), over_states(model):
+        with torch.no_grad(), restore_distribution_checks(), over_states(model):
             found = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
     except PipelineError:
         raise

@@ -25,7 +25,7 @@ from pipeline.compat.transformers.modality_encoders import Inputs, TowerCall
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import CaptureError, ShapeError
 from pipeline.export_fixes.call_recorder import Call, Calls
-from pipeline.export_fixes.input_checks import bound
+from pipeline.export_fixes.input_checks import bind_args
 from pipeline.inputs import Constant
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Kind:
 def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
     """Return the kind of calls that differ only in sizes of floats, and run as a whole. Integers are constants."""
     first = calls[0]
-    seen = Calls(tower, [Call.of(bound(tower, each.args, each.kwargs), None) for each in calls])
+    seen = Calls(tower, [Call.of(bind_args(tower, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
     inputs = seen.inputs
     args, kwargs = tree_map_only(

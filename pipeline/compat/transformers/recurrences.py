@@ -23,8 +23,8 @@ from transformers.activations import ACT2FN
 from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.interrupts import set_to
-from pipeline.export_fixes.patching import Places, Replacement
+from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.patching import Patches, Replacement
 
 Function: TypeAlias = Callable[..., Argument]
 
@@ -255,11 +255,11 @@ argument of ours is transformers' function, its other parameters are those of tr
 
 
 @cache
-def _places(module: ModuleType) -> Places:
+def _places(module: ModuleType) -> Patches:
     """Return the entries to replace in a transformers module: models call these functions as globals, which neither
     a registry of transformers nor a torch mode can intercept."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
-    return Places([Replacement(module, name, ours, why, module.__name__) for name, ours in TABLE.items()])
+    return Patches([Replacement(module, name, ours, why, module.__name__) for name, ours in TABLE.items()])
 
 
 @contextmanager
@@ -267,7 +267,7 @@ def over_states(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which this thread calls the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
-    with set_to(_current, None), ExitStack() as stack:
+    with set_variable(_current, None), ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_places(module).taken(module.__name__))
+            stack.enter_context(_places(module).activate(module.__name__))
         yield

@@ -7,51 +7,47 @@ from typing import Final
 
 import torch
 
-from pipeline.export_fixes.branches import either
-from pipeline.export_fixes.runtime_asserts import taken_to_hold
+from pipeline.export_fixes.branches import select_branch
+from pipeline.export_fixes.runtime_asserts import record_check
 from pipeline.export_fixes.torchscript.graph import Value
 from pipeline.export_fixes.torchscript.objects import Object
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
 
-LIMIT: Final = 10_000
-"""The most turns of a loop that is unrolled."""
+MAX_STEPS: Final = 10_000
+"""The maximum number of iterations of an unrolled loop."""
 
-_HARMLESS: Final = (
-    "autograd.grad_mode.",
-    "autograd.profiler.record_function",
-    "nn.utils.stateless.",
-)
+_HARMLESS: Final = ("autograd.grad_mode.", "autograd.profiler.record_function", "nn.utils.stateless.")
 """Contexts that do not change what a program computes."""
 
 _CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
 _FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
 
-_CHANGES: Final = (
+_MUTATING_KINDS: Final = (
     *("aten::append", "aten::extend", "aten::insert", "aten::pop", "aten::popitem", "aten::clear", "aten::update"),
     *("aten::setdefault", "aten::remove", "aten::sort", "aten::reverse", "aten::_set_item", "aten::Delete"),
     "prim::SetAttr",
 )
 """Nodes that change lists, dicts and objects."""
-_GROWS: Final = ("aten::add_", "aten::mul_")
-"""Nodes that do, where they are of lists."""
+_MUTATING_LIST_KINDS: Final = ("aten::add_", "aten::mul_")
+"""Nodes that change their input if it is a list."""
 
 
-def branch(call: Call, condition: Value) -> Value:
+def evaluate_if(call: Call, condition: Value) -> Value:
     """prim::If: run the branch that is taken. A condition on sizes adds a guard. For a data-dependent condition both
     branches run, and `torch.where` selects; a branch that raises an error is assumed to be untaken."""
-    if not _is_data(condition):
+    if not _is_data_dependent(condition):
         return call.blocks[0 if condition else 1]()
     raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
     if sum(raised) == 1:
-        taken_to_hold(call.where.partition(",")[0])
+        record_check(call.where.partition(",")[0])
         return call.blocks[raised.index(False)]()
     if not isinstance(condition, torch.Tensor):
         raise call.error("the condition depends on data, which is known only when the program runs", _CHOOSE)
     for node in (node for block in call.node.blocks for node in block.every_node()):
-        if node.kind in _CHANGES or (node.kind in _GROWS and node.types[:1] != ("Tensor",)):
-            raise call.error(f"data decides, and {node.kind} in a branch must leave nothing behind", _CHOOSE)
+        if node.kind in _MUTATING_KINDS or (node.kind in _MUTATING_LIST_KINDS and node.types[:1] != ("Tensor",)):
+            raise call.error(f"a branch of a data-dependent if has a side effect, {node.kind}", _CHOOSE)
     yes, no = (_with_tensor_bools(call, block, condition.device) for block in call.blocks)
-    return either(condition, yes, no, call.where.partition(",")[0])
+    return select_branch(condition, yes, no, call.where.partition(",")[0])
 
 
 def _with_tensor_bools(
@@ -60,38 +56,38 @@ def _with_tensor_bools(
     """Return a branch that returns bools as tensors, so that `torch.where` can select one."""
 
     def truth(value: Value) -> Value:
-        if isinstance(value, bool | torch.SymBool) and not _is_data(value):
+        if isinstance(value, bool | torch.SymBool) and not _is_data_dependent(value):
             return torch.scalar_tensor(bool(value), dtype=torch.bool, device=device)
         return value
 
     return lambda: tuple(truth(v) if of == "bool" else v for v, of in zip(block(), call.types, strict=True))
 
 
-def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
+def unroll_loop(call: Call, count: Value, condition: Value, *carried: Value) -> Value:
     """prim::Loop: unroll the iterations; their number must be known during capture."""
-    _check_known(call, turns, "the number of iterations")
+    _check_count_is_known(call, count, "the number of iterations")
     values: tuple[Value, ...] = carried
     done = 0
-    while done < turns:
-        _check_known(call, condition, "the condition")
+    while done < count:
+        _check_count_is_known(call, condition, "the condition")
         if not condition:
             break
-        if done == LIMIT:
-            raise call.error(f"the loop has not ended after {LIMIT} iterations, the most that are unrolled", _FIX)
+        if done == MAX_STEPS:
+            raise call.error(f"the loop has not ended after {MAX_STEPS} iterations, the most that are unrolled", _FIX)
         condition, *rest = call.blocks[0](done, *values)
         values, done = tuple(rest), done + 1
     return values
 
 
-def _check_known(call: Call, value: Value, what: str) -> None:
+def _check_count_is_known(call: Call, value: Value, name: str) -> None:
     """Raise an error if a loop's length is data-dependent, since it would be compiled for the example's length."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
-        kind = "depends on data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
-        raise call.error(f"{what} {kind}", _FIX)
+        data = "depends on data, which is known only when the program runs"
+        raise call.error(f"{name} {data if _is_data_dependent(value) else f'varies: {value}'}", _FIX)
 
 
-def _is_data(value: Value) -> bool:
+def _is_data_dependent(value: Value) -> bool:
     """Return whether a value is a tensor, or a data-dependent number that was read from a tensor."""
     if isinstance(value, torch.Tensor):
         return True
@@ -100,12 +96,12 @@ def _is_data(value: Value) -> bool:
     return not value.node.has_hint() and value.node.maybe_as_int() is None
 
 
-def raises(call: Call, message: Value, kind: Value = None) -> None:
+def raise_error(call: Call, message: Value, kind: Value = None) -> None:
     """prim::RaiseException: raise an error when its branch is taken."""
     raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
 
 
-def enters(call: Call, context: Value) -> Value:
+def enter_context(call: Call, context: Value) -> Value:
     """prim::Enter, prim::Exit: ignore contexts of gradients and profilers, which do not affect compiled programs."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
@@ -113,12 +109,12 @@ def enters(call: Call, context: Value) -> Value:
     return context
 
 
-def inside(call: Call, *inputs: Value) -> Value:
+def run_block(call: Call, *inputs: Value) -> Value:
     """prim::CallMethod of a module, or prim::fork: run the block immediately."""
     return call.blocks[0](*inputs)
 
 
-def python(call: Call, *inputs: Value) -> Value:
+def call_python(call: Call, *inputs: Value) -> Value:
     """prim::PythonOp: trace a function that the script leaves to Python (torch.jit.ignore)."""
     if any(isinstance(value, torch.nn.Module) for value in inputs):
         raise call.error("torch.jit.ignore leaves a method to Python", "ignore functions only, or script the method")
@@ -128,19 +124,19 @@ def python(call: Call, *inputs: Value) -> Value:
 
 
 CONTROL: Final[Mapping[str, Evaluator]] = {
-    "prim::If": branch,
-    "prim::Loop": loop,
-    "prim::RaiseException": raises,
-    "prim::Enter": enters,
-    "prim::Exit": lambda call, context: enters(call, context) and None,
-    **dict.fromkeys(("prim::CallMethod", "prim::fork", "prim::awaitable"), inside),
+    "prim::If": evaluate_if,
+    "prim::Loop": unroll_loop,
+    "prim::RaiseException": raise_error,
+    "prim::Enter": enter_context,
+    "prim::Exit": lambda call, context: enter_context(call, context) and None,
+    **dict.fromkeys(("prim::CallMethod", "prim::fork", "prim::awaitable"), run_block),
     **dict.fromkeys(("aten::wait", "prim::awaitable_wait", "prim::awaitable_nowait"), lambda call, value: value),
-    "prim::PythonOp": python,
+    "prim::PythonOp": call_python,
     **dict.fromkeys(("prim::Print", "aten::warn", "aten::set_grad_enabled"), lambda call, *values: None),
     "aten::is_grad_enabled": lambda call: True,
     "aten::is_scripting": lambda call: True,
     "aten::_get_tracing_state": lambda call: False,
     "aten::has_torch_function": lambda call, *values: False,
 }
-"""Evaluators of nodes that decide what is evaluated, and of those that only torch's own interpreter acts on. Gradients
-count as wanted: without them torch's own modules call kernels of a whole layer, which no engine knows."""
+"""Evaluators of control flow, and of nodes that only torch's interpreter needs. Gradients count as enabled: without
+gradients, torch's modules call kernels of whole layers, which engines do not support."""

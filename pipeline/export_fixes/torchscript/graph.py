@@ -16,30 +16,30 @@ from pipeline.frozen import FrozenDict
 Value: TypeAlias = Any
 """What a node computes: a tensor, number, string, list, tuple, dict, module or object."""
 
-Foreign: TypeAlias = Any
+TorchIR: TypeAlias = Any
 """A graph, block, node, value, type or module as ``torch._C`` has them."""
 
 
 _SCRIPTED = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
 _TRACED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<scope>\S+)$", re.M)
 _MARK = re.compile(r"^(?P<code>[^\n]*)\n\s*~+", re.M)
-_OF_TRACE = "torch/jit/_trace.py"
+_TRACE_FILE = "torch/jit/_trace.py"
 
 
 @frozen
-class Place:
+class SourceLocation:
     """The location of a node: its stack trace in Python's format, and the classes of the enclosing modules by path."""
 
     trace: str = ""
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
 
-    def at(self, trace: str) -> Place:
+    def with_trace(self, trace: str) -> SourceLocation:
         """Return the location with another stack trace."""
-        return Place(trace or self.trace, self.modules)
+        return SourceLocation(trace or self.trace, self.modules)
 
-    def inside(self, path: str, kind: str) -> Place:
+    def within_module(self, path: str, kind: str) -> SourceLocation:
         """Return the location within a module that is called here."""
-        return Place(self.trace, FrozenDict({**self.modules, path: kind}))
+        return SourceLocation(self.trace, FrozenDict({**self.modules, path: kind}))
 
     @property
     def where(self) -> str:
@@ -47,33 +47,33 @@ class Place:
         return line_of({"stack_trace": self.trace})
 
     @property
-    def meta(self) -> dict[str, Foreign]:
+    def meta(self) -> dict[str, TorchIR]:
         """The ``meta`` of the torch.fx nodes for this location."""
         stack = {path: (path, name) for path, name in self.modules.items()}
         return {"nn_module_stack": stack, **({"stack_trace": self.trace} if self.trace else {})}
 
 
-def lines(nodes: Sequence[Foreign]) -> list[str]:
+def stack_traces(nodes: Sequence[TorchIR]) -> list[str]:
     """Return the stack traces of torch's nodes; a node without one gets that of the nearest node."""
-    known = [_trace(node.sourceRange()) for node in nodes]
+    known = [_stack_trace(node.sourceRange()) for node in nodes]
     last = next(filter(None, known), "")
     return [last := trace or last for trace in known]
 
 
-def _trace(source: str) -> str:
+def _stack_trace(source: str) -> str:
     """Convert a node's source (code with a marked line, or the frames of a traced call) to a stack trace."""
     if found := _SCRIPTED.search(source.partition("\nSerialized ")[0]):
         marked = _MARK.search(source)
         code = f"\n    {marked['code'].strip()}" if marked else ""
         return f'  File "{found["file"]}", line {found["line"]}, in forward{code}\n'
     frames = list(_TRACED.finditer(source))
-    end = next((i for i, frame in enumerate(frames) if frame["file"].endswith(_OF_TRACE)), len(frames))
+    end = next((i for i, frame in enumerate(frames) if frame["file"].endswith(_TRACE_FILE)), len(frames))
     rows = [f'  File "{f["file"]}", line {f["line"]}, in {f["scope"]}\n' for f in reversed(frames[:end])]
     return "".join(rows)
 
 
 CALL: Final = "pipeline::CallMethod"
-"""What a call of a module is called while other calls are inlined."""
+"""The kind that marks calls of modules while other calls are inlined."""
 
 
 @frozen(eq=False)
@@ -108,9 +108,9 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     types: tuple[str, ...]
-    attributes: FrozenDict[str, Foreign]
+    attributes: FrozenDict[str, TorchIR]
     blocks: tuple[Block, ...]
-    place: Place
+    location: SourceLocation
 
     @property
     def name(self) -> str:
@@ -126,13 +126,13 @@ class Graph:
     constants: FrozenDict[str, torch.Tensor]
 
 
-def read(script: Foreign, method: str = "forward") -> Graph:
+def read_graph(script: TorchIR, method: str = "forward") -> Graph:
     """Read a method of a script module, or a script function, into records; the script is not changed."""
     reader = _Reader()
     if isinstance(script, torch.jit.ScriptModule):
-        block = reader.method(_Receiver("", script), method, Place())
+        block = reader.read_method(_Receiver("", script), method, SourceLocation())
     else:
-        block = reader.block(_inlined(script.graph, {})[0], _Scope())
+        block = reader.read_block(_inline_calls(script.graph, {})[0], _Scope())
     return Graph(block, FrozenDict(reader.constants))
 
 
@@ -141,7 +141,7 @@ class _Receiver:
     """A script module, and its path in the outermost module."""
 
     path: str
-    script: Foreign
+    script: TorchIR
 
 
 @frozen(eq=False)
@@ -149,20 +149,19 @@ class _Scope:
     """The context of a block: the prefix of its values' names, its place, and the values that are modules."""
 
     prefix: str = ""
-    place: Place = field(factory=Place)
+    location: SourceLocation = field(factory=SourceLocation)
     receivers: dict[str, _Receiver] = field(factory=dict)
 
 
-def _inlined(graph: Foreign, receivers: Mapping[str, _Receiver]) -> tuple[Foreign, dict[str, _Receiver]]:
-    """Return a copy of a graph with inlined functions and methods of objects, and the graph's inputs that are
-    modules. Calls of modules are not inlined, since the module path that torch records for inlined nodes omits
-    containers."""
+def _inline_calls(graph: TorchIR, receivers: Mapping[str, _Receiver]) -> tuple[TorchIR, dict[str, _Receiver]]:
+    """Return a copy of a graph with inlined functions and methods of objects, and the graph's inputs that are modules.
+    Calls of modules are not inlined, since the module path that torch records for inlined nodes omits containers."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     inputs = {v.debugName(): receivers[name] for name, v in given if name in receivers}
     known = dict(inputs)
     for node in list(_torch_nodes(copy)):
-        _note(node, known)
+        _record_submodule(node, known)
         if node.kind() == "prim::CallMethod" and node.inputsAt(0).debugName() in known:
             call = copy.create(CALL, list(node.inputs()), node.outputsSize())
             call.copyAttributes(node)
@@ -176,14 +175,14 @@ def _inlined(graph: Foreign, receivers: Mapping[str, _Receiver]) -> tuple[Foreig
     return copy, inputs
 
 
-def _torch_nodes(block: Foreign) -> Iterator[Foreign]:
+def _torch_nodes(block: TorchIR) -> Iterator[TorchIR]:
     for node in block.nodes():
         yield node
         for inner in node.blocks():
             yield from _torch_nodes(inner)
 
 
-def _note(node: Foreign, receivers: dict[str, _Receiver]) -> None:
+def _record_submodule(node: TorchIR, receivers: dict[str, _Receiver]) -> None:
     """Record the submodule that a ``prim::GetAttr`` node reads from a module."""
     owner = receivers.get(node.inputsAt(0).debugName()) if node.kind() == "prim::GetAttr" else None
     part = dict(owner.script.named_children()).get(node.s("name")) if owner is not None else None
@@ -199,63 +198,65 @@ class _Reader:
         self.constants: dict[str, torch.Tensor] = {}
         self.methods: dict[tuple[str, str], Block] = {}
 
-    def method(self, receiver: _Receiver, name: str, place: Place) -> Block:
+    def read_method(self, receiver: _Receiver, name: str, location: SourceLocation) -> Block:
         """Return the block of a method, whose first input is the module; several calls of a module share the block."""
         key = receiver.path, name
         if key not in self.methods:
             graph = receiver.script._c._get_method(name).graph
             given = next(iter(graph.inputs())).debugName()
-            inside = place.inside(receiver.path, str(receiver.script.original_name))
-            copy, own = _inlined(graph, {given: receiver})
-            self.methods[key] = self.block(copy, _Scope(f"{receiver.path}:{name}/", inside, own))
+            inside = location.within_module(receiver.path, str(receiver.script.original_name))
+            copy, own = _inline_calls(graph, {given: receiver})
+            self.methods[key] = self.read_block(copy, _Scope(f"{receiver.path}:{name}/", inside, own))
         return self.methods[key]
 
-    def block(self, block: Foreign, scope: _Scope) -> Block:
+    def read_block(self, block: TorchIR, scope: _Scope) -> Block:
         """Read a block; value names get the scope's prefix, since they are unique only within a graph."""
 
-        def names(values: Foreign) -> tuple[str, ...]:
+        def names(values: TorchIR) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
 
         nodes = list(block.nodes())
-        places = map(scope.place.at, lines(nodes))
+        places = map(scope.location.with_trace, stack_traces(nodes))
         made = [
-            self.node(n, names(n.inputs()), names(n.outputs()), evolve(scope, place=p))
+            self.read_node(n, names(n.inputs()), names(n.outputs()), evolve(scope, location=p))
             for n, p in zip(nodes, places, strict=True)
         ]
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
-    def node(self, node: Foreign, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
+    def read_node(self, node: TorchIR, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
         """Read a node; return None for a tensor constant, which is stored in ``constants`` unless it is a number."""
-        _note(node, scope.receivers)
+        _record_submodule(node, scope.receivers)
         kind = node.kind()
         attributes = _attributes(node, kind)
         if isinstance(value := attributes.get("value"), torch.Tensor) and not is_number(value):
             self.constants[outputs[0]] = value.detach()
             return None
-        types = tuple(_type(value.type()) for value in node.outputs())
-        blocks = tuple(self.blocks(node, scope))
+        types = tuple(_type_text(value.type()) for value in node.outputs())
+        blocks = tuple(self.read_blocks(node, scope))
         kind = "prim::CallMethod" if kind == CALL else kind
-        return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
+        return Node(
+            kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.location
+        )
 
-    def blocks(self, node: Foreign, scope: _Scope) -> Iterator[Block]:
+    def read_blocks(self, node: TorchIR, scope: _Scope) -> Iterator[Block]:
         """Yield the blocks of a node: its own blocks, the graphs in its attributes, and the method that it calls."""
         for block in node.blocks():
-            yield self.block(block, scope)
+            yield self.read_block(block, scope)
         if node.kind() == CALL:
-            yield self.method(scope.receivers[node.inputsAt(0).debugName()], node.s("name"), scope.place)
+            yield self.read_method(scope.receivers[node.inputsAt(0).debugName()], node.s("name"), scope.location)
         for name in node.attributeNames():
             if node.kindOf(name) == "g":
-                yield self.subgraph(node, node.g(name), scope)
+                yield self.read_subgraph(node, node.g(name), scope)
 
-    def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
+    def read_subgraph(self, node: TorchIR, graph: TorchIR, scope: _Scope) -> Block:
         """Return the block of a `prim::fork` 's graph, with the modules among the node's inputs."""
         pairs = zip(node.inputs(), graph.inputs(), strict=True)
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
-        copy, own = _inlined(graph, known)
-        return self.block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.place, own))
+        copy, own = _inline_calls(graph, known)
+        return self.read_block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.location, own))
 
 
-def _attributes(node: Foreign, kind: str) -> dict[str, Foreign]:
+def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
     """Return the data of a node, without graphs."""
     if kind == "prim::Constant":
         return {"value": node.output().toIValue()}
@@ -265,7 +266,7 @@ def _attributes(node: Foreign, kind: str) -> dict[str, Foreign]:
     return {n: tuple(t.annotation_str for t in v) if node.kindOf(n) == "tys" else v for n, v in found.items()}
 
 
-def _type(kind: Foreign) -> str:
+def _type_text(kind: TorchIR) -> str:
     """Return a type in TorchScript syntax; a named tuple with the names of its fields."""
     return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
 

@@ -16,7 +16,7 @@ from pipeline.export_fixes.torchscript.graph import Block, Node, Value
 from pipeline.export_fixes.torchscript.objects import OBJECTS
 from pipeline.export_fixes.torchscript.plain_values import CONTAINERS, NUMBERS
 from pipeline.export_fixes.torchscript.registry import Call, Evaluators
-from pipeline.export_fixes.torchscript.tensors import PACKED, TENSORS, dtype_of
+from pipeline.export_fixes.torchscript.tensors import PACKED, TENSORS, to_dtype
 
 EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, **TENSORS, **PACKED})
 """The evaluators that come with the package."""
@@ -35,19 +35,19 @@ class Interpreter:
     evaluators: Evaluators
     values: dict[str, Value]
 
-    def run(self, block: Block, *inputs: Value) -> tuple[Value, ...]:
+    def run_block(self, block: Block, *inputs: Value) -> tuple[Value, ...]:
         """Run a block; return its outputs."""
         self.values.update(zip(block.inputs, inputs, strict=True))
         for node in block.nodes:
-            results = self.results(node)
+            results = self.run_node(node)
             self.values.update(zip(node.outputs, results, strict=True))
         return tuple(self.values[name] for name in block.outputs)
 
-    def results(self, node: Node) -> tuple[Value, ...]:
+    def run_node(self, node: Node) -> tuple[Value, ...]:
         """Return the values of a node's outputs."""
-        call = Call(node, tuple(partial(self.run, block) for block in node.blocks))
+        call = Call(node, tuple(partial(self.run_block, block) for block in node.blocks))
         try:
-            result = self.evaluated(call, [self.values[name] for name in node.inputs])
+            result = self.evaluate_node(call, [self.values[name] for name in node.inputs])
         except PipelineError:
             raise
         except GuardOnDataDependentSymNode as error:
@@ -56,26 +56,26 @@ class Interpreter:
             if not getattr(error, "__notes__", ()):
                 error.add_note(f"in TorchScript's {node.name} ({call.where})")
             raise
-        return _outputs(call, result)
+        return _output_values(call, result)
 
-    def evaluated(self, call: Call, inputs: list[Value]) -> Value:
+    def evaluate_node(self, call: Call, inputs: list[Value]) -> Value:
         """Evaluate a node by the registry, or else by the operator of its schema."""
         node = call.node
         evaluator = self.evaluators.find(node)
         if not node.blocks:
-            provenance.get_current_meta().update(node.place.meta)
+            provenance.get_current_meta().update(node.location.meta)
         if evaluator is not None:
             return evaluator(call, *inputs)
-        operator = operator_of(node.kind, node.overload)
+        operator = torch_operator(node.kind, node.overload)
         if operator is None:
             raise call.error("there is no evaluator for it", _HINT)
         pairs = zip(operator._schema.arguments[: len(inputs)], inputs, strict=True)  # they stand in the schema's order
-        given = [(each, dtype_of(value) if "ScalarType" in str(each.real_type) else value) for each, value in pairs]
+        given = [(each, to_dtype(value) if "ScalarType" in str(each.real_type) else value) for each, value in pairs]
         kwargs = {each.name: value for each, value in given if each.kwarg_only}
         return operator(*(value for each, value in given if not each.kwarg_only), **kwargs)
 
 
-def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
+def _output_values(call: Call, result: Value) -> tuple[Value, ...]:
     """Return a tuple with one value for each output; the result of a block is already a tuple."""
     count = len(call.node.outputs)
     if count == 1 and not call.blocks:
@@ -89,7 +89,7 @@ def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
 
 
 @lru_cache(maxsize=4096)
-def operator_of(kind: str, overload: str) -> Value:
+def torch_operator(kind: str, overload: str) -> Value:
     """Return the torch operator that a node calls; None if there is none."""
     namespace, _, name = kind.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None) if overload else None

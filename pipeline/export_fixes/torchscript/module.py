@@ -12,8 +12,8 @@ from torch.fx import traceback as provenance
 
 from pipeline.aten.naming import make_unique
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.module_copy import copied
-from pipeline.export_fixes.torchscript.graph import Graph, Value, read
+from pipeline.export_fixes.module_copy import copy_module
+from pipeline.export_fixes.torchscript.graph import Graph, Value, read_graph
 from pipeline.export_fixes.torchscript.interpreter import EVALUATORS, Interpreter
 from pipeline.export_fixes.torchscript.registry import Evaluators
 from pipeline.records.wording import kind_of
@@ -46,35 +46,35 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
         raise TypeError(f"script is {kind_of(script)}: pass what torch.jit.script, trace or load returned")
     if not isinstance(evaluators, Evaluators):
         raise TypeError(f"evaluators is {kind_of(evaluators)}: pass EVALUATORS.register(kind, function)")
-    found = _method(script, method)
+    found = _script_method(script, method)
     own = isinstance(script, torch.jit.ScriptModule)
-    forward = _entry(found.schema.arguments[1 if own else 0 :])
-    kind = type(_name(script), (_Interpreted,), {"forward": forward})
-    made: torch.nn.Module = kind(script if own else None, read(script, method), evaluators)
+    forward = _forward_function(found.schema.arguments[1 if own else 0 :])
+    kind = type(_name(script), (_InterpretedModule,), {"forward": forward})
+    made: torch.nn.Module = kind(script if own else None, read_graph(script, method), evaluators)
     return made
 
 
-def interpreted(given: Value) -> torch.nn.Module:
+def interpret_scripts(model_or_script: Value) -> torch.nn.Module:
     """Return a copy that interprets TorchScript in the module; the module itself if it has none or is uncopyable."""
-    if is_script(given):
-        return model(given)
-    found: torch.nn.Module = given
-    scripts = list(_scripts(found)) if isinstance(found, torch.nn.Module) else []
+    if is_script(model_or_script):
+        return model(model_or_script)
+    found: torch.nn.Module = model_or_script
+    scripts = list(_script_modules(found)) if isinstance(found, torch.nn.Module) else []
     with suppress(Exception):  # torch.export then says what it does not take
-        return copied(found, {id(script): model(script) for script in scripts}) if scripts else found
+        return copy_module(found, {id(script): model(script) for script in scripts}) if scripts else found
     return found
 
 
-def _scripts(module: torch.nn.Module) -> Iterator[torch.jit.ScriptModule]:
+def _script_modules(module: torch.nn.Module) -> Iterator[torch.jit.ScriptModule]:
     """Yield the outermost TorchScript modules within a module."""
     for child in module.children():
         if isinstance(child, torch.jit.ScriptModule):
             yield child
         else:
-            yield from _scripts(child)
+            yield from _script_modules(child)
 
 
-def _method(script: Value, name: str) -> Value:
+def _script_method(script: Value, name: str) -> Value:
     if not isinstance(script, torch.jit.ScriptModule):
         return script
     if not script._c._has_method(name):
@@ -90,7 +90,7 @@ def _name(script: Value) -> str:
     return str(getattr(script, "original_name", None) or script.name)
 
 
-def _entry(arguments: Sequence[Value]) -> Callable[..., Value]:
+def _forward_function(arguments: Sequence[Value]) -> Callable[..., Value]:
     """Return a method with the script's parameters and defaults; a trace may have names that are invalid in Python."""
     taken: set[str] = set()
     found = []
@@ -102,44 +102,44 @@ def _entry(arguments: Sequence[Value]) -> Callable[..., Value]:
         found.append(inspect.Parameter(name, kind, default=default))
     signature = inspect.Signature(found)
 
-    def forward(self: _Interpreted, *args: Value, **kwargs: Value) -> Value:
+    def forward(self: _InterpretedModule, *args: Value, **kwargs: Value) -> Value:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return self.interpreted(*bound.arguments.values())
+        return self.interpret(*bound.arguments.values())
 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     forward.__signature__ = inspect.Signature([own, *found])  # type: ignore[attr-defined]
     return forward
 
 
-class _Part(torch.nn.Module):
+class _ScriptContents(torch.nn.Module):
     """The contents of a script module by name: parameters, buffers, submodules, and attributes that the graph reads."""
 
-    def __init__(self, script: Value, names: frozenset[str], made: dict[int, Value]) -> None:
+    def __init__(self, script: Value, names: frozenset[str], known: dict[int, Value]) -> None:
         super().__init__()
         self.training = bool(getattr(script, "training", False))  # torch.jit.freeze takes it away
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
-            self.register_parameter(name, _parameter(parameter, made))
+            self.register_parameter(name, _parameter(parameter, known))
         for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
             self.register_buffer(name, buffer)
         for name, part in script.named_children():
-            self.add_module(name, _Part(part, names, made))
+            self.add_module(name, _ScriptContents(part, names, known))
         held = {"training", *self._parameters, *self._buffers, *self._modules}
         for name in sorted(names - held):
             if script._c.hasattr(name):
                 setattr(self, name, script._c.getattr(name))
 
 
-def _parameter(tensor: torch.Tensor, made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
+def _parameter(tensor: torch.Tensor, known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
     """Return a tensor as a parameter: the tensor itself, or for a loaded file a parameter in the same memory. Tied
-    tensors stay one parameter. ``made``: the parameters by the ids of the script's tensors, which it keeps alive."""
+    tensors stay one parameter. ``known``: the parameters by the ids of the script's tensors, which it keeps alive."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-    return made.setdefault(id(tensor), (tensor, given))[1]
+    return known.setdefault(id(tensor), (tensor, given))[1]
 
 
-class _Interpreted(_Part):
+class _InterpretedModule(_ScriptContents):
     """The graph of a method, with the submodules of its module; a function has no submodules."""
 
     def __init__(self, script: Value, graph: Graph, evaluators: Evaluators) -> None:
@@ -151,16 +151,16 @@ class _Interpreted(_Part):
         for value, name in self._literals.items():
             setattr(self, name, graph.constants[value])
 
-    def interpreted(self, *inputs: Value) -> Value:
+    def interpret(self, *inputs: Value) -> Value:
         """Run the graph; containers among the inputs are copied, as TorchScript does."""
         values = {value: getattr(self, name) for value, name in self._literals.items()}
-        given = [*([self] if self._is_method else []), *map(_copied, inputs)]
+        given = [*([self] if self._is_method else []), *map(_copy_containers, inputs)]
         with provenance.preserve_node_meta():
-            results = Interpreter(self._evaluators, values).run(self._graph.block, *given)
+            results = Interpreter(self._evaluators, values).run_block(self._graph.block, *given)
         return results[0] if len(results) == 1 else results
 
 
-def _copied(value: Value) -> Value:
+def _copy_containers(value: Value) -> Value:
     if isinstance(value, list):
-        return [_copied(v) for v in value]
-    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+        return [_copy_containers(v) for v in value]
+    return {k: _copy_containers(v) for k, v in value.items()} if isinstance(value, Mapping) else value

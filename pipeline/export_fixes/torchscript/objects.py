@@ -26,7 +26,7 @@ class Object:
     attributes: dict[str, Value] = field(factory=dict)
 
 
-def constant(call: Call) -> Value:
+def evaluate_constant(call: Call) -> Value:
     """prim::Constant; a one-element tensor is created from its number, so that sizes computed from it stay known."""
     value = call.attributes["value"]
     if not isinstance(value, torch.Tensor):
@@ -57,11 +57,11 @@ def set_attribute(call: Call, owner: Value, value: Value) -> None:
 
 def construct_tuple(call: Call, *values: Value) -> Value:
     """prim::TupleConstruct: a tuple, or a named tuple."""
-    fields = fields_of(call.types[0])
+    fields = named_tuple_fields(call.types[0])
     return tuple(values) if fields is None else _named_tuple(fields)(*values)
 
 
-def fields_of(kind: str) -> tuple[str, ...] | None:
+def named_tuple_fields(kind: str) -> tuple[str, ...] | None:
     """Return the fields of a named tuple from its type, as TorchScript prints it; None for another tuple."""
     if not kind.startswith("NamedTuple("):
         return None
@@ -80,7 +80,7 @@ def _named_tuple(fields: tuple[str, ...]) -> Value:
 
 def is_instance(call: Call, value: Value) -> bool:
     """prim::isinstance, if TorchScript has not evaluated it already."""
-    return any(_matches(value, ast.parse(kind, mode="eval").body) for kind in call.attributes["types"])
+    return any(_has_type(value, ast.parse(kind, mode="eval").body) for kind in call.attributes["types"])
 
 
 _SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
@@ -100,13 +100,13 @@ _SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-def _matches(value: Value, kind: ast.expr) -> bool:
+def _has_type(value: Value, kind: ast.expr) -> bool:
     """Return whether a value has a type in TorchScript syntax: ``int``, ``List[Tensor]``, ``Optional[int]``."""
     if isinstance(kind, ast.Constant):
         return value is None
     if isinstance(kind, ast.Subscript):
         name = ast.unparse(kind.value).rpartition(".")[2]
-        return _contains(name, value, kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice])
+        return _has_generic_type(name, value, kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice])
     name = ast.unparse(kind)
     if isinstance(value, Object):
         return name in (value.kind, "Any")
@@ -114,26 +114,26 @@ def _matches(value: Value, kind: ast.expr) -> bool:
     return isinstance(value, known) and not (isinstance(value, bool) and name == "int")
 
 
-def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
+def _has_generic_type(name: str, value: Value, kinds: list[ast.expr]) -> bool:
     """Return whether a value has a generic type, such as ``List[int]``."""
     if name == "Optional":
-        return value is None or _matches(value, kinds[0])
+        return value is None or _has_type(value, kinds[0])
     if name == "Union":
-        return any(_matches(value, kind) for kind in kinds)
+        return any(_has_type(value, kind) for kind in kinds)
     if name == "List":
-        return isinstance(value, list) and all(_matches(v, kinds[0]) for v in value)
+        return isinstance(value, list) and all(_has_type(v, kinds[0]) for v in value)
     if name == "Dict":
         pairs = value.items() if isinstance(value, dict) else ()
-        return isinstance(value, dict) and all(_matches(k, kinds[0]) and _matches(v, kinds[1]) for k, v in pairs)
+        return isinstance(value, dict) and all(_has_type(k, kinds[0]) and _has_type(v, kinds[1]) for k, v in pairs)
     return (
-        name == "Tuple" and isinstance(value, tuple) and len(value) == len(kinds) and all(map(_matches, value, kinds))
+        name == "Tuple" and isinstance(value, tuple) and len(value) == len(kinds) and all(map(_has_type, value, kinds))
     )
 
 
 _UNCHANGED: Final = ("prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional")
 
 OBJECTS: Final[Mapping[str, Evaluator]] = {
-    "prim::Constant": constant,
+    "prim::Constant": evaluate_constant,
     "prim::GetAttr": get_attribute,
     "prim::SetAttr": set_attribute,
     "prim::CreateObject": lambda call: Object(call.types[0]),
@@ -152,4 +152,4 @@ OBJECTS: Final[Mapping[str, Evaluator]] = {
     "aten::__is__": lambda call, a, b: a is b,
     "aten::__isnot__": lambda call, a, b: a is not b,
 }
-"""Evaluators of nodes that make values and take them apart."""
+"""Evaluators of nodes that create values and read their parts."""

@@ -13,10 +13,10 @@ from typing import Final
 import torch
 
 from pipeline.export_fixes.torchscript.graph import Value
-from pipeline.export_fixes.torchscript.registry import Call, Evaluator, of, overloads
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator, overloads, without_call
 
 
-def _length(low: Value, high: Value, step: Value) -> Value:
+def _range_length(low: Value, high: Value, step: Value) -> Value:
     if step == 1 and isinstance(high - low, torch.SymInt):
         return torch.sym_max(high - low, 0)
     return len(range(low, high, step))
@@ -40,7 +40,7 @@ _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::sqrt": torch.sym_sqrt,
     "aten::mathremainder": math.remainder,
     "aten::__round_to_zero_floordiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    "aten::__range_length": _length,
+    "aten::__range_length": _range_length,
     "aten::__derive_index": lambda index, start, step: start + index * step,
     "prim::abs": abs,
 }
@@ -54,7 +54,7 @@ _MATH: Final = (
 """Kinds that are the function of the same name in ``math``."""
 
 
-def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
+def _min_or_max(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
     """prim::max or prim::min of two numbers, of two lists, or of the elements of a list."""
 
     def evaluate(call: Call, first: Value, second: Value = None) -> Value:
@@ -65,7 +65,7 @@ def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Valu
     return evaluate
 
 
-def _number(function: Callable[..., Value]) -> Evaluator:
+def _typed(function: Callable[..., Value]) -> Evaluator:
     """Return an evaluator whose result has TorchScript's type: ``2 ** 3`` is a float, ``floor`` an int."""
 
     def evaluate(call: Call, *values: Value) -> Value:
@@ -77,22 +77,22 @@ def _number(function: Callable[..., Value]) -> Evaluator:
     return evaluate
 
 
-def plain(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
+def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
     """Return evaluators for those overloads of these kinds that have no tensor arguments."""
-    return {f"{kind}.{o}": _number(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
+    return {f"{kind}.{o}": _typed(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
 
 
 NUMBERS: Final[Mapping[str, Evaluator]] = {
-    **plain(_OPERATORS),
-    **plain({f"aten::{name}": getattr(math, name) for name in _MATH}),
-    "prim::max": _extreme(torch.sym_max, max),
-    "prim::min": _extreme(torch.sym_min, min),
+    **tensorless_evaluators(_OPERATORS),
+    **tensorless_evaluators({f"aten::{name}": getattr(math, name) for name in _MATH}),
+    "prim::max": _min_or_max(torch.sym_max, max),
+    "prim::min": _min_or_max(torch.sym_min, min),
     "prim::rangelist": lambda call, end: list(range(end)),
 }
 """Evaluators of arithmetic without tensors."""
 
 
-def _get(call: Call, values: Value, index: Value) -> Value:
+def _get_item(call: Call, values: Value, index: Value) -> Value:
     if isinstance(values, dict) and index not in values:
         raise call.error(f"the dict has no key {index!r}")
     if not isinstance(values, dict) and not -len(values) <= index < len(values):
@@ -100,12 +100,12 @@ def _get(call: Call, values: Value, index: Value) -> Value:
     return values[index]
 
 
-def _append(values: list[Value], value: Value) -> list[Value]:
+def _append_and_return(values: list[Value], value: Value) -> list[Value]:
     values.append(value)
     return values
 
 
-def _method(name: str) -> Callable[..., Value]:
+def _method_caller(name: str) -> Callable[..., Value]:
     return lambda owner, *values: getattr(owner, name)(*values)
 
 
@@ -115,7 +115,7 @@ _LISTS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::list": list,
     "aten::sort": lambda values, *options: values.sort(reverse=bool(options and options[-1])),
     "aten::sorted": lambda values, *options: sorted(values, reverse=bool(options and options[-1])),
-    **{f"aten::{name}": _method(name) for name in ("copy", "clear", "index", "count", "remove", "split")},
+    **{f"aten::{name}": _method_caller(name) for name in ("copy", "clear", "index", "count", "remove", "split")},
     "aten::dict": dict,
     "aten::len": len,
 }
@@ -134,23 +134,23 @@ _METHODS: Final = ("extend", "insert", "pop", "reverse", "get", "setdefault", "u
 
 
 CONTAINERS: Final[Mapping[str, Evaluator]] = {
-    **plain(_LISTS),
-    **plain({f"aten::{name}": _method(name) for name in _STRINGS}),
-    **{f"aten::{name}": of(_method(name)) for name in _METHODS},
+    **tensorless_evaluators(_LISTS),
+    **tensorless_evaluators({f"aten::{name}": _method_caller(name) for name in _STRINGS}),
+    **{f"aten::{name}": without_call(_method_caller(name)) for name in _METHODS},
     "aten::keys": lambda call, values: list(values.keys()),
     "aten::values": lambda call, values: list(values.values()),
     "aten::items": lambda call, values: list(values.items()),
-    "aten::append": of(_append),
-    "aten::__getitem__": _get,
-    "prim::StringIndex": _get,
-    "aten::_set_item": of(operator.setitem),
-    "aten::Delete": of(operator.delitem),
+    "aten::append": without_call(_append_and_return),
+    "aten::__getitem__": _get_item,
+    "prim::StringIndex": _get_item,
+    "aten::_set_item": without_call(operator.setitem),
+    "aten::Delete": without_call(operator.delitem),
     "aten::__contains__": lambda call, values, value: value in values,
-    "aten::Size": of(list),
+    "aten::Size": without_call(list),
     "aten::format": lambda call, text, *values: text.format(*values),
     "aten::percentFormat": lambda call, text, *values: text % values,
-    "aten::str": of(str),
-    "aten::ord": of(ord),
-    "aten::chr": of(chr),
+    "aten::str": without_call(str),
+    "aten::ord": without_call(ord),
+    "aten::chr": without_call(chr),
 }
 """Evaluators of lists, dicts and strings."""

@@ -46,7 +46,7 @@ class Call:
     @property
     def where(self) -> str:
         """The user's line, ``model.py:12, y = x + 1``; empty if the graph does not have it."""
-        return self.node.place.where
+        return self.node.location.where
 
     def error(self, why: str, hint: str = "") -> CaptureError:
         """Return the error for a node that cannot be evaluated: its kind, file and line, and why."""
@@ -54,7 +54,7 @@ class Call:
         return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
 
 
-def of(function: Callable[..., Value]) -> Evaluator:
+def without_call(function: Callable[..., Value]) -> Evaluator:
     """Return an evaluator that calls a function with the values only, without the `Call`."""
     return lambda call, *values: function(*values)
 
@@ -81,7 +81,7 @@ class Evaluators(Mapping[str, Evaluator]):
         """
         if not callable(evaluator):
             raise TypeError(f"the evaluator of {key} is {kind_of(evaluator)}, expected a function")
-        _check(key)
+        _check_key(key)
         return Evaluators({**self.without(key).table, key: evaluator})
 
     def without(self, key: str) -> Evaluators:
@@ -105,14 +105,14 @@ class Evaluators(Mapping[str, Evaluator]):
         return f"<Evaluators of {len(self)} kinds of nodes>"
 
 
-def _check(key: object) -> None:
+def _check_key(key: object) -> None:
     match = _KEY.fullmatch(key) if isinstance(key, str) else None
     if match is None:
         raise ValueError(f"{key!r} is not a kind of a TorchScript node; 'prim::ListConstruct' and 'aten::add.int' are")
     kind, overload = match["kind"], match["overload"]
     known = overloads(kind)
     if kind.startswith("aten::") and not known:
-        near = ", ".join(difflib.get_close_matches(kind, _kinds(), 3))
+        near = ", ".join(difflib.get_close_matches(kind, _all_kinds(), 3))
         raise ValueError(f"TorchScript has no {kind}{f'; near it are {near}' if near else ''}")
     if known and overload not in (None, *known):
         raise ValueError(f"{kind} has no overload {overload!r}, but {', '.join(known)}")
@@ -126,5 +126,5 @@ def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> tuple[str, ...]:
+def _all_kinds() -> tuple[str, ...]:
     return tuple(sorted({schema.name for schema in torch._C._jit_get_all_schemas()}))

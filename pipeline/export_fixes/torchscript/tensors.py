@@ -13,13 +13,13 @@ from torch.nn import functional
 from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import aten
 from pipeline.export_fixes import packed_sequence
-from pipeline.export_fixes.branches import is_open
+from pipeline.export_fixes.branches import is_open_condition
 from pipeline.export_fixes.torchscript.graph import Value
-from pipeline.export_fixes.torchscript.registry import Call, Evaluator, of
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator, without_call
 from pipeline.frozen import FrozenDict
 
 
-def _codes() -> Mapping[torch.dtype, int]:
+def _dtype_codes() -> Mapping[torch.dtype, int]:
     found = dict[torch.dtype, int]()
     with warnings.catch_warnings():  # some dtypes are experimental, or deprecated
         warnings.simplefilter("ignore")
@@ -29,25 +29,25 @@ def _codes() -> Mapping[torch.dtype, int]:
     return found
 
 
-CODES: Final = FrozenDict(_codes())
-"""TorchScript's integers for dtypes, found by asking torch, which has no other answer while it traces."""
+DTYPE_CODES: Final = FrozenDict(_dtype_codes())
+"""TorchScript's integer code of each dtype, found by calling an operator of torch outside of any trace."""
 
 
-def dtype_of(code: int | torch.dtype | None) -> torch.dtype | None:
+def to_dtype(code: int | torch.dtype | None) -> torch.dtype | None:
     """Return the dtype for TorchScript's integer code; None for None (no dtype requested)."""
     if code is None or isinstance(code, torch.dtype):
         return code
-    return next(dtype for dtype, number in CODES.items() if number == code)
+    return next(dtype for dtype, number in DTYPE_CODES.items() if number == code)
 
 
-def _item(value: Value) -> Value:
+def _number_in(value: Value) -> Value:
     """Return the number in a tensor; return a number unchanged."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def to_int(call: Call, value: Value) -> Value:
     """aten::Int, of a tensor, a number or a string."""
-    number = _item(value)
+    number = _number_in(value)
     if isinstance(number, torch.SymFloat):
         return torch.sym_int(number)
     if isinstance(number, torch.SymBool):
@@ -57,15 +57,15 @@ def to_int(call: Call, value: Value) -> Value:
 
 def to_float(call: Call, value: Value) -> Value:
     """aten::Float, of a tensor, a number or a string."""
-    number = _item(value)
+    number = _number_in(value)
     return float(number) if isinstance(number, bool | str) else torch.sym_float(number)
 
 
 def to_bool(call: Call, value: Value) -> Value:
     """aten::Bool: the condition of a branch; if it is data-dependent, a 0-d tensor."""
-    if is_open(value):
+    if is_open_condition(value):
         return value.reshape(()) != 0
-    number = _item(value)
+    number = _number_in(value)
     return number if isinstance(number, bool | torch.SymBool) else number != 0
 
 
@@ -79,14 +79,14 @@ def to_tensor(call: Call, value: Value) -> torch.Tensor:
 def _to_device(
     call: Call, x: Value, device: Value = None, dtype: Value = None, blocks: bool = False, copy: bool = False
 ) -> Value:
-    return x.to(device=x.device if device is None else device, dtype=dtype_of(dtype) or x.dtype, copy=copy)
+    return x.to(device=x.device if device is None else device, dtype=to_dtype(dtype) or x.dtype, copy=copy)
 
 
-def _layout(call: Call, x: Value) -> int:
+def _layout_code(call: Call, x: Value) -> int:
     return int(torch.ops.prim.layout.default(torch.empty(0).to(x.device) if x.layout == torch.strided else x))
 
 
-def _attribute(name: str) -> Evaluator:
+def _read_attribute(name: str) -> Evaluator:
     return lambda call, x: getattr(x, name)
 
 
@@ -103,12 +103,12 @@ _METHODS: Final = (
 """Methods of tensors, aten::NAME in a script, whose results are Python's or on another device."""
 
 TENSORS: Final[Mapping[str, Evaluator]] = {
-    **{f"prim::{name}": _attribute(name) for name in _ATTRIBUTES},
-    **{f"aten::{name}": of(getattr(torch.Tensor, name)) for name in _METHODS},
+    **{f"prim::{name}": _read_attribute(name) for name in _ATTRIBUTES},
+    **{f"aten::{name}": without_call(getattr(torch.Tensor, name)) for name in _METHODS},
     "prim::requires_grad": lambda call, x: x.is_floating_point(),
-    "prim::dtype": lambda call, x: CODES[x.dtype],
-    "prim::layout": _layout,
-    "prim::data": of(torch.Tensor.detach),
+    "prim::dtype": lambda call, x: DTYPE_CODES[x.dtype],
+    "prim::layout": _layout_code,
+    "prim::data": without_call(torch.Tensor.detach),
     "prim::type": lambda call, device: device.type,
     "prim::index": lambda call, device: device.index,
     "prim::NumToTensor": to_tensor,
@@ -127,45 +127,47 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::Bool": to_bool,
     "aten::ScalarImplicit": lambda call, x: x.item(),
     "aten::tensor": lambda call, data, dtype=None, device=None, requires_grad=False: torch.tensor(
-        data, dtype=dtype_of(dtype), device=device
+        data, dtype=to_dtype(dtype), device=device
     ),
     "aten::as_tensor": lambda call, x, dtype=None, device=None: torch.as_tensor(
-        x, dtype=dtype_of(dtype), device=device
+        x, dtype=to_dtype(dtype), device=device
     ),
     "aten::to.prim_Device": _to_device,
-    "aten::to.prim_dtype": lambda call, x, dtype=None, _=False, copy=False: x.to(dtype_of(dtype) or x.dtype, copy=copy),
+    "aten::to.prim_dtype": lambda call, x, dtype=None, _=False, copy=False: x.to(to_dtype(dtype) or x.dtype, copy=copy),
     "aten::to.prim_other": lambda call, x, blocks=False, copy=False: x.to(x.dtype, copy=copy),
-    "aten::device": of(torch.device),
+    "aten::device": without_call(torch.device),
     "aten::split.default": lambda call, x, sizes, dim=0: list(x.split(sizes, dim)),
     "aten::unbind": lambda call, x, dim=0: list(x.unbind(dim)),
     "aten::_convolution": lambda call, *given: aten.convolution.default(*given[:9]),  # else torch 2.11 counts elements
     "aten::numpy_T": lambda call, x: x.permute(*reversed(range(x.dim()))),
-    "aten::mT": _attribute("mT"),
-    "aten::mH": _attribute("mH"),
-    "aten::matrix_H": _attribute("mH"),
-    "aten::__interpolate": of(functional.interpolate),
+    "aten::mT": _read_attribute("mT"),
+    "aten::mH": _read_attribute("mH"),
+    "aten::matrix_H": _read_attribute("mH"),
+    "aten::__interpolate": without_call(functional.interpolate),
     "aten::requires_grad_": lambda call, x, *_: x,
 }
-"""Evaluators of nodes between tensors and Python; what computes with tensors alone is an operator of torch's."""
+"""Evaluators of nodes that convert between tensors and Python values; all other tensor nodes are torch operators."""
 
 
-def _packed(ours: Callable[..., Value], target: Callable[..., Value]) -> Evaluator:
+def _if_packed(packed_version: Callable[..., Value], operator: Callable[..., Value]) -> Evaluator:
     """Return an evaluator that calls our implementation for packed sequences, or the operator if ours returns None."""
 
     def evaluate(call: Call, *given: Value) -> Value:
-        found = ours(*given)
-        return target(*given) if found is None else found
+        found = packed_version(*given)
+        return operator(*given) if found is None else found
 
     return evaluate
 
 
 PACKED: Final[Mapping[str, Evaluator]] = {
-    "aten::_pack_padded_sequence": of(packed_sequence.pack),
-    "aten::_pad_packed_sequence": _packed(packed_sequence.pad, aten._pad_packed_sequence.default),
-    "aten::select.int": _packed(lambda x, dim, index: packed_sequence.item(x, index), aten.select.int),
-    "aten::size.int": _packed(lambda x, dim: packed_sequence.longest(x), lambda x, dim: x.shape[dim]),
+    "aten::_pack_padded_sequence": without_call(packed_sequence.pack_rows),
+    "aten::_pad_packed_sequence": _if_packed(packed_sequence.pad_rows, aten._pad_packed_sequence.default),
+    "aten::select.int": _if_packed(lambda x, dim, index: packed_sequence.batch_size_item(x, index), aten.select.int),
+    "aten::size.int": _if_packed(lambda x, dim: packed_sequence.longest_length(x), lambda x, dim: x.shape[dim]),
     **{
-        f"aten::{target._schema.name.removeprefix('aten::')}.data": _packed(packed_sequence.layer(target), target)
+        f"aten::{target._schema.name.removeprefix('aten::')}.data": _if_packed(
+            packed_sequence.recurrent_layer(target), target
+        )
         for target in LAYERS
     },
 }

@@ -8,7 +8,7 @@ import sympy
 
 
 @lru_cache(maxsize=4096)
-def line_of(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
+def linear_coefficients(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
     """Return slope and offset of an expression that is linear in this symbol and has no other symbol; else None."""
     if [s.name for s in expr.free_symbols] != [name]:
         return None
@@ -18,20 +18,20 @@ def line_of(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
     return (int(slope), int(offset)) if line and offset.is_Integer else None
 
 
-def solved(expr: object, name: str, value: int) -> int | None:
+def solve_for(expr: object, name: str, value: int) -> int | None:
     """Return the symbol's integer at which a linear expression (``4*s + 1``) has this value; None if none has."""
-    line = line_of(expr, name)
+    line = linear_coefficients(expr, name)
     if line is None or (value - line[1]) % line[0] != 0:
         return None
     return (value - line[1]) // line[0]
 
 
-def solved_in_words(expr: object, name: str, place: str) -> list[str]:
+def inverse_text(expr: object, name: str, size: str) -> list[str]:
     """Return Python code that computes the symbol from an input size that is linear in it (``x.shape[1] // 4``); empty
     if the expression is not linear."""
-    line = line_of(expr, name)
+    line = linear_coefficients(expr, name)
     if line is None:
         return []
     slope, offset = line
-    whole = f"({place} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else place
+    whole = f"({size} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else size
     return [f"({whole} // {slope})" if slope != 1 else whole]

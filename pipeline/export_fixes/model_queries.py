@@ -17,27 +17,27 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, folder_of
-from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
+from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, line_text
 from pipeline.export_fixes.patching import Kernel
 
-ASSUMED: Final = "8.0"
-"""The compute capability of a GPU that nobody names: the least that engines are built for."""
+DEFAULT_CAPABILITY: Final = "8.0"
+"""The compute capability that is assumed if settings name none: the lowest that engines support."""
 
 capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
-"""That of the GPU that ``torch.cuda`` describes."""
+"""The compute capability that ``torch.cuda`` reports during a trace."""
 
 
-def attention(own: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
+def gpu_attention(orig: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
     """Select the GPU's attention kernel for tensors on a GPU, and torch's choice for other tensors."""
-    return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
+    return (_empty_attention_result if query.device.type == "cuda" else orig)(query, *args, **kwargs)
 
 
-def constant(own: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
+def copy_to_cpu(orig: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
     """Copy a constant as torch does during a trace, but keep the copied values on the CPU."""
-    return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
+    return orig(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
 
-def _attention(
+def _empty_attention_result(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -50,7 +50,7 @@ def _attention(
 ) -> Argument:
     """Return an empty attention result in the memory layout of a GPU kernel: heads are contiguous within a position,
     while plain attention returns contiguous positions. Below autograd, trace the operators that a GPU would run."""
-    has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
+    has_kernel, mode = _has_gpu_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given = (query, key, value, attn_mask)
         if has_kernel:
@@ -65,7 +65,7 @@ def _attention(
     return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
 
 
-def _has_kernel(
+def _has_gpu_kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gqa: bool
 ) -> bool:
     """Return whether a GPU of compute capability 8.0 or later has a kernel for an attention. Flash attention
@@ -82,7 +82,7 @@ def _has_kernel(
     return not gqa and all(size % (16 // query.dtype.itemsize) == 0 for size in sizes)
 
 
-def hidden_from_models(own: Kernel) -> bool:
+def hide_tracing_from_model(orig: Kernel) -> bool:
     """Wrap `torch.compiler.is_compiling` and the like: torch's code gets the real result, the model gets False.
 
     Models may run other code if they are exported: encoders of transformers then create no mask, which some of them
@@ -91,14 +91,14 @@ def hidden_from_models(own: Kernel) -> bool:
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(folder_of("pipeline")) and frame.f_back is not None:
         frame = frame.f_back
-    return bool(own()) and frame.f_code.co_filename.startswith(folder_of("torch"))
+    return bool(orig()) and frame.f_code.co_filename.startswith(folder_of("torch"))
 
 
-def refused(own: Callable[..., object], *args: object, **kwargs: object) -> object:
+def reject_seeding(orig: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Reject a call that seeds a generator: torch.export would run it during the trace, but omit it from the graph."""
     frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
-    if frame.f_code.co_filename.startswith(NOT_THE_MODELS):
-        return own(*args, **kwargs)
-    place = place_of(frame.f_code.co_filename, frame.f_lineno)
-    why = f"the model seeds torch's random numbers at {place}, which a program does not"
+    if frame.f_code.co_filename.startswith(NOT_MODEL_CODE):
+        return orig(*args, **kwargs)
+    place = line_text(frame.f_code.co_filename, frame.f_lineno)
+    why = f"the model seeds torch's random generator at {place}, which a program cannot do"
     raise CaptureError(why, "seed before the call; or draw once, and keep the numbers in a buffer")
