@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.artifact.engine_cache_stage import cached_by
-from pipeline.artifact.measurement_file import kept_by
+from pipeline.artifact.engine_cache_stage import wrap_in_engine_cache
+from pipeline.artifact.measurement_file import measurement_store
 from pipeline.capture.capture import Model
 from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
@@ -145,8 +145,8 @@ def default(
         raise ValueError(f"compute_capabilities: {LIBRARY} does not know {unknown[0]}; it {builds}")
     decompositions, whole = chosen(decompositions, torch_enabled_decompositions, torch_disabled_decompositions)
     front = Decompose(registry, decompositions, whole), Improve(registry), Validate(registry, decompositions, whole)
-    built = cached_by(settings, Build(build_executor))
-    back = partition, avoid_faults, convert, built, refit_map, Load(), Choose(kept=kept_by(settings))
+    built = wrap_in_engine_cache(settings, Build(build_executor))
+    back = partition, avoid_faults, convert, built, refit_map, Load(), Choose(kept=measurement_store(settings))
     return in_precision(Pipeline((*front, *back), settings), precision)
 
 

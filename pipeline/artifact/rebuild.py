@@ -25,7 +25,7 @@ from pipeline.runtime.snapshot import present
 from pipeline.stages.build import engine
 
 
-class NotKept:
+class UnsavedConverter:
     """Stand-in for a converter in a loaded program; the file contains only the converter's name."""
 
     def __init__(self, name: str) -> None:
@@ -37,18 +37,18 @@ class NotKept:
 
 
 @cache
-def stand_in(name: str) -> Choice:
+def unsaved_converter(name: str) -> Choice:
     """Return the stand-in for the converter of this name."""
-    return Choice(ConverterSupport(NotKept(name)))
+    return Choice(ConverterSupport(UnsavedConverter(name)))
 
 
 def is_loaded(compiled: Compiled) -> bool:
     """Return whether a program was loaded from a file."""
     choices = (verdict.choice for verdict in compiled.partitioned.verdicts.values())
-    return any(isinstance(c.support.converter_implementation, NotKept) for c in choices if c is not None)
+    return any(isinstance(c.support.converter_implementation, UnsavedConverter) for c in choices if c is not None)
 
 
-def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     """Return the program with the parameters of ``partitioned``, and engines built from its networks."""
     parameters = partitioned.program.parameters
     rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
@@ -58,12 +58,12 @@ def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
         recipe = compiled.refit_map.get(name)
         return present(compiled.literals, name) if recipe is None else held(recipe.evaluate(parameters))
 
-    values = [Values(order.network, value) for order in orders]
-    engines = built_once(orders, values, lambda due: [_built(orders[i], values[i]) for i in due])
+    values = [LazyWeights(order.network, value) for order in orders]
+    engines = built_once(orders, values, lambda due: [_build_engine(orders[i], values[i]) for i in due])
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
-class Values(Mapping[str, torch.Tensor]):
+class LazyWeights(Mapping[str, torch.Tensor]):
     """The weights of a network by name, each evaluated on access."""
 
     def __init__(self, network: Network, value: Callable[[str], torch.Tensor]) -> None:
@@ -79,7 +79,7 @@ class Values(Mapping[str, torch.Tensor]):
         return len(self.names)
 
 
-def _built(order: Order, weights: Mapping[str, torch.Tensor]) -> Engine:
+def _build_engine(order: Order, weights: Mapping[str, torch.Tensor]) -> Engine:
     network = order.network
     with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "weights")

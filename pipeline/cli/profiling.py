@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.artifact.load import program as load
+from pipeline.artifact.load import load_program as load
 from pipeline.cli.agreement import drawn
 from pipeline.cli.saved_program_commands import input_value, inputs_by_name
 from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from pipeline.artifact.load import program as load
-from pipeline.artifact.named_io import call_by_name, called_by_name, inputs_of
+from pipeline.artifact.load import load_program as load
+from pipeline.artifact.named_io import arguments_by_name, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
 from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.compiled import Compiled, Executor
@@ -83,7 +83,9 @@ def verified(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
     check_there(options.file)
     program = _load_program(options)
-    calls = [call_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
+    calls = (
+        [arguments_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
+    )
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from pipeline.artifact.engine_cache_stage import wanted_engines
+from pipeline.artifact.engine_cache_stage import engine_requests
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.capture.capture import capture
 from pipeline.compiled import Compiled, CompiledModule, Executor
@@ -223,7 +223,7 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
         text = str(program)
         compiled: Compiled = compile(program)
         again = compile.until("convert")(program)
-        list(wanted_engines(again))  # each can be kept
+        list(engine_requests(again))  # each can be kept
     except CaptureError:
         raise
     except Exception as error:

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
-from pipeline.artifact.engine_cache_stage import wanted_engines
+from pipeline.artifact.engine_cache_stage import engine_requests
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.frozen import FrozenDict
@@ -83,7 +83,7 @@ class Drawn:
         """The key of its engine, which is one."""
         program = self.program()
         made = STAGES(evolve(program, settings=settings) if settings else program)
-        (wanted,) = wanted_engines(made)
+        (wanted,) = engine_requests(made)
         return wanted.key
 
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import pipeline
-from pipeline.artifact.op_names import Named
+from pipeline.artifact.op_names import OperatorName
 from pipeline.aten.collectives import is_collective
 from pipeline.converters import collectives
 from pipeline.export_fixes.patching import VERSION
@@ -216,7 +216,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     for each in (compiled, kept, pipeline.load(folder / f"inside{rank}.trtp", COLLECTIVES)):
         torch.testing.assert_close(run(each)(x), whole(x), **CLOSE)
     for node in filter(is_collective, each.program.graph.nodes):  # as in a file that wants no permission
-        node.target = Named(str(node.target))
+        node.target = OperatorName(str(node.target))
     with pytest.raises(pipeline.ExecutionError, match="the program has no collective here"):
         run(each)(x)
 
