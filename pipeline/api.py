@@ -30,9 +30,9 @@ def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, 
     return made
 
 
-def module_like(_: Compiled, model: M, made: CompiledModule) -> M:
+def module_like(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
     """Return a copy of the model whose ``forward`` is the program's module."""
-    return in_place_of(model, made)
+    return in_place_of(model, compiled_module)
 
 
 Compiled._new_module = module

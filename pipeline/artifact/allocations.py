@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pipeline.aten.calls import callee
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
-from pipeline.recipes import CPU, Recipe, Ref, refs, target_of
+from pipeline.recipes import CPU, Recipe, Ref, find_target, referenced_names
 
 ALWAYS_ALLOWED: Final = 64 << 20
 """Bytes that a file need not declare."""
@@ -54,7 +54,7 @@ def largest_constant(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[t
     """Return the bytes of the largest tensor that recipes compute from parameters of these dtypes and sizes."""
     known: dict[object, int] = {}
     for recipe in recipes:
-        if all(does(target_of(step.target)) in _SAME for step in recipe.steps):
+        if all(does(find_target(step.target)) in _SAME for step in recipe.steps):
             continue
         names = (*recipe.parameters, *(step.name for step in recipe.steps))
         places = {Ref(name): Ref(str(i)) for i, name in enumerate(names)}
@@ -86,9 +86,9 @@ def _computed_bytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, 
 
         for step in recipe.steps:
             args, kwargs = tree_map(value, (step.args, dict(step.kwargs)))
-            read = refs((step.args, tuple(each for _, each in step.kwargs)))
+            read = referenced_names((step.args, tuple(each for _, each in step.kwargs)))
             is_known = all(values.get(name) is not None for name in read)
-            found = values[step.name] = _fake_result(target_of(step.target), args, kwargs) if is_known else None
+            found = values[step.name] = _fake_result(find_target(step.target), args, kwargs) if is_known else None
             if found is None:
                 yield 8 * math.prod(abs(each) for each in tree_leaves((args, kwargs)) if type(each) is int and each)
             yield from (t.nbytes for t in tree_leaves(found) if isinstance(t, torch.Tensor))

@@ -207,7 +207,7 @@ def _excerpt(data: JsonData) -> str:
 
 _PLAIN: Mapping[object, Rule] = {
     **{kind: _plain_type_rule(kind) for kind in (bool, int, str)},
-    float: Rule(json_values.float_to_json, json_values.float_from_json),
+    float: Rule(json_values.write_float, json_values.read_float),
     Any: Rule(json_values.to_json, json_values.from_json),
     Json: Rule(lambda value: value, lambda data: data),
     **{

@@ -18,8 +18,8 @@ from pipeline.artifact.engine_entry import (
 )
 from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, FsspecStore, as_file_store
 from pipeline.aten.types import Function
-from pipeline.build.deduplicate import serving
-from pipeline.build.serialized_plans import Order, Plan
+from pipeline.build.deduplicate import engine_for_network
+from pipeline.build.serialized_plans import BuildOrder, Plan
 from pipeline.compose.pipelines import Pipeline, StageLike, report
 from pipeline.errors import ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
@@ -41,7 +41,7 @@ class EngineRequest:
     """An engine that a program needs: the order to build it, and its cache key. ``values``: the SHA-256 of each
     refittable weight by name; a cached engine with this key may have other values."""
 
-    order: Order
+    order: BuildOrder
     handle: NetworkHandle = field(eq=False, repr=False)
     form: Canonical = field(repr=False)
     key: str
@@ -102,7 +102,7 @@ class Cached:
         for i, each in enumerate(wanted):
             if i not in engines:
                 source = sources[each.identity]
-                engines[i] = serving(engines[source], wanted[source].form, each.order.name, each.form)
+                engines[i] = engine_for_network(engines[source], wanted[source].form, each.order.name, each.form)
         built, computed = tuple(engines[i] for i in range(len(wanted))), converted.computed
         return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
 
@@ -155,10 +155,10 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
     program = converted.partitioned.program
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
-        order = Order.of(segment, network, program.settings)
+        order = BuildOrder.of(segment, network, program.settings)
         form = canonical(order.network, order.sizes, _binding_roles(program, segment))
         known = tensor_digests({name: handle.weights[name] for name in form.weights})
-        values = {n: digest for n, digest in known.items() if order.replaceable(n) and n in converted.recipes}
+        values = {n: digest for n, digest in known.items() if order.is_replaceable(n) and n in converted.recipes}
         fixed = {name: digest for name, digest in known.items() if name not in values}
         yield EngineRequest(order, handle, form, engine_key(order, form, fixed), values)
 

@@ -20,7 +20,7 @@ from pipeline.artifact import codec
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError
 from pipeline.aten.tensor_type import raw_bytes
-from pipeline.build.serialized_plans import Order
+from pipeline.build.serialized_plans import BuildOrder
 from pipeline.errors import PipelineError
 from pipeline.network.canonical import Canonical
 from pipeline.settings import ENGINE
@@ -40,7 +40,7 @@ def tensor_digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
         return dict(zip(weights, threads.map(digest, weights.values()), strict=True))
 
 
-def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
+def engine_key(order: BuildOrder, form: Canonical, values: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
     It depends on the layers, their arguments and connections; shapes, ranges and dtypes; the builder's settings; the

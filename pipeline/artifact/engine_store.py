@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from pipeline.artifact.engine_entry import Buffer
 from pipeline.aten.types import Leaf
-from pipeline.errors import ArtifactWarning, require, warn
+from pipeline.errors import ArtifactWarning, require_package, warn
 from pipeline.frozen import FrozenDict
 from pipeline.records.wording import kind_of
 from pipeline.runtime.atomic import replacing
@@ -242,7 +242,7 @@ class FsspecStore:
     _root: str = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        require("fsspec", "fsspec")
+        require_package("fsspec", "fsspec")
         from fsspec.core import url_to_fs
 
         if not isinstance(self.url, str):

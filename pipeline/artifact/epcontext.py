@@ -15,7 +15,7 @@ from pipeline.artifact.named_io import inputs_of, user_outputs_with_names
 from pipeline.artifact.save import INSIDE, save
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled, Format, StrPath
-from pipeline.errors import ArtifactError, require
+from pipeline.errors import ArtifactError, require_package
 from pipeline.program import Output, Port
 from pipeline.runtime.atomic import replacing
 from pipeline.version import __version__
@@ -137,7 +137,7 @@ def _output_ports(compiled: Compiled) -> list[Port]:
 def _onnx_model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> bytes:
     """Return an ONNX model with a plan, or with the plan's relative path. The node has no attribute ``source``, which
     would have to equal the name under which an application registers the provider."""
-    require("onnx", "onnx")
+    require_package("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 
     def value(port: Port) -> Argument:

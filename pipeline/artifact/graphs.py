@@ -23,7 +23,7 @@ from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument
-from pipeline.errors import ArtifactError, line_of
+from pipeline.errors import ArtifactError, source_line_in
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
@@ -94,7 +94,7 @@ def _save_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
     value = value_to_json(node.meta.get("val")) if "val" in node.meta else None
     library = op_names.defining_library(node.target) if calls else ""
     args, kwargs = write(node.args), write(dict(node.kwargs))
-    where = node.meta.get("where") or line_of(node.meta)
+    where = node.meta.get("where") or source_line_in(node.meta)
     return SavedNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
 
 

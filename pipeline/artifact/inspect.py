@@ -11,7 +11,7 @@ from attrs import field, frozen
 from pipeline.artifact.container import MANIFEST, ContainerReader
 from pipeline.artifact.manifest import KERNELS, Manifest
 from pipeline.artifact.manifest_file import open_program_file, read_manifest
-from pipeline.records.wording import in_bytes
+from pipeline.records.wording import format_bytes
 from pipeline.shapes.port_text import output_lines
 
 
@@ -48,7 +48,7 @@ def inspect(path: str | os.PathLike[str]) -> Description:
 def _description_lines(description: Description) -> Iterator[str]:
     manifest, versions = description.manifest, description.manifest.versions
     by = f"pipeline {versions.pipeline}, torch {versions.torch}, {versions.tensorrt}"
-    yield f"{description.path}: {in_bytes(description.nbytes)}, format {manifest.schema}, written by {by}"
+    yield f"{description.path}: {format_bytes(description.nbytes)}, format {manifest.schema}, written by {by}"
     words = manifest.shapes.words
     yield from (f"input  {port.text(words)}" for port in manifest.inputs)
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in segment.outputs))
@@ -58,13 +58,13 @@ def _description_lines(description: Description) -> Iterator[str]:
     for engine in manifest.engines:
         targets = f", for {', '.join(versions.targets)}" if versions.targets else ""
         refit = ", refittable" * engine.refittable + ", without weights" * engine.stripped
-        yield f"engine {engine.name}: {in_bytes(description.sizes[engine.entry])}, {engine.library}{targets}{refit}"
+        yield f"engine {engine.name}: {format_bytes(description.sizes[engine.entry])}, {engine.library}{targets}{refit}"
     if manifest.kernels:
-        yield f"compiled kernels: {in_bytes(description.sizes[KERNELS])}, for {manifest.kernels}"
+        yield f"compiled kernels: {format_bytes(description.sizes[KERNELS])}, for {manifest.kernels}"
     yield _weights_text(description)
     if manifest.computed:
-        yield f"constants are computed, the largest has {in_bytes(manifest.computed)}"
-    yield (f"a call takes at most {in_bytes(manifest.call)}" if manifest.call else "a call's memory is unbounded")
+        yield f"constants are computed, the largest has {format_bytes(manifest.computed)}"
+    yield (f"a call takes at most {format_bytes(manifest.call)}" if manifest.call else "a call's memory is unbounded")
     yield from (f"in PyTorch: {fallback}" for fallback in manifest.fallbacks)
     yield from (f"needs the library {name}, imported before it is loaded" for name in manifest.libraries)
     if versions.gpu:
@@ -75,8 +75,10 @@ def _description_lines(description: Description) -> Iterator[str]:
 
 def _weights_text(description: Description) -> str:
     manifest = description.manifest.weights
-    inside = in_bytes(description.sizes.get(manifest.entry, 0))
+    inside = format_bytes(description.sizes.get(manifest.entry, 0))
     if manifest.entry and not manifest.others:
         return f"weights: inside, {inside}"
     constants = f"; constants: inside, {inside}" if manifest.entry else ""
-    return (f"weights: in {manifest.file}, {in_bytes(manifest.size)}" if manifest.file else "weights: none") + constants
+    return (
+        f"weights: in {manifest.file}, {format_bytes(manifest.size)}" if manifest.file else "weights: none"
+    ) + constants

@@ -34,13 +34,13 @@ class NodeName:
     name: str
 
 
-def float_to_json(value: float) -> JsonData:
+def write_float(value: float) -> JsonData:
     """Return a float as JSON; infinities and NaN, which JSON lacks, are objects."""
     value = float(value)
     return value if math.isfinite(value) else {"float": str(value)}
 
 
-def float_from_json(data: JsonData) -> float:
+def read_float(data: JsonData) -> float:
     """Read a float from JSON."""
     if isinstance(data, float):
         return data
@@ -127,7 +127,7 @@ _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
         complex,
         "complex",
         lambda v: _list_to_json((v.real, v.imag)),
-        lambda v: complex(*map(float_from_json, _check_list(v, 2))),
+        lambda v: complex(*map(read_float, _check_list(v, 2))),
     ),
     (slice, "slice", lambda v: _list_to_json((v.start, v.stop, v.step)), lambda data: slice(*_read_list(data, 3))),
     (type(Ellipsis), "ellipsis", lambda value: None, lambda data: ...),
@@ -145,7 +145,7 @@ _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
 """The types, name, writer and reader of each form; the first row of which a type is a subclass writes it."""
 _READ: Mapping[str, Convert] = {
     **{name: read for _, name, _, read in _JSON_KINDS},
-    "float": lambda data: float_from_json({"float": data}),
+    "float": lambda data: read_float({"float": data}),
 }
 
 
@@ -154,7 +154,7 @@ def to_json(value: object) -> JsonData:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if isinstance(value, float):
-        return float_to_json(value)
+        return write_float(value)
     if isinstance(value, list):
         return _list_to_json(value)
     name, write = _find_writer(type(value))  # type: ignore[arg-type]

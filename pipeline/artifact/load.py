@@ -36,9 +36,9 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.validity import fault
-from pipeline.program import Partitioned, Program, Verdict, version
+from pipeline.program import Partitioned, Program, Verdict, tensor_version
 from pipeline.records.kernels import NO_KERNELS, Kernels
-from pipeline.records.wording import path_of
+from pipeline.records.wording import to_path
 from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import children
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
@@ -64,7 +64,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
         ArtifactError: the file is not a saved program, was truncated or altered, comes from a newer version, or calls
             an operator that is missing or not allowed; the message names the operator.
     """
-    given = path_of(path, "pipeline.load")
+    given = to_path(path, "pipeline.load")
     place = given / FOLDER if given.is_dir() else given
     if not given.exists():
         raise FileNotFoundError(errno.ENOENT, "there is no such file; compiled.save(path) writes one", str(path))
@@ -261,7 +261,7 @@ class Loader:
             in_spec=read_part("in_spec", pytrees.from_json, kept.in_spec),
             out_spec=read_part("out_spec", pytrees.from_json, kept.out_spec),
             settings=read_part("settings", settings_json.from_json, kept.settings),
-            versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
+            versions=FrozenDict({name: tensor_version(tensor) for name, tensor in parameters.items()}),
         )
         return evolve(program, source=self.source_program(program))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Function, Leaf
-from pipeline.inputs import leaf_of
+from pipeline.inputs import unwrap_constant
 from pipeline.program import Output, Port, Program
 
 
@@ -30,7 +30,7 @@ def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
 
 def arguments_by_name(program: Program, values: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
     """Return the arguments of a call, given tensors and numbers by input name."""
-    leaves = [leaf_of(port.value) if port.kind == "constant" else values[port.name] for port in program.inputs]
+    leaves = [unwrap_constant(port.value) if port.kind == "constant" else values[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     return args, kwargs
 

@@ -11,16 +11,16 @@ import torch
 from attrs import evolve
 
 from pipeline.aten.support import Choice, ConverterSupport
-from pipeline.build.deduplicate import built_once
+from pipeline.build.deduplicate import build_without_duplicates
 from pipeline.build.monitor import Monitor
-from pipeline.build.remote_build import RemoteBuild, write
-from pipeline.build.serialized_plans import Order, PlanFile, serialize
+from pipeline.build.remote_build import RemoteBuild, write_weights
+from pipeline.build.serialized_plans import BuildOrder, PlanFile, serialize
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned
-from pipeline.recipes import held
+from pipeline.recipes import to_network_dtype
 from pipeline.runtime.snapshot import present
 from pipeline.stages.build import engine
 
@@ -52,14 +52,14 @@ def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     """Return the program with the parameters of ``partitioned``, and engines built from its networks."""
     parameters = partitioned.program.parameters
     rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
-    orders = [Order.of(segment, network, compiled.settings) for segment, network in rows]
+    orders = [BuildOrder.of(segment, network, compiled.settings) for segment, network in rows]
 
     def value(name: str) -> torch.Tensor:
         recipe = compiled.refit_map.get(name)
-        return present(compiled.literals, name) if recipe is None else held(recipe.evaluate(parameters))
+        return present(compiled.literals, name) if recipe is None else to_network_dtype(recipe.evaluate(parameters))
 
     values = [LazyWeights(order.network, value) for order in orders]
-    engines = built_once(orders, values, lambda due: [_build_engine(orders[i], values[i]) for i in due])
+    engines = build_without_duplicates(orders, values, lambda due: [_build_engine(orders[i], values[i]) for i in due])
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
@@ -79,11 +79,11 @@ class LazyWeights(Mapping[str, torch.Tensor]):
         return len(self.names)
 
 
-def _build_engine(order: Order, weights: Mapping[str, torch.Tensor]) -> Engine:
+def _build_engine(order: BuildOrder, weights: Mapping[str, torch.Tensor]) -> Engine:
     network = order.network
     with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "weights")
-        index = write(path, dict(weights))
-        handle = RemoteBuild(network, path, None, index).opened()
+        index = write_weights(path, dict(weights))
+        handle = RemoteBuild(network, path, None, index).open_network()
         file = PlanFile()
-        return engine(order, serialize(handle, order, file, Monitor()), file.mapped())
+        return engine(order, serialize(handle, order, file, Monitor()), file.map_plan())

@@ -32,8 +32,8 @@ from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
-from pipeline.program import Partitioned, Program, version
-from pipeline.recipes import Recipe, numbers_of
+from pipeline.program import Partitioned, Program, tensor_version
+from pipeline.recipes import Recipe, buffer_numbers
 from pipeline.records.wording import kind_of
 from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.snapshot import present
@@ -93,7 +93,7 @@ def replace_weights(
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     compiled = evolve(compiled, refit_map=recipes)
-    versions = FrozenDict({name: version(tensor) for name, tensor in program.parameters.items()})
+    versions = FrozenDict({name: tensor_version(tensor) for name, tensor in program.parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, versions=versions))
     if not changed and not unknown and not any(engine.stripped for engine in compiled.engines):
         return evolve(compiled, partitioned=new, agreement=None)  # engines read the others in place
@@ -205,7 +205,7 @@ def _unfit_weights(new_weights: Mapping[str, torch.Tensor], program: Program) ->
     pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in new_weights.items())
     found |= {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
     read = {place.partition("[")[0] for place in program.numbers} & (new_weights.keys() - found.keys())
-    new = {place: number for name in read for place, number in numbers_of(name, new_weights[name])}
+    new = {place: number for name in read for place, number in buffer_numbers(name, new_weights[name])}
     return found | {
         place: f"it is {new[place]}, and the model's code read {number} during capture: compile again"
         for place, number in program.numbers.items()
@@ -291,4 +291,4 @@ def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> se
 def _was_mutated(program: Program, name: str) -> bool:
     """Return whether a weight, which is the model's own tensor, was mutated after compilation."""
     tensor = program.parameters[name]
-    return version(tensor) != program.versions.get(name, version(tensor))
+    return tensor_version(tensor) != program.versions.get(name, tensor_version(tensor))

@@ -38,8 +38,8 @@ from pipeline.compiled import Compiled, StrPath
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.program import Program, version
-from pipeline.records.wording import kind_of, path_of
+from pipeline.program import Program, tensor_version
+from pipeline.records.wording import kind_of, to_path
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.call_memory import call_bytes
 from pipeline.runtime.opened_file import call_bytes_of, check_files
@@ -59,7 +59,7 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
     """Write a compiled program to a file, as `Compiled.save` documents. Constants of the model's code and adapters are
     always in this file. ``generation``: the JSON from which `load` makes a language model of the program."""
     check_files(compiled.program.parameters)
-    file_path, tensors, plans, others = path_of(path, "save"), TensorsToSave(), dict[str, Any](), dict[str, Any]()
+    file_path, tensors, plans, others = to_path(path, "save"), TensorsToSave(), dict[str, Any](), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below
     with replacing(file_path, size=size) as file, ContainerWriter(file) as writer, ThreadPoolExecutor(1) as thread:
         engines = _save_engines(compiled, plans)
@@ -160,9 +160,7 @@ def describe_program(
         engines=engines,
         networks=tuple(networks),
         refit_map=compiled.refit_map,
-        parameters=FrozenDict(
-            {name: tensors.add(name, _unchanged_parameter(program, name)) for name in program.parameters}
-        ),
+        parameters=FrozenDict({name: tensors.add(name, _weight_to_save(program, name)) for name in program.parameters}),
         literals=FrozenDict({n: tensors.add(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
         verdicts=tuple(
             SavedVerdict(v.node, v.target, v.supported, v.reasons, v.where, v.choice.support.name if v.choice else "")
@@ -234,9 +232,9 @@ def _current_versions(program: Program) -> Versions:
     return Versions(__version__, str(torch.__version__), LIBRARY, program.settings.compute_capabilities, gpu)
 
 
-def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
+def _weight_to_save(program: Program, name: str) -> torch.Tensor:
     tensor = program.parameters[name]
-    if version(tensor) != program.versions.get(name, version(tensor)):
+    if tensor_version(tensor) != program.versions.get(name, tensor_version(tensor)):
         raise ArtifactError(
             f"{name} changed in place after compiling, so the engines have an older value",
             "save before changing the model, or save the result of pipeline.refit_module_weights",

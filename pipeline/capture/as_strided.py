@@ -19,7 +19,7 @@ from pipeline.aten.graphs import copied_node, over
 from pipeline.aten.naming import unlike
 from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.aliases import may_alias, storage_of
-from pipeline.errors import CaptureError, line_of
+from pipeline.errors import CaptureError, source_line_in
 from pipeline.shapes.environment import expression, shape_of
 
 READS: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
@@ -133,5 +133,5 @@ def _order(value: torch.Tensor) -> list[int] | None:
 
 
 def _unknown(node: Node) -> CaptureError:
-    place = line_of(node.meta).partition(",")[0] or node.name
+    place = source_line_in(node.meta).partition(",")[0] or node.name
     return CaptureError(f"{node.target} at {place} reads memory of which the program does not know what it holds", HINT)

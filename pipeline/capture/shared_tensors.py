@@ -22,8 +22,8 @@ from pipeline.capture.aliases import storage_of
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import ExportNotes
 from pipeline.frozen import FrozenDict
-from pipeline.program import Program, rewired, version
-from pipeline.recipes import Recipe, identity, qualified_name
+from pipeline.program import Program, rename_outputs, tensor_version
+from pipeline.recipes import Recipe, parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of
 from pipeline.runtime.memory_overlap import overlap
 
@@ -127,9 +127,9 @@ def flattened(program: Program, _: ExportNotes) -> Program:
         graph,
         constants=FrozenDict(constants),
         parameters=FrozenDict(kept),
-        versions=FrozenDict({name: version(tensor) for name, tensor in kept.items()}),
+        versions=FrozenDict({name: tensor_version(tensor) for name, tensor in kept.items()}),
         aliases=program.aliases | frozenset(kept),
-        outputs=rewired(program.outputs, graph),
+        outputs=rename_outputs(program.outputs, graph),
     )
 
 
@@ -144,7 +144,7 @@ def _replace(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, 
         made.target, made.meta = made.name, {"val": user.meta["val"]}
         user.replace_all_uses_with(made)
         graph.erase_node(user)
-        constants[made.name] = identity(path)
+        constants[made.name] = parameter_recipe(path)
         _replace(graph, made, path, constants)
     if not node.users:
         graph.erase_node(node)

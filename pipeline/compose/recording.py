@@ -9,7 +9,7 @@ from pipeline.compose.events import Observer
 from pipeline.compose.ledger import Ledger
 
 
-def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
+def select_ledger(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
     """Return the first ledger among the observers, so that memory is read only once; else a new ledger that reads it
     less often. The new ledger draws ``progress`` if set (None: on a terminal). ``names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:

@@ -28,7 +28,7 @@ from pipeline.decomposition.quantized_arithmetic import Known
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
 from pipeline.decomposition.quantized_scales import schema_name, takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
-from pipeline.program import Program, is_operator, rewired
+from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_untested
 
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
@@ -90,7 +90,7 @@ class _Normalizer:
         for node in self.program.graph.nodes:
             self.constant[node] = is_constant(node, self.constant, self.program)
             self.env[node] = self.rewritten(node)
-        outputs = rewired(self.program.outputs, self.graph)
+        outputs = rename_outputs(self.program.outputs, self.graph)
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def rewritten(self, node: Node) -> Argument:

@@ -31,7 +31,7 @@ from pipeline.aten.graphs import results
 from pipeline.aten.naming import origin, unlike
 from pipeline.aten.own_ops import SIZE
 from pipeline.aten.types import Argument, Node, Target, aten
-from pipeline.errors import CaptureError, line_of
+from pipeline.errors import CaptureError, source_line_in
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS, place_of
 from pipeline.export_fixes.patching import Kernel
 
@@ -196,7 +196,7 @@ class _Tensors:
         operator = OPERATORS.get(target)
         first = next((self.tensor(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
-            why = f"what data decides at {line_of(number.meta) or number.name} cannot be checked in a call"
+            why = f"what data decides at {source_line_in(number.meta) or number.name} cannot be checked in a call"
             raise CaptureError(f"{why} ({target})", HINT)
         given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
         dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]

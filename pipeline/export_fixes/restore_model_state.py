@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
 from pipeline.export_fixes.interrupts import undoing
-from pipeline.program import version
+from pipeline.program import tensor_version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
 PLAIN: Final = (bool, int, float, str, torch.dtype, torch.device)
@@ -46,7 +46,9 @@ def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
     spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
     objects = [Space.of(vars(each)) for each in beside]
     caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), beside))]
-    buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
+    buffers = [
+        (buffer, buffer.detach().clone(), tensor_version(buffer)) for buffer in model.buffers() if buffer.numel() == 1
+    ]
 
     def restore() -> None:
         for space in (*spaces, *(each for each in objects if each.has_fakes())):
@@ -55,7 +57,7 @@ def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
             if cache.cache_info().misses != misses:  # what it has made since may be fake, and cannot be looked at
                 cache.cache_clear()
         for buffer, value, at in buffers:
-            if version(buffer) != at:
+            if tensor_version(buffer) != at:
                 buffer.data.copy_(value)
 
     return undoing(restore)

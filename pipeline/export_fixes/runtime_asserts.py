@@ -26,17 +26,17 @@ from attrs import define, field
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import CaptureError, folder_of
+from pipeline.errors import CaptureError, package_folder
 from pipeline.export_fixes.error_attribution import BRANCHES, place_of
 from pipeline.export_fixes.error_attribution import NOT_THE_MODELS as LIBRARIES
 from pipeline.export_fixes.interrupts import set_to
 from pipeline.export_fixes.patching import ModelCall
 from pipeline.shapes import guard_provenance
 
-EXPORT: Final = folder_of("torch.export")
-NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
+EXPORT: Final = package_folder("torch.export")
+NOT_THE_MODELS: Final = (package_folder("torch"), package_folder("pipeline"))
 STANDARD: Final = sysconfig.get_path("stdlib")
-CHECKING: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
+CHECKING: Final = (package_folder("torch.distributions"), str(torch.nn.functional.__file__))
 """Where torch itself checks data, as a model would."""
 CHECKED: Final = (torch.nn.functional.gaussian_nll_loss,)
 """Functions of torch that check data, and whose calls torch.export does not see."""
@@ -76,7 +76,7 @@ def none_is_caught() -> Iterator[None]:
             frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
             for file, line in reversed(frames):
                 is_pythons = file.startswith(STANDARD) and "-packages" not in file
-                if is_pythons or file.startswith((*LIBRARIES, folder_of("sympy"))):
+                if is_pythons or file.startswith((*LIBRARIES, package_folder("sympy"))):
                     continue  # code there may ask for a value and go on without one
                 why = "data decides a branch at {}, and the model catches the error that torch.export raises there"
                 raise CaptureError(why.format(place_of(file, line)), BRANCHES)

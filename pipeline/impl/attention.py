@@ -72,7 +72,7 @@ def _raised(net: Net, x: ITensor) -> ITensor:
 
 def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool) -> ITensor:
     norm = trt.AttentionNormalizationOp.SOFTMAX
-    mark = net.ctx.log.mark()
+    mark = net.ctx.log.position()
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
         raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.messages_since(mark)})")

@@ -29,7 +29,7 @@ from pipeline.aten.types import Argument, aten
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
-from pipeline.records.wording import in_bytes
+from pipeline.records.wording import format_bytes
 from pipeline.runtime.opened_file import FileWeights, file_of
 from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 
@@ -102,9 +102,9 @@ class Bounded(TorchDispatchMode):
             return func(*[self._inside(arg) for arg in args], **named)
         asked = self._asked(func, args, named)
         if self.taken + asked > self.most:
-            taken, most = in_bytes(self.taken), in_bytes(self.most)
+            taken, most = format_bytes(self.taken), format_bytes(self.most)
             raise ExecutionError(
-                f"{func} allocates {in_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
+                f"{func} allocates {format_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
                 "do not trust the file if somebody may have changed it; else compile the model for larger inputs",
             )
         result = func(*args, **named)

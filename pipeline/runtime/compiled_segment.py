@@ -25,8 +25,8 @@ from pipeline.aten.op_predicates import draws_random, drops_nothing
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
-from pipeline.errors import worded
-from pipeline.program import Program, Segment, described
+from pipeline.errors import exception_text
+from pipeline.program import Program, Segment, describe_value
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class _Copied:
         self.updated = [self.written.get(name) for name in names] if self.written else []
         self.graph.output(tuple(self.made[name] for name in names if name not in self.written))
         types = [evolve(port, name="").text() for port in segment.inputs]
-        types += [described(nodes[name].meta["val"]) for name in segment.constants]
+        types += [describe_value(nodes[name].meta["val"]) for name in segment.constants]
         self.text = "\n".join([self.graph.python_code("self").src, *types])
 
     def _add(self, node: torch.fx.Node) -> None:
@@ -142,6 +142,6 @@ class OrInterpreted:
             return self.run(*inputs, *self.constants)
         except Exception as error:  # of the compiler, of Triton or a C++ compiler that is missing, or of the call
             results = self.interpreter(*inputs)
-            log.warning("torch.compile failed, and %s runs operator by operator: %s", self.name, worded(error))
+            log.warning("torch.compile failed, and %s runs operator by operator: %s", self.name, exception_text(error))
             self.failed = True
             return results

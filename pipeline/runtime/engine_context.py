@@ -71,7 +71,7 @@ class Context:
         """Set the address of an input or output, unless it is current."""
         if self._addresses.get(name) != address:
             self._addresses.pop(name, None)
-            mark = LOG.mark()
+            mark = LOG.position()
             if not self.handle.set_tensor_address(name, address):
                 self.require(False, f"the address of {name}", lambda: LOG.messages_since(mark))
             self._addresses[name] = address
@@ -80,7 +80,7 @@ class Context:
         """Set the allocator of an output, unless it is current."""
         if self._buffers.get(name) is not buffer:
             self._buffers.pop(name, None)
-            mark = LOG.mark()
+            mark = LOG.position()
             taken = self.handle.set_output_allocator(name, buffer)
             self.require(taken, f"an output allocator for {name}", lambda: LOG.messages_since(mark))
             self._buffers[name] = buffer

@@ -36,7 +36,7 @@ def listening() -> Iterator[Messages]:
     global _listeners
     with _hearing:
         _listeners += 1
-        mark = LOG.mark()
+        mark = LOG.position()
     try:
         yield lambda: LOG.messages_since(mark)
     finally:

@@ -12,10 +12,10 @@ from attrs import evolve
 from pipeline.aten.types import Leaf
 from pipeline.errors import RefitError
 from pipeline.network.engine import Engine
-from pipeline.recipes import held
+from pipeline.recipes import to_network_dtype
 from pipeline.runtime.engine_buffers import described
 from pipeline.runtime.engine_load import LOG, listening, load
-from pipeline.trt import dtype_name, trt, weights_of
+from pipeline.trt import dtype_name, trt, weights_from_tensor
 
 
 def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collection[str] | None = None) -> Engine:
@@ -39,7 +39,7 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
     with listening() as messages:
         loaded = load(engine)
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: held(value.detach().cpu().contiguous()) for name, value in weights.items()}
+        given = {name: to_network_dtype(value.detach().cpu().contiguous()) for name, value in weights.items()}
         if not _supply(refitter, given, due):
             return engine
         if not refitter.refit_cuda_engine():
@@ -60,7 +60,7 @@ def supply(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str, torch.
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
     with listening() as messages:
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: held(value.detach().cpu().contiguous()) for name, value in named.items()}
+        given = {name: to_network_dtype(value.detach().cpu().contiguous()) for name, value in named.items()}
         due = frozenset(refitter.get_all_weights())
         if _supply(refitter, given, due) and not refitter.refit_cuda_engine():
             reason = f"TensorRT refused the weights of {engine.name} ({messages()})"
@@ -85,7 +85,10 @@ def _refusal(refitter: trt.Refitter, name: str, value: torch.Tensor, known: Coll
     """Pass a weight to TensorRT; return why it was refused, or an empty string."""
     if name not in known:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
-    given, wanted = weights_of(value), refitter.get_weights_prototype(name)  # RTX 1.4 accepts another dtype silently
+    given, wanted = (
+        weights_from_tensor(value),
+        refitter.get_weights_prototype(name),
+    )  # RTX 1.4 accepts another dtype silently
     if (given.size, given.dtype) == (wanted.size, wanted.dtype) and refitter.set_named_weights(name, given):
         return ""
     holds = f"the engine holds {wanted.size} x {dtype_name(wanted.dtype)}"

@@ -346,7 +346,7 @@ class Session:
         return tensor
 
     def _enqueue(self, stream: torch.cuda.Stream) -> None:
-        mark = LOG.mark()
+        mark = LOG.position()
         for buffer in self.buffers.values():
             buffer.begin(stream)
         done = self.context.execute_async_v3(stream.cuda_stream)

@@ -14,7 +14,7 @@ from pipeline.aten.dtypes import short
 from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.inputs import Constant
-from pipeline.program import Port, Program, version
+from pipeline.program import Port, Program, tensor_version
 from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.runtime.call_signature import as_compiled, is_same
 from pipeline.shapes.environment import Relation, value_of
@@ -97,7 +97,7 @@ def _check(port: Port, value: object) -> None:
         raise TypeError(f"input {port.name} is a pipeline.Constant, which only capture takes: pass the tensor itself")
     if port.kind == "constant":
         compiled = port.value  # NaN equals NaN
-        if not (compiled.holds(value) if isinstance(compiled, Constant) else is_same(value, compiled)):
+        if not (compiled.equals(value) if isinstance(compiled, Constant) else is_same(value, compiled)):
             raise TypeError(
                 f"input {port.name} is {_shown(value)}; it is part of the program, compiled for {compiled!r}"
             )
@@ -137,12 +137,12 @@ class Constants:
     def _holds(self, index: int, constant: Constant, value: Leaf) -> bool:
         seen, number = self._known.get(index, (None, -1))
         before = None if seen is None else seen()
-        if before is not None and before is value and version(before) == number:
+        if before is not None and before is value and tensor_version(before) == number:
             return True
-        if not constant.holds(value):
+        if not constant.equals(value):
             return False
         if _is_on_gpu(value) and not value.is_inference():
-            self._known[index] = weakref.ref(value), version(value)
+            self._known[index] = weakref.ref(value), tensor_version(value)
         return True
 
 

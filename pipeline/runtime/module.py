@@ -300,7 +300,7 @@ def _constant(
 
 def _weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
     """Return a weight that segments read in place; on a GPU its address is aligned for TensorRT."""
-    value = recipe.placed_on(device, parameters, copied=copied)
+    value = recipe.evaluate_on(device, parameters, copied=copied)
     apart = value.is_cuda and value.layout == torch.strided and value.data_ptr() % ALIGNMENT
     return value.clone() if apart else value
 

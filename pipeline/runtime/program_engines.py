@@ -17,7 +17,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.recipes import held
+from pipeline.recipes import to_network_dtype
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime.engine_cache import RuntimeCache, machine
 from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, is_for_this_gpu, listening
@@ -199,7 +199,7 @@ def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, to
     mapped, found = isinstance(compiled.literals, FileWeights), dict[str, torch.Tensor]()
     for name in (weight.name for weight in network.weights):
         if name in compiled.refit_map:
-            found[name] = held(compiled.refit_map[name].evaluate(parameters))
+            found[name] = to_network_dtype(compiled.refit_map[name].evaluate(parameters))
         else:
             literal = present(compiled.literals, name)
             found[name] = literal.clone() if mapped else literal

@@ -20,7 +20,7 @@ import torch
 from attrs import define, field
 
 from pipeline.aten.types import Argument
-from pipeline.errors import worded
+from pipeline.errors import exception_text
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def waiting_text(
             time.sleep(grace / 20)
             absent = [other for other in absent if not store.check([f"{key}/waits/{other}"])]
     except RuntimeError as error:
-        return f"{said}, and the store of the ranks does not answer ({worded(error)}): the first rank has ended"
+        return f"{said}, and the store of the ranks does not answer ({exception_text(error)}): the first rank has ended"
     if not absent:
         return f"{said}, and all others wait, too: look for calls that differ between ranks"
     return f"{said}, and rank {', '.join(map(str, absent))} has ended, or makes another call: this process ends"

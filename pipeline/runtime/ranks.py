@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.types import Argument
-from pipeline.errors import ExecutionError, worded
+from pipeline.errors import ExecutionError, exception_text
 from pipeline.program import Program
 from pipeline.records.sharding import Alone, Layout, Sharding
 from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text
@@ -112,7 +112,7 @@ class Ranks:
                 found = store.get(f"{key}/{other}").decode()
             except RuntimeError as error:
                 why = f"rank {self.sharding.rank} has new shapes ({own}), and rank {other} has ended, or has none"
-                raise ExecutionError(f"{why}: {worded(error)}", SAME) from error
+                raise ExecutionError(f"{why}: {exception_text(error)}", SAME) from error
             if found != own:
                 raise ExecutionError(f"rank {self.sharding.rank} has {own}, and rank {other} has {found}", SAME)
         with suppress(RuntimeError, NotImplementedError):  # all ranks are past it
@@ -144,7 +144,7 @@ class Ranks:
         if node is None or not isinstance(error, RuntimeError):
             return error
         why = f"rank {self.sharding.rank} failed in the collective {node.target} at node {node.name}"
-        return ExecutionError(f"{why}: {worded(error)}", f"look at the other ranks: one may have ended; {SAME}")
+        return ExecutionError(f"{why}: {exception_text(error)}", f"look at the other ranks: one may have ended; {SAME}")
 
 
 def _check(sharding: Sharding) -> None:

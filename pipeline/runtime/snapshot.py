@@ -10,7 +10,7 @@ from attrs import evolve
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
-from pipeline.program import Program, version
+from pipeline.program import Program, tensor_version
 from pipeline.runtime.opened_file import FileWeights
 
 
@@ -22,7 +22,7 @@ class Unchanged(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = present(self.program.parameters, name)
-        if version(tensor) != self.program.versions.get(name, version(tensor)):
+        if tensor_version(tensor) != self.program.versions.get(name, tensor_version(tensor)):
             raise ExecutionError(
                 f"{name} changed in place after compiling",
                 "call compiled.module() before changing the model, or use pipeline.refit_module_weights",

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.errors import DecisionError, worded
+from pipeline.errors import DecisionError, exception_text
 from pipeline.program import Segment
 from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, SegmentRunner, Slots, Step, Turn, dropped, to_write
 from pipeline.runtime.inputs import checked
@@ -90,7 +90,7 @@ class SegmentExecutor:
         except Exception as error:
             places = " or ".join(place for _, place in self.layout.decisions)
             why = f"this call failed, probably because it takes another branch at {places} than the captured example"
-            raise DecisionError(f"{why}: {worded(error)}") from error
+            raise DecisionError(f"{why}: {exception_text(error)}") from error
         differ = torch.stack([slots[slot] for slot, _ in self.layout.decisions]).tolist()
         for differs, (_, place) in zip(differ, self.layout.decisions, strict=True):
             if differs:

@@ -21,7 +21,7 @@ from pipeline.aten.naming import module_path, origin
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.improvements.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
-from pipeline.program import Program, is_operator, rewired
+from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import qualified_name
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class _Caster:
         for copy in reversed(list(self.graph.nodes)):  # what inserted casts left without a reader
             if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
                 self.graph.erase_node(copy)
-        return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
+        return self.program.with_graph(self.graph, outputs=rename_outputs(self.program.outputs, self.graph))
 
     def is_parameter(self, node: Node) -> bool:
         """Return whether a placeholder is computed only from the model's parameters, which are rounded to half

@@ -26,7 +26,7 @@ from pipeline.errors import PipelineError
 from pipeline.profiling.measure import Call
 from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair, slowest
 from pipeline.profiling.segment_costs import SegmentCost, segment_costs
-from pipeline.program import Program, port
+from pipeline.program import Program, make_port
 from pipeline.runtime.collective_calls import collective_calls, runs_alone, without_ranks
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import compiled_kernels, share_kernels
@@ -331,5 +331,5 @@ def _is_here(compiled: Compiled) -> bool:
 def tensor_bytes(program: Program) -> int:
     """Return the number of bytes of all tensors of a program at the optimal sizes."""
     pairs = ((node.name, value) for node in program.graph.nodes for value in tree_leaves(node.meta.get("val")))
-    tensors = (port(name, value, program.shapes) for name, value in pairs if isinstance(value, torch.Tensor))
+    tensors = (make_port(name, value, program.shapes) for name, value in pairs if isinstance(value, torch.Tensor))
     return sum(tensor.nbytes(lambda sizes: sizes.opt) for tensor in tensors)

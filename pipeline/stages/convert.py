@@ -21,9 +21,9 @@ from pipeline.aten.naming import layer_name, unlike
 from pipeline.aten.support import CallingConvention
 from pipeline.aten.types import Argument
 from pipeline.build.memory import MemoryMappedWeights
-from pipeline.build.profiles import profiles_of, symbols_of
+from pipeline.build.profiles import engine_profiles, segment_symbols
 from pipeline.compose.pipelines import report, stage
-from pipeline.errors import ConversionError, raised_at, source_line, worded
+from pipeline.errors import ConversionError, exception_text, raise_location, source_line
 from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
 from pipeline.impl.result_check import check_tensor
@@ -36,7 +36,7 @@ from pipeline.program import Converted, Output, Partitioned, Port, Program, Segm
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, bounds, expression
 from pipeline.stages.required import check_required
-from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
+from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt, typed_layer
 
 
 @stage
@@ -78,7 +78,7 @@ class _Conversion:
         inside = frozenset(segment.nodes)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log, inside=inside)
         self.ctx.constant_nodes = frozenset(segment.constants)
-        self.ctx.ranges = self.ranges = symbols_of(self.program, segment)
+        self.ctx.ranges = self.ranges = segment_symbols(self.program, segment)
         self.ctx.marks = Marks(segment.marks)
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
@@ -125,8 +125,8 @@ class _Conversion:
             recipe = self.program.constants[placeholder]
             value = recipe.evaluate(self.program.parameters)
             if recipe.steps:
-                value = file.moved(value)
-                file.leave_memory()
+                value = file.copy_to_file(value)
+                file.drop_pages()
             self.env[placeholder] = value
             self.recipes[recipe.name] = recipe
         self.ctx.constants = tuple(self.env[placeholder] for placeholder in self.segment.constants)
@@ -138,7 +138,7 @@ class _Conversion:
         """Call the node's converter and check its result."""
         node = self.nodes[name]
         self.ctx.node = node
-        mark, layers, literals = self.ctx.log.mark(), self.ctx.net.num_layers, len(self.ctx.literals)
+        mark, layers, literals = self.ctx.log.position(), self.ctx.net.num_layers, len(self.ctx.literals)
         ends = self.ends()
         try:
             result = self.call(node)
@@ -163,8 +163,8 @@ class _Conversion:
         converter = f"the converter {choice.support.name} raised " if choice is not None else ""
         if isinstance(error, AttributeError) and "plugin" in str(error.name) and not CAPABILITIES.plugins:
             missing = f"{CAPABILITIES.flavour} has no plugin layers, so no {error.name}"
-            return f"{converter}an error ({raised_at(error)}): {missing}"
-        return f"{converter}{worded(error)} ({raised_at(error)})"
+            return f"{converter}an error ({raise_location(error)}): {missing}"
+        return f"{converter}{exception_text(error)} ({raise_location(error)})"
 
     def call(self, node: torch.fx.Node) -> Any:
         """Return the converter's result for the node's resolved arguments."""
@@ -206,7 +206,7 @@ class _Conversion:
     def adopt(self, first: int) -> None:
         """Record weights that a converter passed to TensorRT directly, and move them to our memory."""
         for i in range(first, self.ctx.net.num_layers):
-            layer = layer_of(self.ctx.net, i)
+            layer = typed_layer(self.ctx.net, i)
             for held in (each for each in weights_in(layer) if each.pointer is not None):
                 known = self.ctx.weights.get(held.pointer or 0)
                 if known is None or math.prod(known.shape) != held.count:
@@ -275,7 +275,7 @@ class _Conversion:
             tensor = self.ctx.weight_refit_map[weight.name]
             if tensor.data_ptr() == pointer and tensor.numel():
                 self.ctx.net.set_weights_name(held_as(tensor, weight), weight.name)
-        first, *others = profiles_of(self.program, self.segment, self.is_shape) or (None,)
+        first, *others = engine_profiles(self.program, self.segment, self.is_shape) or (None,)
         described = describe(self.ctx.net, name=self.segment.name, weight_name=known.get, profile=first)
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 

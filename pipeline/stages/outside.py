@@ -13,9 +13,9 @@ from attrs import Attribute, evolve, field, frozen
 
 from pipeline.aten.own_ops import SELECTIVE_SCAN
 from pipeline.aten.traits import Does, does
-from pipeline.build.profiles import profiles_of
+from pipeline.build.profiles import engine_profiles
 from pipeline.partitioning.assemble import cuts
-from pipeline.program import Partitioned, Port, Program, Segment, port
+from pipeline.program import Partitioned, Port, Program, Segment, make_port
 
 LEAST = 64
 """The minimum bytes of a weight that becomes a separate input."""
@@ -48,7 +48,7 @@ class SharedWeights:
         def changed(segment: Segment) -> Segment:
             shared = [name for name in segment.constants if self._is_shared(partitioned, segment, nodes[name])]
             own = tuple(name for name in segment.constants if name not in shared)
-            ports = (port(name, nodes[name].meta["val"], partitioned.program.shapes) for name in shared)
+            ports = (make_port(name, nodes[name].meta["val"], partitioned.program.shapes) for name in shared)
             return evolve(segment, inputs=(*segment.inputs, *ports), constants=own)
 
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
@@ -83,7 +83,7 @@ class EnginePerProfile:
         alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
         if (
             alone
-            or len(profiles_of(program, segment, lambda port: True)) < 2
+            or len(engine_profiles(program, segment, lambda port: True)) < 2
             or sum(nodes[name].meta["val"].nbytes for name in segment.constants) > self.most
         ):
             yield segment

@@ -30,8 +30,8 @@ from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.precision import Excluded, excluded_entries, excludes
 from pipeline.improvements.quantizing import block_of, rounded, weight_of
-from pipeline.program import Program, is_operator, rewired
-from pipeline.recipes import identity, qualified_name
+from pipeline.program import Program, is_operator, rename_outputs
+from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of, one_of
 from pipeline.verification.eager import Range, ranges
 
@@ -151,11 +151,11 @@ class _Quantizer:
         for node in chosen:
             self.replace(node, found)
         names = {f"{node}.scale": scale for node, scale in self.scales.items()}
-        constants = {_placeholder(name): identity(name) for name in names}
+        constants = {_placeholder(name): parameter_recipe(name) for name in names}
         p = self.program
         return p.with_graph(
             self.graph,
-            outputs=rewired(p.outputs, self.graph),
+            outputs=rename_outputs(p.outputs, self.graph),
             constants=FrozenDict({**p.constants, **constants}),
             parameters=FrozenDict({**p.parameters, **names}),
             written=p.written | frozenset(names),

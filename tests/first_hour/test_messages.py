@@ -165,6 +165,6 @@ def test_a_missing_package_is_named_with_an_extra_that_has_it(monkeypatch: pytes
         assert any(row.startswith(package) for row in extras[extra])
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError, match=rf'{package} is not installed: pip install "stagewright\[{extra}\]"'):
-            pipeline.errors.require(package, extra)
+            pipeline.errors.require_package(package, extra)
     pages = "".join(path.read_text(encoding="utf-8") for path in (root / "README.md", *root.glob("docs/*.md")))
     assert {*re.findall(r"stagewright\[(\w+)\]", code + pages)} <= {*extras}
