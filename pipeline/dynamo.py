@@ -31,8 +31,8 @@ from pipeline.defaults import add_precision_stage, default
 from pipeline.export_fixes.export_steps import said_already
 from pipeline.program import Program
 from pipeline.records.wording import kind_of
-from pipeline.runtime.data_writes import DataWrites, watch
-from pipeline.runtime.memory_overlap import shared, written_inputs
+from pipeline.runtime.data_writes import DataWrites, watch_data_writes
+from pipeline.runtime.memory_overlap import find_overlap, written_inputs
 
 log = logging.getLogger(__name__)
 
@@ -201,14 +201,14 @@ class _Runner:
     def load(self, args: Sequence[Argument]) -> None:
         """Create a module for the compiled program, and record the versions of its weights."""
         self.held = [args[i] for i in self.weights.values()]
-        self.watched = [(weight, watch(weight)) for weight in self.held if not weight.is_inference()]
+        self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
         self.counts = self.count_writes()
         self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Argument) -> Any:
         now = [args[i] for i in self.weights.values()]
         given = [args[i] for i in self.inputs]
-        if self.written and shared(self.written, [*given, *now]):
+        if self.written and find_overlap(self.written, [*given, *now]):
             return self.calls(*args)
         if not all(map(is_, now, self.held)) or self.count_writes() != self.counts:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))

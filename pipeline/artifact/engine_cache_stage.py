@@ -155,7 +155,7 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
     program = converted.partitioned.program
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
-        order = BuildOrder.of(segment, network, program.settings)
+        order = BuildOrder.for_segment(segment, network, program.settings)
         form = canonical(order.network, order.sizes, _binding_roles(program, segment))
         known = tensor_digests({name: handle.weights[name] for name in form.weights})
         values = {n: digest for n, digest in known.items() if order.is_replaceable(n) and n in converted.recipes}

@@ -21,9 +21,9 @@ from pipeline.aten.types import Leaf
 from pipeline.errors import ArtifactWarning, require_package, warn
 from pipeline.frozen import FrozenDict
 from pipeline.records.wording import kind_of
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
-from pipeline.runtime.private import MODE, make_private, opened_private
+from pipeline.runtime.private import MODE, make_private, open_private
 
 SUFFIX = ".engine"
 ABANDONED = 3600.0
@@ -134,7 +134,7 @@ class DiskStore:
         """Return an entry's file and size, and mark it as used. In the file the SHA-256 follows the entry."""
         path = self._path(key)
         try:
-            file = opened_private(path)
+            file = open_private(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -154,7 +154,7 @@ class DiskStore:
             make_private(self.folder)
             if path.is_fifo():
                 path.unlink()
-            with replacing(path, mode=MODE, size=lambda: size) as file:
+            with replace_file(path, mode=MODE, size=lambda: size) as file:
                 sha256 = hashlib.sha256()
                 for view in views:
                     sha256.update(view)

@@ -17,7 +17,7 @@ from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled, Format, StrPath
 from pipeline.errors import ArtifactError, require_package
 from pipeline.program import Output, Port
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.version import __version__
 
 ELEMENTS: Final[Mapping[torch.dtype, str]] = {
@@ -57,9 +57,9 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
     held = bytes(content) if inside else _relative_plan_path(Path(plan), target).encode()
     message = _onnx_model(compiled, target.stem, held, inside=inside)
     if not inside:
-        with replacing(Path(plan), size=lambda: content.nbytes) as file:
+        with replace_file(Path(plan), size=lambda: content.nbytes) as file:
             file.write(content)
-    with replacing(target, size=lambda: len(message)) as file:
+    with replace_file(target, size=lambda: len(message)) as file:
         file.write(message)
 
 

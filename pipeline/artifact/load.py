@@ -40,7 +40,7 @@ from pipeline.program import Partitioned, Program, Verdict, tensor_version
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.wording import to_path
 from pipeline.runtime.call_plan import LayoutBuilder
-from pipeline.runtime.inputs import children
+from pipeline.runtime.inputs import child_specs
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
 from pipeline.trt import has_gpu
 
@@ -332,7 +332,7 @@ def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], 
 def _check_parts(compiled: Compiled, reader: ContainerReader) -> None:
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
-    kinds = [child.type for child in children(program.in_spec)]
+    kinds = [child.type for child in child_specs(program.in_spec)]
     fits = {
         "not one network for each engine segment": len(compiled.networks) == len(segments),
         "not one engine for each network": len(compiled.engines) in (0, len(segments)),

@@ -16,10 +16,10 @@ from pipeline.artifact import codec
 from pipeline.artifact.json_data import decode_json, encode_json
 from pipeline.errors import ArtifactError
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
-from pipeline.runtime.private import MODE, make_private, opened_private
+from pipeline.runtime.private import MODE, make_private, open_private
 from pipeline.settings import CompilationSettings
 from pipeline.trt import LIBRARY, has_gpu
 
@@ -99,7 +99,7 @@ class MeasurementFile:
                 known = {row.key for row in before if row.gpu_and_versions == place}
                 rows = [MeasurementRow(key, *place, *pair) for key, pair in measurements.items() if key not in known]
                 table = MeasurementTable("pipeline measurements", 1, (*before, *rows)[-MOST:])
-                with replacing(self.path, mode=MODE if self.given is None else 0o666) as file:
+                with replace_file(self.path, mode=MODE if self.given is None else 0o666) as file:
                     file.write(encode_json(codec.to_json(table, MeasurementTable)))
         except OSError as error:
             log.warning("the measurements cannot be saved to %s: %s", self.path, error)
@@ -107,7 +107,7 @@ class MeasurementFile:
     def _read_rows(self) -> tuple[MeasurementRow, ...] | None:
         """Return the file's rows; none if there is no file, None if it cannot be read."""
         try:
-            with opened_private(self.path) if self.given is None else self.path.open("rb") as file:
+            with open_private(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
             if len(data) > BYTES:
                 raise ArtifactError(f"has more than {BYTES} bytes")

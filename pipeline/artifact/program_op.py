@@ -68,7 +68,7 @@ class OperatorCall:
             None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _saved_bytes(self)
         )
         results = iter(torch.ops.pipeline.run(saved, tensors, sizes, self.facts))
-        return module._rebuilt([next(results) if is_tensor else value for is_tensor, value in self.plain])
+        return module._rebuild_outputs([next(results) if is_tensor else value for is_tensor, value in self.plain])
 
 
 def _input_kind(port: Port) -> str:

@@ -16,7 +16,7 @@ from pipeline.artifact import json_values as values
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.aten.types import Spec
 from pipeline.errors import ArtifactError
-from pipeline.runtime.inputs import children
+from pipeline.runtime.inputs import child_specs
 
 _leaf: Any = getattr(pytree, "treespec_leaf", pytree.LeafSpec)  # torch up to 2.11 has only the class
 CONTAINERS: Mapping[str, object] = {
@@ -110,7 +110,7 @@ def to_json(spec: Spec) -> JsonData:
     """Return a structure as JSON; a leaf is None. Raise an `ArtifactError` if other data in it cannot be saved."""
     if spec.type is None:
         return None
-    parts = [to_json(child) for child in children(spec)]
+    parts = [to_json(child) for child in child_specs(spec)]
     if name := next((name for name, kind in CONTAINERS.items() if spec.type is kind), ""):
         return {"type": name, "context": values.to_json(spec.context), "children": parts}
     if spec.type is defaultdict:

@@ -21,7 +21,7 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned
 from pipeline.recipes import to_network_dtype
-from pipeline.runtime.snapshot import present
+from pipeline.runtime.snapshot import find_present
 from pipeline.stages.build import engine
 
 
@@ -52,11 +52,13 @@ def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     """Return the program with the parameters of ``partitioned``, and engines built from its networks."""
     parameters = partitioned.program.parameters
     rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
-    orders = [BuildOrder.of(segment, network, compiled.settings) for segment, network in rows]
+    orders = [BuildOrder.for_segment(segment, network, compiled.settings) for segment, network in rows]
 
     def value(name: str) -> torch.Tensor:
         recipe = compiled.refit_map.get(name)
-        return present(compiled.literals, name) if recipe is None else to_network_dtype(recipe.evaluate(parameters))
+        return (
+            find_present(compiled.literals, name) if recipe is None else to_network_dtype(recipe.evaluate(parameters))
+        )
 
     values = [LazyWeights(order.network, value) for order in orders]
     engines = build_without_duplicates(orders, values, lambda due: [_build_engine(orders[i], values[i]) for i in due])

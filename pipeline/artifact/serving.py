@@ -22,7 +22,7 @@ from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.program import Port
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.shapes.environment import Range, shape_of
 
 INTEGERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -98,9 +98,9 @@ def serve_config(
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
         place = Path(folder, name, "1", target)
         place.parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as old, replacing(place) as new:
+        with source.open("rb") as old, replace_file(place) as new:
             shutil.copyfileobj(old, new, 1 << 22)
-    with replacing(Path(folder, name, "config.pbtxt")) as file:
+    with replace_file(Path(folder, name, "config.pbtxt")) as file:
         file.write(str(found).encode())
     return found
 

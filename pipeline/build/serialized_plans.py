@@ -23,7 +23,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network, Profile
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Segment
-from pipeline.runtime.atomic import FULL, full
+from pipeline.runtime.atomic import FULL, disk_full_error
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY, compute_capability, has_gpu, trt
 
@@ -47,7 +47,7 @@ class BuildOrder:
     settings: CompilationSettings
 
     @classmethod
-    def of(cls, segment: Segment, network: Network, settings: CompilationSettings) -> BuildOrder:
+    def for_segment(cls, segment: Segment, network: Network, settings: CompilationSettings) -> BuildOrder:
         """Create the order for a segment, without the settings about PyTorch, which the builder does not need and whose
         predicates cannot be pickled."""
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
@@ -139,7 +139,7 @@ def report_full_disk(what: str, target: PlanFile | int) -> Iterator[None]:
         size = target.size if isinstance(target, PlanFile) else target
         place = getattr(target, "place", None) or tempfile.gettempdir()
         hint = "set TMPDIR to a folder with more room"
-        raise BuildError(f"{what} cannot be written: {full(error, place, size)}", hint) from error
+        raise BuildError(f"{what} cannot be written: {disk_full_error(error, place, size)}", hint) from error
 
 
 def build_error(order: BuildOrder, message: str) -> BuildError:

@@ -25,7 +25,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rename_outputs, tensor_version
 from pipeline.recipes import Recipe, parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of
-from pipeline.runtime.memory_overlap import overlap
+from pipeline.runtime.memory_overlap import overlaps
 
 
 def shared(
@@ -65,7 +65,7 @@ def check_views(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str],
     """
     for name, line in written.items():
         for other in read:
-            if other != name and overlap(tensors[name], tensors[other]):
+            if other != name and overlaps(tensors[name], tensors[other]):
                 writes = f"the model writes to {name}{line and f' ({line})'}"
                 why = f"{writes}, and reads {other}, which lies in the same memory"
                 raise CaptureError(f"{why}: programs store each separately", f"compute {other} from {name} in forward")

@@ -18,7 +18,7 @@ from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.stages.verify import verify
 
 
@@ -74,7 +74,7 @@ def ran(options: argparse.Namespace) -> str:
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
     if options.output is not None:
-        with replacing(options.output) as file:
+        with replace_file(options.output) as file:
             np.savez(file, **{name: _array(value) for name, value in outputs.items()})
     return "\n".join(f"{name}: {_describe(value)}" for name, value in outputs.items())
 

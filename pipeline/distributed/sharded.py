@@ -21,7 +21,7 @@ from pipeline.export_fixes.interrupts import undoing
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
-from pipeline.runtime.ranks import ranks_of, runs_on_host
+from pipeline.runtime.ranks import group_ranks, runs_on_host
 
 WRAPPERS: Final = {
     "FSDPModule": "whose hooks gather its parameters for each call",
@@ -61,7 +61,7 @@ class LocalExport:
             return program
         if not dist.is_available() or not dist.is_initialized():  # an ExportedProgram: modules of it are refused
             return program
-        groups = {name: ranks_of(name) for name in names}
+        groups = {name: group_ranks(name) for name in names}
         rank = Sharding(dist.get_rank(), dist.get_world_size(), FrozenDict(groups), self.inputs, tuple(self.outputs))
         return evolve(program, sharding=rank)
 

@@ -17,8 +17,8 @@ import torch
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
-from pipeline.runtime.engine_buffers import Maker, maker, plain
-from pipeline.runtime.graph_copies import Copy, CopyNode, Instance, instantiate
+from pipeline.runtime.engine_buffers import Allocator, is_plain, tensor_allocator
+from pipeline.runtime.graph_copies import CopyNode, GraphInstance, MemoryCopy, instantiate
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ PATIENCE = 64
 kept."""
 
 
-class Feed:
+class GraphInput:
     """An input, and the graph's copy of it (``held``), copied from ``example`` or from an address set later."""
 
     def __init__(self, input_index: int, value: torch.Tensor, inside: bool) -> None:
@@ -45,7 +45,7 @@ class Feed:
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
         """Make the next launch read an input; ``node`` is the graph's copy node for it."""
-        if node is not None and value.dtype == self.held.dtype and value.is_cuda and plain(value):
+        if node is not None and value.dtype == self.held.dtype and value.is_cuda and is_plain(value):
             node.read_from(value.data_ptr())
             return
         self.example.copy_(value.detach())
@@ -53,7 +53,7 @@ class Feed:
             node.read_from(self.example.data_ptr())
 
 
-class Take:
+class GraphOutput:
     """An output in the graph's memory; ``example`` is the target of the graph's copy, if it has one."""
 
     def __init__(self, value: torch.Tensor, inside: bool) -> None:
@@ -62,36 +62,38 @@ class Take:
         if inside:
             self.example.copy_(value)
 
-    def maker(self) -> Maker:
+    def maker(self) -> Allocator:
         """Release ``example``, and return a function that allocates tensors like it."""
         like, self.example = self.example, self.value
-        return maker(tuple(like.shape), like.dtype, like.device, like.stride())
+        return tensor_allocator(tuple(like.shape), like.dtype, like.device, like.stride())
 
 
-def copies_of(
-    graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]
-) -> tuple[list[Copy | None], list[Copy | None]]:
+def input_and_output_copies(
+    graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
+) -> tuple[list[MemoryCopy | None], list[MemoryCopy | None]]:
     """Return the graph's copies of its inputs and of its outputs; None for each value that the graph does not copy."""
-    known = graph_copies.copies(graph)
+    known = graph_copies.copies_by_addresses(graph)
     reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
     return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
 
 
-def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]) -> Instance:
+def make_instance(
+    graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
+) -> GraphInstance:
     """Return PyTorch's instance of a graph. It keeps the copied outputs alive. Other outputs are in the caller's
     memory, which must be unused when the next launch writes to it."""
     kept = [take.value for take in takes if take.value is not take.example]
-    return Instance(graph, *copies_of(graph, feeds, takes), kept=kept)
+    return GraphInstance(graph, *input_and_output_copies(graph, feeds, takes), kept=kept)
 
 
-Again: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], Instance]
+Recapture: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], GraphInstance]
 
 
-Next: TypeAlias = tuple[Instance, tuple[torch.Tensor | None, ...], int]
+NextLaunch: TypeAlias = tuple[GraphInstance, tuple[torch.Tensor | None, ...], int]
 """The instance to launch, the memory for each output that it copies, and the stream."""
 
 
-class Replays:
+class GraphReplays:
     """Replay a captured graph.
 
     Args:
@@ -104,29 +106,29 @@ class Replays:
     def __init__(
         self,
         graph: torch.cuda.CUDAGraph,
-        feeds: Sequence[Feed],
-        takes: Sequence[Take],
+        feeds: Sequence[GraphInput],
+        takes: Sequence[GraphOutput],
         *,
         random: bool,
-        again: Callable[[], Again | None] | None = None,
+        recapture: Callable[[], Recapture | None] | None = None,
     ) -> None:
         self.graph, self.feeds, self.takes, self.random = graph, feeds, takes, random
-        self._reads: list[Copy | None] = []
-        self._writes: list[Copy | None] = [None] * len(takes)
-        self._own: Instance | None = None
-        self._instances: dict[tuple[int, ...], Instance] = {}
+        self._reads: list[MemoryCopy | None] = []
+        self._writes: list[MemoryCopy | None] = [None] * len(takes)
+        self._own: GraphInstance | None = None
+        self._instances: dict[tuple[int, ...], GraphInstance] = {}
         self._once = deque[tuple[int, ...]](maxlen=2 * CAPTURED)
         self._credit: float = CAPTURED * PATIENCE
-        self._next: Next | None = None
+        self._next: NextLaunch | None = None
         self._ahead = sum(take.value.nbytes for take in takes) <= AHEAD
-        if graph_copies.available():
+        if graph_copies.can_set_addresses():
             instantiate(graph)
-            self._reads, self._writes = copies_of(graph, feeds, takes)
-            self._own = Instance(graph, self._reads, self._writes)
+            self._reads, self._writes = input_and_output_copies(graph, feeds, takes)
+            self._own = GraphInstance(graph, self._reads, self._writes)
         self._makers = [None if c is None else take.maker() for c, take in zip(self._writes, takes, strict=True)]
         self.complete = None not in self._writes
         """Whether the graph copies every output."""
-        self._again = again if self.complete else None
+        self._again = recapture if self.complete else None
 
     def __call__(self, leaves: Sequence[Leaf], stream: int) -> tuple[torch.Tensor | None, ...]:
         """Launch on the current stream, whose handle is ``stream``. Return each output that the graph copies out; None
@@ -155,7 +157,7 @@ class Replays:
                 self._next = None  # the next call raises the error
         return outputs
 
-    def _next_launch(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
+    def _next_launch(self, own: GraphInstance, leaves: Sequence[object], stream: int) -> NextLaunch:
         """Prepare the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
         outputs = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
@@ -167,17 +169,17 @@ class Replays:
 
     def _other_instance(
         self,
-        own: Instance,
+        own: GraphInstance,
         leaves: Sequence[object],
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
-    ) -> Instance:
+    ) -> GraphInstance:
         """Return an instance for new addresses: captured for them, newly created, the oldest, or the graph's own."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
             try:
-                return self._kept(again(leaves, outputs), addresses, CAPTURED)
+                return self._store_instance(again(leaves, outputs), addresses, CAPTURED)
             except Exception as error:
                 log.warning("a call is not captured again for reused memory, and copies its outputs: %s", error)
                 self._credit = -math.inf  # captured instances stay valid for their addresses; no more are captured
@@ -185,11 +187,13 @@ class Replays:
         if self.random or self._again is not None:
             return own
         if len(self._instances) >= INSTANCES:
-            return self._kept(self._instances[next(iter(self._instances))], addresses)
+            return self._store_instance(self._instances[next(iter(self._instances))], addresses)
         first = own not in self._instances.values()
-        return self._kept(own if first else Instance(self.graph, self._reads, self._writes, another=True), addresses)
+        return self._store_instance(
+            own if first else GraphInstance(self.graph, self._reads, self._writes, another=True), addresses
+        )
 
-    def _kept(self, found: Instance, addresses: tuple[int, ...], most: int = INSTANCES) -> Instance:
+    def _store_instance(self, found: GraphInstance, addresses: tuple[int, ...], most: int = INSTANCES) -> GraphInstance:
         while len(self._instances) >= most:
             self._instances.pop(next(iter(self._instances)))
         self._instances[addresses] = found

@@ -49,12 +49,12 @@ def check_files(parameters: object) -> None:
         file.check()
 
 
-def file_of(parameters: object) -> str:
+def source_file(parameters: object) -> str:
     """Return the name of the file that a program's parameters were loaded from; empty if they are not from a file."""
     return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
 
 
-def call_bytes_of(parameters: object) -> int:
+def stated_call_bytes(parameters: object) -> int:
     """Return the memory of a call in bytes, as stated in the file of a program's parameters; 0 if it is not stated."""
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 

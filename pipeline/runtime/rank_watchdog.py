@@ -54,7 +54,9 @@ class Watchdog:
         self.latest.append((mark, time.monotonic()))
         if self.thread is None:
             every = min(1.0, self.seconds / 10)
-            self.thread = threading.Thread(target=_look, args=(ref(self), every), name="rank watchdog", daemon=True)
+            self.thread = threading.Thread(
+                target=_watch_loop, args=(ref(self), every), name="rank watchdog", daemon=True
+            )
             self.thread.start()
 
     def is_late(self) -> bool:
@@ -70,7 +72,7 @@ class Watchdog:
         return age > self.seconds
 
 
-def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:
+def _watch_loop(watchdog: Callable[[], Watchdog | None], every: float) -> None:
     while True:
         time.sleep(every)
         here = watchdog()

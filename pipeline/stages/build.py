@@ -63,7 +63,7 @@ class Build:
         """
         partitioned = converted.partitioned
         rows = zip(partitioned.engine_segments, converted.networks, strict=True)
-        orders = [BuildOrder.of(segment, network, partitioned.program.settings) for segment, network in rows]
+        orders = [BuildOrder.for_segment(segment, network, partitioned.program.settings) for segment, network in rows]
 
         def build(due: Sequence[int]) -> Iterable[Engine]:
             made, handles = [orders[i] for i in due], [converted.handles[i] for i in due]

@@ -19,7 +19,7 @@ from pipeline.compose.events import report
 from pipeline.errors import exception_text
 from pipeline.program import Program
 from pipeline.records.agreement import Agreement, OutputAgreement
-from pipeline.runtime.autocast_context import autocast_in, without_autocast
+from pipeline.runtime.autocast_context import set_autocast, without_autocast
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.eager import products_in_tf32
 from pipeline.verification.measure import Comparison, called, results
@@ -136,7 +136,7 @@ def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[No
         around.enter_context(torch.random.fork_rng([device] if gpu else []))
         around.enter_context(products_in_tf32(tf32 and gpu))
         around.enter_context(without_autocast())
-        around.enter_context(autocast_in(program.origin.autocast))
+        around.enter_context(set_autocast(program.origin.autocast))
         yield
 
 

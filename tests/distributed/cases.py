@@ -29,7 +29,7 @@ from pipeline.aten.collectives import is_collective
 from pipeline.converters import collectives
 from pipeline.export_fixes.patching import VERSION
 from pipeline.program import Built, Converted
-from pipeline.runtime.ranks import communicator
+from pipeline.runtime.ranks import nccl_communicator
 from pipeline.stages import unbuilt
 from pipeline.stages.build import build
 from pipeline.trt import CAPABILITIES
@@ -172,7 +172,7 @@ class Apart(nn.Module):
 
 def in_engines() -> Any:
     """A context in which process groups count as NCCL's, so that engines may have their collectives."""
-    return patch.object(collectives, "backend_of", lambda name: "nccl")
+    return patch.object(collectives, "group_backend", lambda name: "nccl")
 
 
 def collectives_that_write(rank: int, folder: Path) -> None:
@@ -201,7 +201,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     assert "ranks call collectives in one order" in str(apart.coverage)
     torch.testing.assert_close(run(apart)(torch.ones(3) * rank), torch.ones(3) * 2)
     with pytest.raises(pipeline.ExecutionError, match="a process group of NCCL, and '0' is of gloo"):
-        communicator("0")
+        nccl_communicator("0")
     with in_engines():
         compiled = compile(model, (ROWS,))
         own = {"torch_executed_ops": {torch.ops._c10d_functional.all_reduce}, "collectives_in_engine": True}

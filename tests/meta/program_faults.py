@@ -36,7 +36,7 @@ def not_written_back() -> AbstractContextManager[Any]:
 
 def buffers_only() -> AbstractContextManager[Any]:
     """Mutations reach buffers, and inputs do not change."""
-    write = SegmentExecutor.write
+    write = SegmentExecutor.write_mutations
 
     def written(self: SegmentExecutor, slots: Any, leaves: Any) -> None:
         write(self, slots, [leaf.clone() if hasattr(leaf, "clone") else leaf for leaf in leaves])

@@ -131,7 +131,9 @@ def test_errors_of_a_worker_have_tensorrts_words(processes: Executor, tmp_path: 
 
 
 def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Executor, tmp_path: Path) -> None:
-    order = BuildOrder.of(converted.partitioned.engine_segments[0], converted.networks[0], CompilationSettings())
+    order = BuildOrder.for_segment(
+        converted.partitioned.engine_segments[0], converted.networks[0], CompilationSettings()
+    )
     plugin = attrs.evolve(order.network, layers=(attrs.evolve(order.network.layers[0], kind="PLUGIN_V3"),))
     job = Job(order, RemoteBuild(plugin, tmp_path / "weights", converted.handles[0]), tmp_path / "plan")
     with pytest.raises(
@@ -165,7 +167,9 @@ def test_nothing_more_is_begun_after_an_interrupt(converted: Converted, tmp_path
 
 def order_and_handle() -> tuple[BuildOrder, NetworkHandle]:
     made = pipeline.default().until("convert")(nn.Linear(4, 4).eval(), args=(torch.ones(2, 4),))
-    return BuildOrder.of(made.partitioned.engine_segments[0], made.networks[0], CompilationSettings()), made.handles[0]
+    return BuildOrder.for_segment(
+        made.partitioned.engine_segments[0], made.networks[0], CompilationSettings()
+    ), made.handles[0]
 
 
 @pytest.fixture
@@ -221,7 +225,7 @@ class Forging(Executor):
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Do the work at once."""
         future: Future[Any] = Future()
-        job = JobWithWeights.of(work) if self.sends else work
+        job = JobWithWeights.from_job(work) if self.sends else work
         found = job()
         if self.sends:
             found = attrs.evolve(found, data=b"?" + found.data[1:])

@@ -58,8 +58,8 @@ def test_a_cluster_builds_the_same_plans(client: Any, shared: bool, monkeypatch:
         client.run(apart)
     seen: list[Any] = []
     sent: list[Any] = []
-    send = JobWithWeights.of
-    monkeypatch.setattr(JobWithWeights, "of", lambda job: sent.append(job.order.name) or send(job))
+    send = JobWithWeights.from_job
+    monkeypatch.setattr(JobWithWeights, "from_job", lambda job: sent.append(job.order.name) or send(job))
     compile = pipeline.default(min_block_size=1, build_executor=client.get_executor()).observed_by(seen.append)
     made = compile(Blocks().eval(), args=(X,))
     here = pipeline.default(min_block_size=1)(Blocks().eval(), args=(X,))

@@ -46,7 +46,7 @@ from pipeline.errors import ArtifactError, ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement
 from pipeline.records.wording import kind_of, to_path
-from pipeline.runtime.ranks import same_random_numbers
+from pipeline.runtime.ranks import share_random_numbers
 
 Inputs: TypeAlias = dict[str, Any]
 
@@ -202,7 +202,7 @@ class CompiledGeneration:
         assistant = kwargs.get("assistant_model")
         if assistant is not None or kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
             _check_assisted(self, assistant)
-        with same_random_numbers(self.compiled["decoder"].program):
+        with share_random_numbers(self.compiled["decoder"].program):
             return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
