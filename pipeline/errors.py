@@ -215,9 +215,7 @@ class AgreementError(PipelineError):
 
     def __init__(self, agreement: Any, hint: str = "") -> None:
         is_captured_otherwise = agreement.differences and agreement.differences == agreement.failures
-        super().__init__(
-            _describe_disagreement(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else "")
-        )
+        super().__init__(_describe_errors(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else ""))
         self.agreement = agreement
         self.args = (agreement, hint)
 
@@ -272,7 +270,7 @@ for _kind in [each for each in vars().values() if isinstance(each, type)]:
         _kind.__module__ = "pipeline"  # where users import it from
 
 
-def _describe_disagreement(agreement: Any) -> str:
+def _describe_errors(agreement: Any) -> str:
     """Return the text that lists the wrong outputs, with their sizes and errors."""
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
@@ -333,7 +331,7 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def exception_text(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an exception's message: with the exception's type if the message alone may be unclear (`KeyError: 'x'`),
     and without the stack addresses of C++ errors."""
     words = str(error).partition("\nException raised from ")[0]

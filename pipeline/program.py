@@ -295,9 +295,8 @@ class Cut:
 
     def __str__(self) -> str:
         count = f"{len(self.tensors)} tensor{'s'[: len(self.tensors) != 1]}"
-        size = format_bytes(self.nbytes) + (
-            f" (at most {format_bytes(self.max_nbytes)})" * (self.nbytes != self.max_nbytes)
-        )
+        largest = f" (at most {format_bytes(self.max_nbytes)})" if self.nbytes != self.max_nbytes else ""
+        size = format_bytes(self.nbytes) + largest
         return f"{self.source} -> {self.target}: {count}, {size}: {', '.join(p.name for p in self.tensors)}"
 
 

@@ -63,7 +63,7 @@ class Recipe:
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the recipe reads, in order of first use."""
         made = {step.name for step in self.steps}
-        read = [r for step in self.steps for r in referenced_names((step.args, tuple(v for _, v in step.kwargs)))]
+        read = [r for step in self.steps for r in ref_names((step.args, tuple(v for _, v in step.kwargs)))]
         return tuple(dict.fromkeys(r for r in (*read, self.result.name) if r not in made))
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -126,7 +126,7 @@ def _wider_dtype(target: Callable[..., object], operand: torch.Tensor) -> torch.
     return torch.float64 if not on_cpu and operand.dtype == torch.float32 and does(target) is Does.CONVOLVES else None
 
 
-def to_network_dtype(value: torch.Tensor) -> torch.Tensor:
+def narrow_dtype(value: torch.Tensor) -> torch.Tensor:
     """Return a weight in the dtype that it has in networks: float64 becomes float32 (``truncate_double``)."""
     return value.float() if value.dtype == torch.float64 else value
 
@@ -157,12 +157,12 @@ def _resolve(value: object, values: Mapping[str, object], device: torch.device) 
     return device if value == CPU and isinstance(value, str) else value
 
 
-def referenced_names(value: object) -> list[str]:
+def ref_names(value: object) -> list[str]:
     """Return the names that an argument refers to."""
     if isinstance(value, Ref):
         return [value.name]
     if isinstance(value, (tuple, list)):
-        return [name for v in value for name in referenced_names(v)]
+        return [name for v in value for name in ref_names(v)]
     return []
 
 

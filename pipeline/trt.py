@@ -167,7 +167,7 @@ def dtype_name(dtype: "trt.DataType") -> str:
     return _DTYPES.get(ours, ours.lower())
 
 
-def dtype_from_name(name: str) -> "trt.DataType":
+def trt_dtype(name: str) -> "trt.DataType":
     """Return the TensorRT dtype whose `dtype_name` is this; TypeError if this TensorRT has none."""
     if ours := next((ours for ours, torchs in DTYPE_NAMES.items() if torchs == name), None):
         return trt.DataType.__members__[ours]
@@ -198,7 +198,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def weights_from_tensor(tensor: torch.Tensor) -> "trt.Weights":
+def as_weights(tensor: torch.Tensor) -> "trt.Weights":
     """Return weights that share the memory of a contiguous CPU tensor, which the caller must keep alive."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"weights need a contiguous CPU tensor, not {tensor.device} with strides {tensor.stride()}")

@@ -15,6 +15,7 @@ from pipeline.trt import (
     CAPABILITIES,
     DTYPE_NAMES,
     Log,
+    as_weights,
     compute_capability,
     dtype_name,
     enum_member,
@@ -28,7 +29,6 @@ from pipeline.trt import (
     torch_dtype,
     trt,
     typed_layer,
-    weights_from_tensor,
     weights_pointer,
 )
 
@@ -113,13 +113,13 @@ def test_enums_by_name() -> None:
 def test_weights_point_at_the_tensor_and_come_back_so(dtype: torch.dtype) -> None:
     value = torch.ones(6).to(dtype)
     network = new_network(trt.Builder(Log()))
-    network.add_constant((2, 3), weights_from_tensor(value))
+    network.add_constant((2, 3), as_weights(value))
     assert weights_pointer(typed_layer(network, 0).weights) == value.data_ptr()
 
 
 def test_weights_of_a_view_that_is_not_contiguous_are_refused() -> None:
     with pytest.raises(ValueError, match="contiguous CPU tensor"):
-        weights_from_tensor(torch.ones(2, 3).t())
+        as_weights(torch.ones(2, 3).t())
 
 
 def network_with_an_error(log: Log) -> None:

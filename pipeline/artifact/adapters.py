@@ -66,7 +66,8 @@ def _factor_pairs(
         if isinstance(value, torch.Tensor) and match is None:
             wrong[key] = "it is not lora_A or lora_B; magnitudes, biases and modules_to_save are not supported"
             continue
-        names = _matching_parameters(f"{match['layer']}.weight" if match else str(key), parameters)
+        name = f"{match['layer']}.weight" if match else str(key)  # longer in a model that wraps the adapted model
+        names = [name] if name in parameters else [known for known in parameters if known.endswith(f".{name}")]
         if len(names) != 1:
             reason = f"it may mean {' or '.join(names)}" if names else "the compiled program has no such parameter"
             wrong[key] = reason
@@ -78,11 +79,6 @@ def _factor_pairs(
             wrong[key] = f"expected a pair of tensors (A, B), not {kind_of(value)}"
     wrong |= {name: "one of lora_A and lora_B is missing" for name, side in sides.items() if len(side) == 1}
     return {name: (side["A"], side["B"]) for name, side in sides.items() if len(side) == 2}, wrong
-
-
-def _matching_parameters(name: str, parameters: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the parameters with this name or suffix; a model that wraps the adapted model has longer names."""
-    return [name] if name in parameters else [known for known in parameters if known.endswith(f".{name}")]
 
 
 def _fit_adapter(
@@ -107,9 +103,7 @@ def factor_parameters(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
     return {f"{each.parameter}{side}": v.clone() for each in adapters for side, v in ((A, each.a), (B, each.b))}
 
 
-def add_adapters(
-    recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes: Mapping[str, torch.dtype]
-) -> Recipe:
+def adapt(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes: Mapping[str, torch.dtype]) -> Recipe:
     """Return a recipe that reads W + scale * B @ A in place of each parameter W with an adapter."""
     read = [name for name in recipe.parameters if name in adapters]
     if not read:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pipeline.aten.calls import callee
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
-from pipeline.recipes import CPU, Recipe, Ref, find_target, referenced_names
+from pipeline.recipes import CPU, Recipe, Ref, find_target, ref_names
 
 ALWAYS_ALLOWED: Final = 64 << 20
 """Bytes that a file need not declare."""
@@ -86,7 +86,7 @@ def _computed_bytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, 
 
         for step in recipe.steps:
             args, kwargs = tree_map(value, (step.args, dict(step.kwargs)))
-            read = referenced_names((step.args, tuple(each for _, each in step.kwargs)))
+            read = ref_names((step.args, tuple(each for _, each in step.kwargs)))
             is_known = all(values.get(name) is not None for name in read)
             found = values[step.name] = _fake_result(find_target(step.target), args, kwargs) if is_known else None
             if found is None:

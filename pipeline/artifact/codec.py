@@ -19,7 +19,7 @@ import torch
 
 from pipeline.artifact import expressions, json_values
 from pipeline.artifact.json_data import JsonData, MalformedError, MissingOperatorError
-from pipeline.artifact.json_values import Convert
+from pipeline.artifact.json_values import Convert, torch_attribute
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 
@@ -210,10 +210,7 @@ _PLAIN: Mapping[object, Rule] = {
     float: Rule(json_values.write_float, json_values.read_float),
     Any: Rule(json_values.to_json, json_values.from_json),
     Json: Rule(lambda value: value, lambda data: data),
-    **{
-        kind: Rule(json_values.dtype_name, partial(json_values.torch_attribute, kind))
-        for kind in (torch.dtype, torch.layout)
-    },
+    **{kind: Rule(json_values.dtype_name, partial(torch_attribute, kind)) for kind in (torch.dtype, torch.layout)},
     int | sympy.Expr: Rule(
         expressions.to_json,
         lambda data: _PLAIN[int].read(data) if isinstance(data, int) else expressions.from_json(data),

@@ -15,7 +15,7 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
-from pipeline.recipes import Recipe, referenced_names
+from pipeline.recipes import Recipe, ref_names
 from pipeline.runtime.call_plan import NUMBERS
 from pipeline.shapes.environment import Range
 
@@ -129,9 +129,7 @@ def _is_range(sizes: Range) -> bool:
 def _recipe_error(recipe: Recipe, parameters: Iterable[str]) -> str:
     known = {*parameters}
     for step in recipe.steps:
-        if absent := [
-            name for name in referenced_names((step.args, tuple(v for _, v in step.kwargs))) if name not in known
-        ]:
+        if absent := [name for name in ref_names((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:
             return f"reads {absent[0][:80]!r}, which is not defined before it"
         if step.name in known:
             return f"has two values called {step.name[:80]!r}"

@@ -8,14 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from pipeline.artifact.engine_entry import (
-    CorruptEntryError,
-    EngineEntry,
-    engine_key,
-    pack_entry,
-    tensor_digests,
-    unpack_entry,
-)
+from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, engine_key, pack, tensor_digests, unpack
 from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, FsspecStore, as_file_store
 from pipeline.aten.types import Function
 from pipeline.build.deduplicate import engine_for_network
@@ -29,7 +22,7 @@ from pipeline.network.handle import NetworkHandle
 from pipeline.program import Built, Converted, Program, Segment
 from pipeline.runtime.engine_refit import refit
 from pipeline.settings import CompilationSettings
-from pipeline.stages.build import build, engine
+from pipeline.stages.build import build, make_engine
 from pipeline.stages.convert import binding_names
 from pipeline.trt import has_gpu
 
@@ -62,7 +55,7 @@ class EngineRequest:
     def engine_from_entry(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
         """Return the engine of an entry, refitted if it has other weights; None if it cannot be refitted."""
         found = evolve(
-            engine(self.order, Plan(entry.digest, entry.library), plan),
+            make_engine(self.order, Plan(entry.digest, entry.library), plan),
             bindings=_map_names(self.form.bindings, entry.bindings),
             weights=_map_names(self.form.weights, entry.weights),
         )
@@ -127,7 +120,7 @@ class Cached:
             if opened is None:
                 return None
             with opened[0] as file:
-                engine = wanted.engine_from_entry(*unpack_entry(file, opened[1], wanted.key))
+                engine = wanted.engine_from_entry(*unpack(file, opened[1], wanted.key))
         except CorruptEntryError as error:
             why = f"the entry {wanted.key} of the engine cache is dropped: {error}"
             warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
@@ -144,7 +137,7 @@ class Cached:
 
     def _save_entry(self, files: FileStore, wanted: EngineRequest, engine: Engine) -> None:
         try:
-            files.write(wanted.key, pack_entry(wanted.entry_for(engine), engine.checked()))
+            files.write(wanted.key, pack(wanted.entry_for(engine), engine.checked()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             warn(f"{wanted.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)

@@ -88,7 +88,7 @@ class EngineEntry:
     values: tuple[str, ...] = ()
 
 
-def pack_entry(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
+def pack(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
     """Yield the parts of an entry: the plan (first, for memory-mapping), the description, lengths and digests."""
     text = json.dumps(codec.to_json(entry, EngineEntry), separators=(",", ":")).encode()
     yield memoryview(plan)
@@ -96,7 +96,7 @@ def pack_entry(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]
     yield _FOOT.pack(len(text), hashlib.sha256(text).digest(), MAGIC)
 
 
-def unpack_entry(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
+def unpack(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
     """Read the entry at the start of an open file, and its plan, memory-mapped if the file is on disk. Raise a
     `CorruptEntryError` if the entry was truncated, altered, or saved under another key."""
     end, read = size - _FOOT.size, SharedFile(file).read_at

@@ -22,7 +22,7 @@ from pipeline.artifact.tensors import SavedTensor, TensorsToSave
 from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Node
 from pipeline.errors import ArtifactError, source_line_in
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
@@ -58,7 +58,7 @@ class SavedGraph:
 
 def save_graph(
     module: torch.nn.Module,
-    nodes: Sequence[torch.fx.Node],
+    nodes: Sequence[Node],
     name: str,
     tensors: TensorsToSave,
     engines: Collection[str] = (),

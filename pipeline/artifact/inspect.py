@@ -79,6 +79,5 @@ def _weights_text(description: Description) -> str:
     if manifest.entry and not manifest.others:
         return f"weights: inside, {inside}"
     constants = f"; constants: inside, {inside}" if manifest.entry else ""
-    return (
-        f"weights: in {manifest.file}, {format_bytes(manifest.size)}" if manifest.file else "weights: none"
-    ) + constants
+    location = f"in {manifest.file}, {format_bytes(manifest.size)}" if manifest.file else "none"
+    return f"weights: {location}{constants}"

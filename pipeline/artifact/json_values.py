@@ -18,8 +18,9 @@ from attrs import frozen
 from torch import SymBool, SymFloat, SymInt
 from torch._ops import HigherOrderOperator, OpOverload
 
-from pipeline.artifact import expressions, op_names
+from pipeline.artifact import expressions
 from pipeline.artifact.json_data import JsonData, MalformedError
+from pipeline.artifact.op_names import allowed_operator, operator_name
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref
@@ -83,64 +84,54 @@ def _read_shape(data: JsonData) -> torch.Size:
 
 
 def _read_constant(data: JsonData) -> Constant:
-    dtype, numbers = _check_list(data, 2)
+    dtype, numbers = _as_list(data, 2)
     try:
         return Constant(torch.tensor(from_json(numbers), dtype=torch_attribute(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
         raise MalformedError("expected the numbers of a constant") from None
 
 
-def _check_list(data: JsonData, count: int) -> list[JsonData]:
+def _as_list(data: JsonData, count: int) -> list[JsonData]:
     if not isinstance(data, list) or len(data) != count:
         raise MalformedError(f"expected {count} parts, not {str(data)[:60]!r}")
     return data
 
 
 def _read_dict(data: JsonData) -> dict[Any, Any]:
-    rows = [_check_list(row, 2) for row in (data if isinstance(data, list) else [None])]
+    rows = [_as_list(row, 2) for row in (data if isinstance(data, list) else [None])]
     try:
         return {from_json(key): from_json(value) for key, value in rows}
     except TypeError:
         raise MalformedError("a key of a dict is unhashable") from None
 
 
-def _check_string(data: JsonData) -> str:
+def _as_str(data: JsonData) -> str:
     if not isinstance(data, str):
         raise MalformedError(f"expected a name, not {str(data)[:60]!r}")
     return data
 
 
-def _list_to_json(value: Any) -> list[JsonData]:
+def _all_to_json(value: Any) -> list[JsonData]:
     return [to_json(part) for part in value]
 
 
 _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
-    (torch.Size, "shape", _list_to_json, _read_shape),
-    (tuple, "tuple", _list_to_json, lambda data: tuple(_read_list(data))),
+    (torch.Size, "shape", _all_to_json, _read_shape),
+    (tuple, "tuple", _all_to_json, lambda data: tuple(_read_list(data))),
     (dict, "dict", lambda value: [[to_json(k), to_json(v)] for k, v in value.items()], _read_dict),
     (torch.dtype, "dtype", dtype_name, partial(torch_attribute, torch.dtype)),
     (torch.device, "device", str, _read_device),
     (torch.layout, "layout", dtype_name, partial(torch_attribute, torch.layout)),
     (torch.memory_format, "memory_format", dtype_name, partial(torch_attribute, torch.memory_format)),
     (Constant, "constant", lambda v: [dtype_name(v.value.dtype), to_json(v.value.tolist())], _read_constant),
-    (
-        complex,
-        "complex",
-        lambda v: _list_to_json((v.real, v.imag)),
-        lambda v: complex(*map(read_float, _check_list(v, 2))),
-    ),
-    (slice, "slice", lambda v: _list_to_json((v.start, v.stop, v.step)), lambda data: slice(*_read_list(data, 3))),
+    (complex, "complex", lambda v: _all_to_json((v.real, v.imag)), lambda v: complex(*map(read_float, _as_list(v, 2)))),
+    (slice, "slice", lambda v: _all_to_json((v.start, v.stop, v.step)), lambda data: slice(*_read_list(data, 3))),
     (type(Ellipsis), "ellipsis", lambda value: None, lambda data: ...),
-    (Ref, "ref", attrgetter("name"), lambda data: Ref(_check_string(data))),
-    (torch.fx.Node, "node", attrgetter("name"), lambda data: NodeName(_check_string(data))),
+    (Ref, "ref", attrgetter("name"), lambda data: Ref(_as_str(data))),
+    (torch.fx.Node, "node", attrgetter("name"), lambda data: NodeName(_as_str(data))),
     (sympy.Basic, "size", expressions.to_json, expressions.from_json),
     (SymInt | SymFloat | SymBool, "size", lambda value: expressions.to_json(value.node.expr), expressions.from_json),
-    (
-        OpOverload | HigherOrderOperator,
-        "operator",
-        op_names.operator_name,
-        lambda data: op_names.allowed_operator(_check_string(data)),
-    ),
+    (OpOverload | HigherOrderOperator, "operator", operator_name, lambda data: allowed_operator(_as_str(data))),
 )
 """The types, name, writer and reader of each form; the first row of which a type is a subclass writes it."""
 _READ: Mapping[str, Convert] = {
@@ -156,7 +147,7 @@ def to_json(value: object) -> JsonData:
     if isinstance(value, float):
         return write_float(value)
     if isinstance(value, list):
-        return _list_to_json(value)
+        return _all_to_json(value)
     name, write = _find_writer(type(value))  # type: ignore[arg-type]
     return {name: write(value)}
 

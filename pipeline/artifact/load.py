@@ -27,7 +27,7 @@ from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
 from pipeline.artifact.manifest_file import decode_entry, open_program_file, read_manifest, read_record
-from pipeline.artifact.rebuild import unsaved_converter
+from pipeline.artifact.rebuild import unsaved_choice
 from pipeline.artifact.tensors import MappedTensors, SavedTensor
 from pipeline.aten.naming import stack_of
 from pipeline.compiled import Compiled
@@ -82,9 +82,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
         why = f"{place} is a language model of {library[:40]}, which no entry point restores"
         raise ArtifactError(why, "pip install . in the checkout of pipeline adds its entry points")
     with report_altered_file(str(place)):
-        made: Compiled = found[0](
-            compiled, data, lambda name: load_program(place.with_name(Path(name).name), operators)
-        )
+        made: Compiled = found[0](compiled, data, lambda n: load_program(place.with_name(Path(n).name), operators))
     return made
 
 
@@ -247,9 +245,7 @@ class Loader:
         return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
-        rows = (
-            (each, unsaved_converter(each.converter) if each.supported else None) for each in self.manifest.verdicts
-        )
+        rows = ((each, unsaved_choice(each.converter) if each.supported else None) for each in self.manifest.verdicts)
         return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
     def program(self) -> Program:

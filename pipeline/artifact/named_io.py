@@ -28,7 +28,7 @@ def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
     return {name: value for (name, _), value in rows if value is not None}
 
 
-def arguments_by_name(program: Program, values: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
+def named_args(program: Program, values: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
     """Return the arguments of a call, given tensors and numbers by input name."""
     leaves = [unwrap_constant(port.value) if port.kind == "constant" else values[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
@@ -37,5 +37,5 @@ def arguments_by_name(program: Program, values: Mapping[str, Leaf]) -> tuple[tup
 
 def called_by_name(program: Program, call: Function, values: Mapping[str, Leaf]) -> dict[str, Leaf]:
     """Call a program with tensors and numbers by input name; return the results by output name."""
-    args, kwargs = arguments_by_name(program, values)
+    args, kwargs = named_args(program, values)
     return outputs_by_name(program, call(*args, **kwargs))

@@ -64,9 +64,7 @@ class OperatorCall:
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "tensor"]
         sizes = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "symint"]
-        saved = (
-            None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _saved_bytes(self)
-        )
+        saved = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _to_bytes(self)
         results = iter(torch.ops.pipeline.run(saved, tensors, sizes, self.facts))
         return module._rebuild_outputs([next(results) if is_tensor else value for is_tensor, value in self.plain])
 
@@ -108,7 +106,7 @@ def _describe_call(program: Program, values: Mapping[str, Argument], key: str) -
     return json.dumps({"key": key, "tensors": tensors, "sizes": sizes, "results": results})
 
 
-def _saved_bytes(call: OperatorCall) -> torch.Tensor:
+def _to_bytes(call: OperatorCall) -> torch.Tensor:
     """Return the program saved as bytes, for an exported graph that is loaded in another process."""
     compiled = call.compiled()
     if compiled is None:
@@ -172,17 +170,15 @@ def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
 
 def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
     """Return empty tensors with the shapes of a call's results."""
-    tensors, numbers, results = _parse_description(facts)
+    tensors, numbers, results = _parse_sizes(facts)
     given = [*zip(numbers, sizes, strict=True)]
     given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]
     known = {expr: size for expr, size in given if isinstance(expr, sympy.Symbol)}
     home = next((x.device for x in inputs if x.device.type != "cpu"), torch.device("cpu"))
-    return [
-        torch.empty([_evaluate_size(e, known) for e in shape], dtype=dtype, device=home) for dtype, shape in results
-    ]
+    return [torch.empty([_eval_size(e, known) for e in shape], dtype=dtype, device=home) for dtype, shape in results]
 
 
-def _evaluate_size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
+def _eval_size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
     """Return a size, given the sizes of the inputs; a data-dependent size becomes a new symbol."""
     if isinstance(expr, int):
         return expr
@@ -192,9 +188,7 @@ def _evaluate_size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
 
 
 @lru_cache(maxsize=64)
-def _parse_description(
-    facts: str,
-) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
+def _parse_sizes(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [from_json(size) for size in shape]) for dtype, shape in data["results"]]
     return [[from_json(s) for s in shape] for shape in data["tensors"]], [from_json(s) for s in data["sizes"]], results

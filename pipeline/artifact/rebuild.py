@@ -13,16 +13,16 @@ from attrs import evolve
 from pipeline.aten.support import Choice, ConverterSupport
 from pipeline.build.deduplicate import build_without_duplicates
 from pipeline.build.monitor import Monitor
-from pipeline.build.remote_build import RemoteBuild, write_weights
+from pipeline.build.remote_build import RemoteBuild, store
 from pipeline.build.serialized_plans import BuildOrder, PlanFile, serialize
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned
-from pipeline.recipes import to_network_dtype
+from pipeline.recipes import narrow_dtype
 from pipeline.runtime.snapshot import find_present
-from pipeline.stages.build import engine
+from pipeline.stages.build import make_engine
 
 
 class UnsavedConverter:
@@ -37,7 +37,7 @@ class UnsavedConverter:
 
 
 @cache
-def unsaved_converter(name: str) -> Choice:
+def unsaved_choice(name: str) -> Choice:
     """Return the stand-in for the converter of this name."""
     return Choice(ConverterSupport(UnsavedConverter(name)))
 
@@ -56,9 +56,7 @@ def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
 
     def value(name: str) -> torch.Tensor:
         recipe = compiled.refit_map.get(name)
-        return (
-            find_present(compiled.literals, name) if recipe is None else to_network_dtype(recipe.evaluate(parameters))
-        )
+        return find_present(compiled.literals, name) if recipe is None else narrow_dtype(recipe.evaluate(parameters))
 
     values = [LazyWeights(order.network, value) for order in orders]
     engines = build_without_duplicates(orders, values, lambda due: [_build_engine(orders[i], values[i]) for i in due])
@@ -85,7 +83,7 @@ def _build_engine(order: BuildOrder, weights: Mapping[str, torch.Tensor]) -> Eng
     network = order.network
     with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "weights")
-        index = write_weights(path, dict(weights))
+        index = store(path, dict(weights))
         handle = RemoteBuild(network, path, None, index).open_network()
         file = PlanFile()
-        return engine(order, serialize(handle, order, file, Monitor()), file.map_plan())
+        return make_engine(order, serialize(handle, order, file, Monitor()), file.map_plan())

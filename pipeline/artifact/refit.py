@@ -16,14 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
-from pipeline.artifact.adapters import (
-    Adapter,
-    add_adapters,
-    factor_parameters,
-    is_adapter,
-    read_adapters,
-    remove_adapters,
-)
+from pipeline.artifact.adapters import Adapter, adapt, factor_parameters, is_adapter, read_adapters, remove_adapters
 from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.rebuild import is_loaded, rebuild_engines
 from pipeline.artifact.tensors import read_tensor_file
@@ -134,9 +127,7 @@ def with_lora(
     known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
 
     def changed(recipes: Mapping[str, Recipe]) -> FrozenDict[str, Recipe]:
-        return FrozenDict(
-            {name: add_adapters(remove_adapters(recipe), known, scale, dtypes) for name, recipe in recipes.items()}
-        )
+        return FrozenDict({name: adapt(remove_adapters(r), known, scale, dtypes) for name, r in recipes.items()})
 
     recipes = RefitMap(changed(compiled.refit_map), compiled.refit_map.computed)
     both = (*compiled.refit_map.items(), *recipes.items())

@@ -65,7 +65,7 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
         engines = _save_engines(compiled, plans)
         first = thread.submit(_write_entries, writer, plans)
         manifest = describe_program(compiled, engines, tensors, others)
-        stored = _weights_location(_check_weights_location(weights), file_path, compiled.program, tensors, others)
+        stored = _add_weights(_check_weights_location(weights), file_path, compiled.program, tensors, others)
         rest = thread.submit(_write_entries, writer, others)
         first.result()
         record = evolve(manifest, weights=stored, generation=generation)
@@ -90,9 +90,7 @@ def _check_weights_location(weights: StrPath) -> str:
     return given
 
 
-def _weights_location(
-    weights: str, place: Path, program: Program, tensors: TensorsToSave, entries: Entries
-) -> SavedWeights:
+def _add_weights(weights: str, place: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
     """Return the location of the tensors; tensors in this file become its last entry before the manifest."""
     names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.json_values import dtype_name
 from pipeline.aten.tensor_type import raw_bytes
-from pipeline.errors import ArtifactError, exception_text
+from pipeline.errors import ArtifactError, error_text
 
 PAGE = 4096
 DTYPES: Mapping[torch.dtype, str] = {
@@ -91,7 +91,7 @@ def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
             rows = {name: row for name, row in source.rows.items() if name != "__metadata__"}
             return {n: source(SavedTensor(n, dtypes[row["dtype"]], tuple(row["shape"]))) for n, row in rows.items()}
         except (ArtifactError, KeyError, TypeError) as error:
-            why = f"{path} is no safetensors file: {exception_text(error)}"
+            why = f"{path} is no safetensors file: {error_text(error)}"
             raise ArtifactError(why, "torch.load reads other files of weights; pass its result") from error
 
 

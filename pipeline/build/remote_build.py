@@ -21,7 +21,7 @@ from pipeline.errors import BuildError
 from pipeline.network.description import Network, Weight, describe
 from pipeline.network.handle import PACKED, NetworkHandle
 from pipeline.network.replay import ReplayError, replay
-from pipeline.trt import Log, dtype_from_name, trt
+from pipeline.trt import Log, trt, trt_dtype
 
 ALIGNMENT = 256
 
@@ -57,9 +57,7 @@ class RemoteBuild:
     def __reduce__(self) -> tuple[object, ...]:
         with self._lock:
             if self.index is None and self.handle is not None:
-                self.index = write_weights(
-                    self.path, self.handle.weights, {w.name: w.dtype for w in self.network.weights}
-                )
+                self.index = store(self.path, self.handle.weights, {w.name: w.dtype for w in self.network.weights})
         return RemoteBuild, (self.network, self.path, None, self.index)
 
     @property
@@ -84,9 +82,7 @@ def has_weights(path: Path, index: Index) -> bool:
     return path.is_file() and path.stat().st_size == size + 1
 
 
-def write_weights(
-    path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})
-) -> Index:
+def store(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
     """Write the tensors in order, without copies; 4-bit values in the dtype that networks use."""
     index: dict[str, StoredWeight] = {}
     with report_full_disk("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
@@ -118,7 +114,7 @@ def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
 
     def weight_of(name: str) -> object:
         stored = index[name]
-        return trt.Weights(dtype_from_name(stored.dtype), data.ctypes.data + stored.offset, stored.count)
+        return trt.Weights(trt_dtype(stored.dtype), data.ctypes.data + stored.offset, stored.count)
 
     log = Log()
     builder = trt.Builder(log)

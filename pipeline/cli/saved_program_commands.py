@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pipeline.artifact.load import load_program as load
-from pipeline.artifact.named_io import arguments_by_name, called_by_name, inputs_of
+from pipeline.artifact.named_io import called_by_name, inputs_of, named_args
 from pipeline.artifact.serving import serve_config
 from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.compiled import Compiled, Executor
@@ -83,9 +83,7 @@ def verified(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
     check_there(options.file)
     program = _load_program(options)
-    calls = (
-        [arguments_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
-    )
+    calls = [named_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 

@@ -238,9 +238,7 @@ class Pipeline(Generic[Takes, Gives]):
         refuse_unknown_arguments(unknown)
         ledger = select_ledger(self.observers, self.settings.progress, self.names)
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
-        alone = (
-            is_empty(args) and is_empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
-        )
+        alone = is_empty(args) and is_empty(kwargs) and all(x is None for x in (dynamic_shapes, output_names, profiles))
         if alone and is_instance(model, self.takes):
             record = apply_settings(self._settings, model, self.stages)
         else:

@@ -94,11 +94,8 @@ def is_instance(record: object, annotation: object) -> bool:
 
 def type_name(annotation: object) -> str:
     """Return the name of a type in errors and reprs."""
-    return " | ".join("None" if member is NoneType else _member_name(member) for member in _union_members(annotation))
-
-
-def _member_name(member: object) -> str:
-    return str(getattr(member, "__name__", member)) if get_origin(member) is None else str(member)
+    members = ((m, getattr(m, "__name__", m) if get_origin(m) is None else m) for m in _union_members(annotation))
+    return " | ".join("None" if member is NoneType else str(name) for member, name in members)
 
 
 def _union_members(annotation: object) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Call, Templates, nodes_of
-from pipeline.errors import ConversionError, exception_text, source_line_in
+from pipeline.errors import ConversionError, error_text, source_line_in
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import bounds, shape_of
@@ -161,11 +161,7 @@ class Rewriter:
             module = str(getattr(function, "__module__", "")).partition(".")[0]
             whose = {"torch": "PyTorch's", "pipeline": "pipeline's"}.get(module)
             own = f"its decomposition {function_name(function)} is wrong"
-            why = (
-                f"{whose} decomposition of it fails: {exception_text(error)}"
-                if whose
-                else f"{own}: {exception_text(error)}"
-            )
+            why = f"{whose} decomposition of it fails: {error_text(error)}" if whose else f"{own}: {error_text(error)}"
             name = str(call.target)
             raise ConversionError(call.name or name, name, source_line_in(call.meta), why) from error
 

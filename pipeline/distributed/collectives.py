@@ -39,8 +39,7 @@ def _replacements(_: bool) -> Places:
     """Return the replacements; those in DTensor's modules only if these modules are imported."""
     why = "calls a process group, and torch.export knows operators only"
     rows = [
-        Replacement(torch.distributed, name, partial(_call_operator, own), why, "sharded")
-        for name, own in IN_PLACE.items()
+        Replacement(torch.distributed, name, partial(_call_op, own), why, "sharded") for name, own in IN_PLACE.items()
     ]
     why = "stops at a DTensor that is made inside: its placements are no nodes"
     rows.append(Replacement(wrappers, "_emit_flat_apply_call", _do_nothing, why, "sharded"))
@@ -50,9 +49,7 @@ def _replacements(_: bool) -> Places:
     rows += [Replacement(each, name, _untraced, why, "sharded", before=(2, 13)) for each in owners]
     why = "bounds a varying size, to shard it where it need not be"
     asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
-    return Places(
-        (*rows, *(Replacement(each, "is_tensor_shardable", _can_be_sharded, why, "sharded") for each in asking))
-    )
+    return Places((*rows, *(Replacement(each, "is_tensor_shardable", _can_shard, why, "sharded") for each in asking)))
 
 
 def _do_nothing(_: Function, **__: object) -> None:
@@ -64,14 +61,14 @@ def _untraced(original: Function, *args: Argument) -> object:
         return original(*args)
 
 
-def _call_operator(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
+def _call_op(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
     """Call a functional collective in place of a collective of torch.distributed."""
     names = functional.REDUCE_OP_TO_STR
     named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
     collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
 
 
-def _can_be_sharded(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
+def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
     """Return whether a tensor can be sharded at its smallest sizes, and so at all its sizes."""
     return original([_smallest_size(size) for size in shape], *args, **kwargs)
 

@@ -164,12 +164,12 @@ def _sharded_tensors(model: nn.Module) -> list[ShardedTensor]:
 @contextmanager
 def _run_on_local_tensors(
     model: nn.Module,
-    sharded: Sequence[ShardedTensor],
+    params: Sequence[ShardedTensor],
     wholes: Mapping[tuple[object, ...], Argument],
     notes: LocalExport,
 ) -> Iterator[None]:
     local: dict[int, Argument] = {}
-    for each in sharded:
+    for each in params:
         if id(each.whole) not in local:
             tensor, kept = each.whole.detach().to_local(), isinstance(each.whole, nn.Parameter)
             local[id(each.whole)] = nn.Parameter(tensor, requires_grad=False) if kept else tensor
@@ -179,30 +179,30 @@ def _run_on_local_tensors(
     def called(*args: Argument, **kwargs: Argument) -> Argument:
         from pipeline.distributed.functions import LocalFunctions, shard_like
 
-        held = [each.registered[each.name] for each in sharded]
-        whole = {id(value): shard_like(each.whole, value) for each, value in zip(sharded, held, strict=True)}
+        held = [each.registered[each.name] for each in params]
+        whole = {id(value): shard_like(each.whole, value) for each, value in zip(params, held, strict=True)}
         given, form = tree_flatten((args, kwargs))
         paths = input_paths(given, form)
         own = [_input_as_dtensor(wholes.get(path), value) for path, value in zip(paths, given, strict=True)]
         positional, named = tree_unflatten(own, form)
         try:
-            for each, value in zip(sharded, held, strict=True):
+            for each, value in zip(params, held, strict=True):
                 each.replace(whole[id(value)])
             with LocalFunctions():
                 return _local_results(forward(*positional, **named), notes)
         finally:
-            for each, value in zip(sharded, held, strict=True):
+            for each, value in zip(params, held, strict=True):
                 each.replace(value)
 
     def restore() -> None:
         space.pop("forward", None)
         space.update({} if before is None else {"forward": before})
-        for each in sharded:
+        for each in params:
             each.replace(each.whole)
 
     with undoing(restore):
         space["forward"] = called
-        for each in sharded:
+        for each in params:
             each.replace(local[id(each.whole)])
         yield
 

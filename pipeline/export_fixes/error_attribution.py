@@ -20,7 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from pipeline.aten.dtypes import short
 from pipeline.aten.types import Argument
-from pipeline.errors import CaptureError, DtypeError, exception_text, package_folder
+from pipeline.errors import CaptureError, DtypeError, error_text, package_folder
 from pipeline.inputs import Input, is_input
 from pipeline.records.wording import kind_of
 
@@ -81,16 +81,14 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
                     if not _exports_with_dtype(export, inputs, [w for w in wrong if w != path], due)
                 ]
                 said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
-                return DtypeError(", ".join(said), short(dtype), short(due), exception_text(error))
+                return DtypeError(", ".join(said), short(dtype), short(due), error_text(error))
     return (
         _device_error(error, model, rows)
         or _data_branch_error(error, model)
         or _unsupported_type_error(error, model, rows)
         or _not_a_tensor_error(error, model, inputs)
         or _one_size_error(error, model)
-        or CaptureError(
-            f"torch.export cannot capture {type(model).__name__}{_error_place(error)}: {exception_text(error)}"
-        )
+        or CaptureError(f"torch.export cannot capture {type(model).__name__}{_error_place(error)}: {error_text(error)}")
     )
 
 
@@ -176,10 +174,10 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
     if len(every) == 1 and line is not None:
         where = "a tensor that the model makes, or holds as an attribute, is on another device than it and its inputs"
         hint = "make it where the others are: torch.tensor(…, device=x.device)"
-        return CaptureError(f"{where}: {place_of(line[0].co_filename, line[1])}: {exception_text(error)}", hint)
+        return CaptureError(f"{where}: {place_of(line[0].co_filename, line[1])}: {error_text(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
-    return CaptureError(f"{', '.join(found)}: {exception_text(error)}", hint)
+    return CaptureError(f"{', '.join(found)}: {error_text(error)}", hint)
 
 
 def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:

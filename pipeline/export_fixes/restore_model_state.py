@@ -46,9 +46,7 @@ def untouched(model: torch.nn.Module) -> AbstractContextManager[None]:
     spaces, beside = [Space.of(vars(module)) for module in model.modules()], [each for _, each in others(model)]
     objects = [Space.of(vars(each)) for each in beside]
     caches = [(cache, cache.cache_info().misses) for cache in _caches(chain(model.modules(), beside))]
-    buffers = [
-        (buffer, buffer.detach().clone(), tensor_version(buffer)) for buffer in model.buffers() if buffer.numel() == 1
-    ]
+    buffers = [(b, b.detach().clone(), tensor_version(b)) for b in model.buffers() if b.numel() == 1]
 
     def restore() -> None:
         for space in (*spaces, *(each for each in objects if each.has_fakes())):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from pipeline.trt import dtype_from_name, dtype_name, enum_name, trt
+from pipeline.trt import dtype_name, enum_name, trt, trt_dtype
 
 Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None
 Read: TypeAlias = Callable[[Any, str], Value]
@@ -84,7 +84,7 @@ def _number(layer: trt.ILayer, name: str) -> Value:
 plain = Type(getattr, setattr)
 dims = Type(read_dims, setattr)
 enum = Type(lambda layer, name: enum_name(getattr(layer, name)), _set_member)
-dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), encoded(dtype_from_name))
+dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), encoded(trt_dtype))
 mask = Type(_mask, encoded(bits))
 permutation = Type(_permutation, encoded(lambda order: trt.Permutation(order)))
 scales = Type(_scales, encoded(list))

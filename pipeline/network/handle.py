@@ -11,7 +11,7 @@ import torch
 from attrs import define, field
 
 from pipeline.network.description import Weight
-from pipeline.trt import Log, dtype_from_name, trt, weights_from_tensor
+from pipeline.trt import Log, as_weights, trt, trt_dtype
 
 
 @define(eq=False)
@@ -64,9 +64,9 @@ PACKED: Final = ("int4", "float4_e2m1fn_x2")
 def codes_of(tensor: torch.Tensor, dtype: str) -> Any:
     """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory; the caller must keep it alive."""
     count = tensor.numel() * (2 if dtype in PACKED and tensor.dtype == torch.uint8 else 1)
-    return trt.Weights(dtype_from_name(dtype), tensor.data_ptr(), count)
+    return trt.Weights(trt_dtype(dtype), tensor.data_ptr(), count)
 
 
 def held_as(tensor: torch.Tensor, weight: Weight) -> Any:
     """Return ``trt.Weights`` of a layer's weight, from the tensor that stores its values or quantized values."""
-    return codes_of(tensor, weight.dtype) if weight.dtype in PACKED else weights_from_tensor(tensor)
+    return codes_of(tensor, weight.dtype) if weight.dtype in PACKED else as_weights(tensor)

@@ -13,7 +13,7 @@ from pipeline.network.attributes import ATTRIBUTES, Value
 from pipeline.network.description import Layer, Network
 from pipeline.network.handle import name_dimensions
 from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED
-from pipeline.trt import Log, dtype_from_name, new_network, trt, typed_layer
+from pipeline.trt import Log, new_network, trt, trt_dtype, typed_layer
 
 __all__ = ["ReplayError", "WeightOf", "replay"]
 
@@ -44,7 +44,7 @@ class _Replay:
     def run(self) -> trt.INetworkDefinition:
         self.net.name = self.network.name
         for tensor in self.network.inputs:
-            new_input = self.net.add_input(tensor.name, dtype_from_name(tensor.dtype), tensor.shape)
+            new_input = self.net.add_input(tensor.name, trt_dtype(tensor.dtype), tensor.shape)
             name_dimensions(new_input, tensor.dimension_names)
             self.tensors[tensor.name] = new_input
         layers = [self.layer(row) for row in self.network.layers]
@@ -103,7 +103,7 @@ class _Replay:
 
     def weight(self, row: Layer, role: str) -> Any:
         name = row.weight(role)
-        return trt.Weights(dtype_from_name(row.outputs[0].dtype)) if name is None else self.weight_of(name)
+        return trt.Weights(trt_dtype(row.outputs[0].dtype)) if name is None else self.weight_of(name)
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
         """Set the attributes whose values in the row differ from the new layer's."""

@@ -79,9 +79,7 @@ class Keys:
         around = "\n".join([_around(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         own = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
-        forms = {
-            n.name: canonical(n, BuildOrder.for_segment(segment, n, compiled.settings).sizes).text for segment, n in own
-        }
+        forms = {n.name: canonical(n, BuildOrder.for_segment(s, n, compiled.settings).sizes).text for s, n in own}
         engines = {name: text_digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
         captured = compiled.program.source or compiled.program
         return cls(text_digest(f"{around}\n{form}\n{captured}"), FrozenDict(engines))

@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import Ahead, Call, elapsed, instrumentable, instrumented, mark
 from pipeline.runtime import graph_copies
-from pipeline.runtime.capture import capture_graph, free_unused_memory
+from pipeline.runtime.capture import capture, free_unused_memory
 from pipeline.runtime.module import ProgramModule
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.C
     try:
         call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
         free_unused_memory()
-        with capture_graph(graph, pool, graph_copies.capture_stream(device), in_torch=True):
+        with capture(graph, pool, graph_copies.capture_stream(device), in_torch=True):
             call(module)
     except Exception as error:
         log.info("a call that is measured cannot be captured: %s", error)

@@ -71,7 +71,8 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
     """Return whether an entry of `torch_executed_ops` matches a node with this target, in the module at this path."""
     if isinstance(entry, str):
         return entry in qualified_names(target)
-    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torch_function(entry):
+    is_torchs = (getattr(entry, "__module__", None) or "").partition(".")[0] == "torch"  # torch.sym_min: no predicate
+    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or is_torchs:
         return entry is target
     try:
         return bool(entry(module_path))
@@ -81,11 +82,6 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
             f"module path {module_path!r}",
             "a predicate takes the path of the module that a node comes from, a str, and returns a bool",
         ) from error
-
-
-def _is_torch_function(function: object) -> bool:
-    """Return whether a function is part of torch (`torch.sym_min`), and so an operator, not a predicate."""
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 def qualified_names(target: object) -> frozenset[str]:

@@ -65,7 +65,7 @@ class GpuSupport:
     loads: FrozenDict[str, Loads]
     note: str
 
-    def for_version(self, version: tuple[int, ...]) -> Loads:
+    def status(self, version: tuple[int, ...]) -> Loads:
         """Return whether engines of this version load; "not run" for a release that has no row."""
         return self.loads.get(_format_version(version[:2]), "not run")
 
@@ -99,11 +99,7 @@ def check_library(gpu: str, capability: str) -> None:
     """Raise an `ExecutionError` if engines of the installed TensorRT do not load on this GPU of a compute capability
     (``"9.0"``); the hint has the command that installs another version."""
     row = next((row for row in TABLE if row.capability == capability), None)
-    if (
-        CAPABILITIES.flavour == "tensorrt_rtx"
-        and row is not None
-        and row.for_version(CAPABILITIES.version_tuple) == "no"
-    ):
+    if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.status(CAPABILITIES.version_tuple) == "no":
         raise ExecutionError(
             f"{LIBRARY} loads no engine on this GPU ({gpu}, compute capability {capability})",
             f'pip install "{TENSORRT_RTX}", which does; to build for other GPUs here, name them (compute_capabilities)',

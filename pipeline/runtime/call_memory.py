@@ -48,9 +48,7 @@ _sizes: Final[dict[object, int]] = {}
 def call_bytes(compiled: Compiled) -> int:
     """Return an upper bound for the bytes that a call allocates; 0 if a dynamic size has no upper bound."""
     nodes = _all_nodes(compiled.program)
-    sizes = [
-        _largest_bytes(value, compiled.program.shapes) for node in nodes for value in tree_leaves(node.meta.get("val"))
-    ]
+    sizes = [_max_size(value, compiled.program.shapes) for node in nodes for value in tree_leaves(node.meta.get("val"))]
     layers = sum(
         8 * math.prod(tensor.shape)
         for network in compiled.networks
@@ -68,7 +66,7 @@ def _all_nodes(program: Program) -> set[torch.fx.Node]:
     return {node for graph in graphs for node in graph.graph.nodes}
 
 
-def _largest_bytes(value: object, symbols: Symbols) -> int | None:
+def _max_size(value: object, symbols: Symbols) -> int | None:
     """Return the bytes of a tensor at its largest sizes; None if a size has no upper bound."""
     if not isinstance(value, torch.Tensor | TensorType):
         return 0
@@ -196,7 +194,7 @@ def _size_key(value: Argument) -> object:
 
 
 @frozen
-class CallMemoryLimit:
+class CallLimit:
     """The memory limit of each call of a program from a file.
 
     most: the limit in bytes. file: the file's name. once: whether to check only the first call with each plan.
@@ -208,9 +206,7 @@ class CallMemoryLimit:
     _seen: weakref.WeakSet[object] = field(factory=weakref.WeakSet, init=False, eq=False, repr=False)
 
     @classmethod
-    def from_file(
-        cls, parameters: object, program: Program, times: int = 1, *, once: bool = False
-    ) -> CallMemoryLimit | None:
+    def from_file(cls, parameters: object, program: Program, times: int = 1, *, once: bool = False) -> CallLimit | None:
         """Return the limit stated in the file of a program's parameters; None if there is no file or no limit in it.
 
         times: a factor for the limit, for wider dtypes.

@@ -117,19 +117,22 @@ class Layout:
             return "sizes inside the program depend on its inputs' values"
         return host_collectives_reason(self.program)
 
+    def slots_to_clear(self, steps: Sequence[Step]) -> list[tuple[int, ...]]:
+        """Return, for each step, the slots of computed values that no later step reads."""
+        computed = {slot for step in steps for slot in step.gives}
+        read = {*self.checks, *(slot for slot, _ in self.decisions), *(end.slot for end in self.writes)}
+        read |= {slot for end in self.returns for slot in (end.slot, end.held) if slot is not None}
+        read |= {end.buffer for end in self.writes if end.buffer is not None}
+        found: list[tuple[int, ...]] = []
+        for step in reversed(steps):
+            used = {*step.takes, *step.gives} & computed
+            found.append(tuple(sorted(used - read)))
+            read |= used
+        return found[::-1]
 
-def slots_to_clear(layout: Layout, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """Return, for each step, the slots of computed values that no later step reads."""
-    computed = {slot for step in steps for slot in step.gives}
-    read = {*layout.checks, *(slot for slot, _ in layout.decisions), *(end.slot for end in layout.writes)}
-    read |= {slot for end in layout.returns for slot in (end.slot, end.held) if slot is not None}
-    read |= {end.buffer for end in layout.writes if end.buffer is not None}
-    found: list[tuple[int, ...]] = []
-    for step in reversed(steps):
-        used = {*step.takes, *step.gives} & computed
-        found.append(tuple(sorted(used - read)))
-        read |= used
-    return found[::-1]
+    def values_to_write(self, slots: Slots) -> list[Leaf]:
+        """Return the value of each write; a value that another write would change is cloned."""
+        return [slots[write.slot].clone() if write.old else slots[write.slot] for write in self.writes]
 
 
 @frozen(eq=False)
@@ -180,11 +183,6 @@ ON_CPU: Final = RunOptions()
 """The arguments of a run on the CPU."""
 SegmentRunner: TypeAlias = Callable[[list[Any], RunOptions], Sequence[Any]]
 """Runs a segment on its inputs."""
-
-
-def values_to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
-    """Return the value of each write; a value that another write would change is cloned."""
-    return [slots[write.slot].clone() if write.old else slots[write.slot] for write in writes]
 
 
 class LayoutBuilder:

@@ -17,9 +17,7 @@ capturing = threading.RLock()
 
 
 @contextmanager
-def capture_graph(
-    graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool
-) -> Iterator[None]:
+def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool) -> Iterator[None]:
     """Return a context that captures its work on a stream in a graph, with memory from a pool.
 
     in_torch: the work includes PyTorch operators. torch has a cuBLAS workspace for each stream, which ``torch.compile``

@@ -25,7 +25,7 @@ from pipeline.aten.op_predicates import draws_random, drops_nothing
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
-from pipeline.errors import exception_text
+from pipeline.errors import error_text
 from pipeline.program import Program, Segment, describe_value
 
 log = logging.getLogger(__name__)
@@ -142,6 +142,6 @@ class CompiledOrInterpreted:
             return self.run(*inputs, *self.constants)
         except Exception as error:  # of the compiler, of Triton or a C++ compiler that is missing, or of the call
             results = self.interpreter(*inputs)
-            log.warning("torch.compile failed, and %s runs operator by operator: %s", self.name, exception_text(error))
+            log.warning("torch.compile failed, and %s runs operator by operator: %s", self.name, error_text(error))
             self.failed = True
             return results

@@ -17,11 +17,11 @@ from attrs import evolve
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
-from pipeline.runtime.call_plan import CallPlan, Return, RunOptions, values_to_write
-from pipeline.runtime.capture import capture_graph, capturing, free_unused_memory
+from pipeline.runtime.call_plan import CallPlan, Return, RunOptions
+from pipeline.runtime.capture import capture, capturing, free_unused_memory
 from pipeline.runtime.engine_buffers import is_plain
 from pipeline.runtime.graph_copies import GraphInstance, instantiate
-from pipeline.runtime.graph_replays import GraphInput, GraphOutput, GraphReplays, make_instance
+from pipeline.runtime.graph_replays import GraphInput, GraphOutput, Replayer, make_instance
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,8 @@ class CapturedCall:
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
         self.results = [(r.input_index, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
         self._large = self._directly_written_outputs(values)
-        again = WeakMethod(self._recapture) if self._large else None  # weak: a dropped call is freed at once
-        self._replay = GraphReplays(
-            self.graph, list(self._fed.values()), self.takes, random=self._in_torch, recapture=again
-        )
+        weak = WeakMethod(self._recapture) if self._large else None  # weak: a dropped call is freed at once
+        self._replay = Replayer(self.graph, list(self._fed.values()), self.takes, random=self._in_torch, recapture=weak)
         in_order = [(given, i) for given, i, _ in self.results] == [(None, i) for i in range(len(self.takes))]
         self._as_made = in_order and self._replay.complete and not self.written
 
@@ -104,8 +102,8 @@ class CapturedCall:
                 self._run(leaves, options)  # compiles and allocates before the capture
                 stream.synchronize()
             free_unused_memory()
-            with capture_graph(self.graph, self._pool, stream, self._in_torch):
-                return self._capture_body(leaves, options)
+            with capture(self.graph, self._pool, stream, self._in_torch):
+                return self._record(leaves, options)
         finally:
             caller.wait_stream(stream)
 
@@ -116,14 +114,12 @@ class CapturedCall:
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         stream = graph_copies.capture_stream(self._lane.device)
         with capturing:
-            with capture_graph(graph, self._pool, stream, self._in_torch):
-                _, _, takes = self._capture_body(leaves, RunOptions(stream, captured=True, into=into))
+            with capture(graph, self._pool, stream, self._in_torch):
+                _, _, takes = self._record(leaves, RunOptions(stream, captured=True, into=into))
             instantiate(graph)
         return make_instance(graph, list(self._fed.values()), takes)
 
-    def _capture_body(
-        self, leaves: Sequence[object], options: RunOptions
-    ) -> tuple[list[Leaf], list[Leaf], list[GraphOutput]]:
+    def _record(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf], list[GraphOutput]]:
         """Run the captured steps: copy inputs, run the program, write buffers, copy outputs."""
         if self._inside:
             for feed in self._fed.values():
@@ -131,7 +127,7 @@ class CapturedCall:
         values, results = self._run(leaves, options)
         self.plan.report_checks(values, self.layout.checks)
         self.written = []
-        for write, value in zip(self.layout.writes, values_to_write(values, self.layout.writes), strict=True):
+        for write, value in zip(self.layout.writes, self.layout.values_to_write(values), strict=True):
             if write.input_index is not None:
                 self.written.append((write.input_index, value))
             elif values[write.buffer or 0] is not value:
@@ -159,9 +155,7 @@ class CapturedCall:
         if self._as_made:
             return list(outputs)
         if not self._replay.complete:
-            outputs = [
-                m if m is not None else self._output_value(t.value) for m, t in zip(outputs, self.takes, strict=True)
-            ]
+            outputs = [m if m is not None else self._to_user(t.value) for m, t in zip(outputs, self.takes, strict=True)]
         if self.written:
             self._write_inputs(leaves)
         return [
@@ -174,7 +168,7 @@ class CapturedCall:
         for given, value in self.written:
             leaves[given].copy_(value)
 
-    def _output_value(self, value: torch.Tensor) -> torch.Tensor:
+    def _to_user(self, value: torch.Tensor) -> torch.Tensor:
         if self.plan.home is not None:
             return value.to(self.plan.home)
         return value if self.reuse else value.clone()

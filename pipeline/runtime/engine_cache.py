@@ -92,7 +92,7 @@ class RuntimeCache:
         self._lock = threading.Lock()
 
     @classmethod
-    def for_networks(
+    def open(
         cls, networks: Iterable[Network], folder: bool | str | os.PathLike[str], kernels: Kernels = NO_KERNELS
     ) -> RuntimeCache | None:
         """Return the cache for the engines of these networks: in the user's folder (True), in another folder, or only

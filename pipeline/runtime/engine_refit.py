@@ -12,10 +12,10 @@ from attrs import evolve
 from pipeline.aten.types import Leaf
 from pipeline.errors import RefitError
 from pipeline.network.engine import Engine
-from pipeline.recipes import to_network_dtype
+from pipeline.recipes import narrow_dtype
 from pipeline.runtime.engine_buffers import describe_tensor
 from pipeline.runtime.engine_load import LOG, collect_errors, load
-from pipeline.trt import dtype_name, trt, weights_from_tensor
+from pipeline.trt import as_weights, dtype_name, trt
 
 
 def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collection[str] | None = None) -> Engine:
@@ -39,7 +39,7 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
     with collect_errors() as messages:
         loaded = load(engine)
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: to_network_dtype(value.detach().cpu().contiguous()) for name, value in weights.items()}
+        given = {name: narrow_dtype(value.detach().cpu().contiguous()) for name, value in weights.items()}
         if not _set_weights(refitter, given, due):
             return engine
         if not refitter.refit_cuda_engine():
@@ -60,7 +60,7 @@ def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
     with collect_errors() as messages:
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: to_network_dtype(value.detach().cpu().contiguous()) for name, value in named.items()}
+        given = {name: narrow_dtype(value.detach().cpu().contiguous()) for name, value in named.items()}
         due = frozenset(refitter.get_all_weights())
         if _set_weights(refitter, given, due) and not refitter.refit_cuda_engine():
             reason = f"TensorRT refused the weights of {engine.name} ({messages()})"
@@ -86,7 +86,7 @@ def _set_weight(refitter: trt.Refitter, name: str, value: torch.Tensor, known: C
     if name not in known:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
     given, wanted = (
-        weights_from_tensor(value),
+        as_weights(value),
         refitter.get_weights_prototype(name),
     )  # RTX 1.4 accepts another dtype silently
     if (given.size, given.dtype) == (wanted.size, wanted.dtype) and refitter.set_named_weights(name, given):

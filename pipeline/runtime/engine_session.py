@@ -102,9 +102,7 @@ class EngineSession:
         self.buffers: dict[str, OutputBuffer] = {}
         self._profile = profile
         self.slabs = {b.name: ReusableMemory(b.dtype, self.device) for b in self.known.values()}
-        self.empty = {
-            b.name: torch.empty(256, dtype=torch.uint8, device=self._binding_device(b)) for b in self.known.values()
-        }
+        self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._device(b)) for b in self.known.values()}
         self.plans: dict[object, EnginePlan] = {}
         self._current: EnginePlan | None = None
         self._like: object = None
@@ -184,9 +182,7 @@ class EngineSession:
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
         key = (loose, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
         plan = self.plans.get(key)
-        return (
-            self._activate_plan(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
-        )
+        return self._activate(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
 
     def _is_read_in_place(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
         """Return True if an input can be read in place and its address has never changed; else copy it from now on."""
@@ -212,7 +208,7 @@ class EngineSession:
             raise ExecutionError(f"{self.network.name} has no {name}, only {', '.join(map(str, self.known.values()))}")
         return self.known[name]
 
-    def _binding_device(self, binding: Binding) -> torch.device:
+    def _device(self, binding: Binding) -> torch.device:
         return torch.device("cpu") if binding.on_host else self.device
 
     def _refuse_capture(self) -> None:
@@ -236,9 +232,7 @@ class EngineSession:
             self._in.set_memory(self.arena.memory)
         self._in.turn = self._own_turn
 
-    def _activate_plan(
-        self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool
-    ) -> EnginePlan:
+    def _activate(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """Make a plan current: set its shapes and addresses in the context."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, not {len(inputs)}")
@@ -300,7 +294,7 @@ class EngineSession:
             shape = tuple(self.context.get_tensor_shape(binding.name))
             known = -1 not in shape and binding.name not in self.buffers
             small = known and torch.Size(shape).numel() * binding.dtype.itemsize <= COPIED
-            makers.append(tensor_allocator(shape, binding.dtype, self._binding_device(binding)) if known else None)
+            makers.append(tensor_allocator(shape, binding.dtype, self._device(binding)) if known else None)
             if binding.alias:
                 results.append(copies.get(binding.alias))
             else:

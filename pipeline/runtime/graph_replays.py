@@ -93,7 +93,7 @@ NextLaunch: TypeAlias = tuple[GraphInstance, tuple[torch.Tensor | None, ...], in
 """The instance to launch, the memory for each output that it copies, and the stream."""
 
 
-class GraphReplays:
+class Replayer:
     """Replay a captured graph.
 
     Args:
@@ -189,9 +189,8 @@ class GraphReplays:
         if len(self._instances) >= INSTANCES:
             return self._store_instance(self._instances[next(iter(self._instances))], addresses)
         first = own not in self._instances.values()
-        return self._store_instance(
-            own if first else GraphInstance(self.graph, self._reads, self._writes, another=True), addresses
-        )
+        found = own if first else GraphInstance(self.graph, self._reads, self._writes, another=True)
+        return self._store_instance(found, addresses)
 
     def _store_instance(self, found: GraphInstance, addresses: tuple[int, ...], most: int = INSTANCES) -> GraphInstance:
         while len(self._instances) >= most:

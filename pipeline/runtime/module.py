@@ -18,7 +18,7 @@ from pipeline.network.engine import Engine
 from pipeline.program import Program, Segment
 from pipeline.recipes import Recipe
 from pipeline.runtime.autocast_context import is_autocast_on, without_autocast
-from pipeline.runtime.call_memory import CallMemoryLimit
+from pipeline.runtime.call_memory import CallLimit
 from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, LayoutBuilder, RunOptions, SegmentRunner
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
@@ -78,19 +78,16 @@ class ProgramModule(CompiledModule):
         unchanged = Unchanged(compiled.program)
         copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
         weight = partial(_load_weight, unchanged, self.device)
-        constant = partial(
-            _shared_constant, {} if shared is None else shared, partial(weight, copied), self.program.constants
-        )
+        shared = {} if shared is None else shared
+        constant = partial(_shared_constant, shared, partial(weight, copied), self.program.constants)
         self._weights = {slot: constant(name) for slot, name in self._layout.weights.items()}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         own = {self._layout.slots[name]: weight(True, self.program.constants[name]) for name in returned}
         self._constants = {self.device: own}
         folder = self.settings.runtime_cache
-        self._kernels = RuntimeCache.for_networks(compiled.networks, folder, compiled.kernels) if on_gpu else None
+        self._kernels = RuntimeCache.open(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
-        self._parts = [
-            self._make_runner(compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments
-        ]
+        self._parts = [self._runner(compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
         compile_kernels(self._parts, self._kernels)
         # `make` must not reference this module: a cycle would keep GPU memory until the garbage collector runs.
         make = partial(_make_worker, self._layout, self._parts, self.device, self.executor, self.settings)
@@ -99,11 +96,11 @@ class ProgramModule(CompiledModule):
         check_files(compiled.program.parameters)  # again: the weights were read meanwhile
         self._written, self._same = written_inputs(self.program), ConstantInputs(self.program)
         self._file = source_file(compiled.program.parameters)
-        self._bound = CallMemoryLimit.from_file(compiled.program.parameters, compiled.program, once=on_gpu)
+        self._bound = CallLimit.from_file(compiled.program.parameters, compiled.program, once=on_gpu)
         self._names = _names_if_flat(self.program.in_spec)
         self._rebuild_outputs = _output_rebuilder(self.program.out_spec)
 
-    def _make_runner(
+    def _runner(
         self,
         compiled: Compiled,
         segment: Segment,
@@ -352,11 +349,9 @@ def _make_worker(
     return CudaWorker(layout, parts, device, settings, graphs)
 
 
-def _reference_runner(compiled: Compiled, engine_index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
-    network = compiled.networks[engine_index]
-    engine = ReferenceEngine(
-        network, network_weights(compiled, network, parameters), engine_group(compiled, engine_index)
-    )
+def _reference_runner(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
+    network = compiled.networks[index]
+    engine = ReferenceEngine(network, network_weights(compiled, network, parameters), engine_group(compiled, index))
 
     def run(inputs: list[Leaf], options: RunOptions = ON_CPU) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])

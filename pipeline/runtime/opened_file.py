@@ -10,7 +10,7 @@ from typing import BinaryIO, NoReturn
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.errors import ArtifactError, ExecutionError, PipelineError, exception_text
+from pipeline.errors import ArtifactError, ExecutionError, PipelineError, error_text
 from pipeline.frozen import FrozenDict
 
 
@@ -67,7 +67,7 @@ def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
     if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
         hint = "call it with inputs like those it was compiled for; or its file may have been changed: save it again"
-        failed = ExecutionError(f"{file}{where}: {exception_text(other)}", hint)
+        failed = ExecutionError(f"{file}{where}: {error_text(other)}", hint)
     try:
         if failed is not error:
             raise failed from error

@@ -17,7 +17,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.recipes import to_network_dtype
+from pipeline.recipes import narrow_dtype
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime.engine_cache import RuntimeCache, machine_key
 from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, collect_errors, is_for_this_gpu
@@ -60,7 +60,7 @@ def load_engines(compiled: Compiled, *, keep: bool) -> LoadResults | None:
     settings = compiled.settings
     if not has_gpu() or not is_for_this_gpu(settings.compute_capabilities):
         return None
-    cache = RuntimeCache.for_networks(compiled.networks, settings.runtime_cache if keep else False)
+    cache = RuntimeCache.open(compiled.networks, settings.runtime_cache if keep else False)
     failures = _load_failures(compiled, cache)
     for name, message in failures.items():
         if any(each in message.lower() for each in MEMORY):
@@ -93,7 +93,7 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
     """Return the kernels of a program's engines: the program's own kernels, or the cache's for the current GPU."""
     if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
         return compiled.kernels
-    cache = RuntimeCache.for_networks(compiled.networks, compiled.settings.runtime_cache)
+    cache = RuntimeCache.open(compiled.networks, compiled.settings.runtime_cache)
     stored = None if cache is None else cache.stored()
     return compiled.kernels if stored is None else Kernels(machine_key(), stored)
 
@@ -101,10 +101,7 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
 def share_kernels(before: Compiled, after: Compiled) -> None:
     """Copy cached kernels of program ``before`` for program ``after``, which has some of the same engines."""
     folder = before.settings.runtime_cache
-    source, target = (
-        RuntimeCache.for_networks(before.networks, folder),
-        RuntimeCache.for_networks(after.networks, folder),
-    )
+    source, target = (RuntimeCache.open(before.networks, folder), RuntimeCache.open(after.networks, folder))
     if source is not None and target is not None and after.engines:
         target.copy_kernels_from(source)
 
@@ -204,7 +201,7 @@ def network_weights(
     mapped, found = isinstance(compiled.literals, FileWeights), dict[str, torch.Tensor]()
     for name in (weight.name for weight in network.weights):
         if name in compiled.refit_map:
-            found[name] = to_network_dtype(compiled.refit_map[name].evaluate(parameters))
+            found[name] = narrow_dtype(compiled.refit_map[name].evaluate(parameters))
         else:
             literal = find_present(compiled.literals, name)
             found[name] = literal.clone() if mapped else literal

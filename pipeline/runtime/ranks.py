@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.types import Argument
-from pipeline.errors import ExecutionError, exception_text
+from pipeline.errors import ExecutionError, error_text
 from pipeline.program import Program
 from pipeline.records.sharding import Alone, Layout, Sharding
 from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text
@@ -67,9 +67,7 @@ class Ranks:
         if on_gpu:
             seconds = PART * _shared_store().timeout.total_seconds()
             itself = ref(self)
-            self.watchdog = Watchdog(
-                seconds, lambda: "" if (ranks := itself()) is None else ranks.waiting_reason(seconds)
-            )
+            self.watchdog = Watchdog(seconds, lambda: "" if (ranks := itself()) is None else ranks.why_waiting(seconds))
         if self.sharding.inputs:
             module.register_forward_pre_hook(self._to_local_arguments, with_kwargs=True)
         if self.sharding.outputs:
@@ -114,7 +112,7 @@ class Ranks:
                 found = store.get(f"{key}/{other}").decode()
             except RuntimeError as error:
                 why = f"rank {self.sharding.rank} has new shapes ({own}), and rank {other} has ended, or has none"
-                raise ExecutionError(f"{why}: {exception_text(error)}", SAME) from error
+                raise ExecutionError(f"{why}: {error_text(error)}", SAME) from error
             if found != own:
                 raise ExecutionError(f"rank {self.sharding.rank} has {own}, and rank {other} has {found}", SAME)
         with suppress(RuntimeError, NotImplementedError):  # all ranks are past it
@@ -127,7 +125,7 @@ class Ranks:
             mark.record()
             self.watchdog.watch(mark)
 
-    def waiting_reason(self, seconds: float) -> str:
+    def why_waiting(self, seconds: float) -> str:
         """Return why a call has not finished after ``seconds``."""
         return waiting_text(_shared_store(), self._key(), self.sharding.rank, self.other_ranks(), seconds)
 
@@ -146,7 +144,7 @@ class Ranks:
         if node is None or not isinstance(error, RuntimeError):
             return error
         why = f"rank {self.sharding.rank} failed in the collective {node.target} at node {node.name}"
-        return ExecutionError(f"{why}: {exception_text(error)}", f"look at the other ranks: one may have ended; {SAME}")
+        return ExecutionError(f"{why}: {error_text(error)}", f"look at the other ranks: one may have ended; {SAME}")
 
 
 def _check_rank(sharding: Sharding) -> None:

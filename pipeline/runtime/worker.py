@@ -10,19 +10,9 @@ from typing import Generic, TypeVar
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.errors import DecisionError, exception_text
+from pipeline.errors import DecisionError, error_text
 from pipeline.program import Segment
-from pipeline.runtime.call_plan import (
-    ON_CPU,
-    CallPlan,
-    Layout,
-    RunOptions,
-    SegmentRunner,
-    Slots,
-    Step,
-    slots_to_clear,
-    values_to_write,
-)
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, RunOptions, SegmentRunner, Slots, Step
 from pipeline.runtime.inputs import check_learnt_sizes
 from pipeline.shapes.environment import number_of
 
@@ -62,7 +52,7 @@ class SegmentExecutor:
         self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
         for profile in (None, *range(len(self.layout.program.profiles))):
             chosen = [(step, run) for step, run in steps if step.segment.runs_in(profile)]
-            drops = slots_to_clear(self.layout, [step for step, _ in chosen])
+            drops = self.layout.slots_to_clear([step for step, _ in chosen])
             self._in_profile[profile] = [(*row, after) for row, after in zip(chosen, drops, strict=True)]
 
     def convert_input(self, value: torch.Tensor) -> torch.Tensor:
@@ -100,7 +90,7 @@ class SegmentExecutor:
         except Exception as error:
             places = " or ".join(place for _, place in self.layout.decisions)
             why = f"this call failed, probably because it takes another branch at {places} than the captured example"
-            raise DecisionError(f"{why}: {exception_text(error)}") from error
+            raise DecisionError(f"{why}: {error_text(error)}") from error
         differ = torch.stack([slots[slot] for slot, _ in self.layout.decisions]).tolist()
         for differs, (_, place) in zip(differ, self.layout.decisions, strict=True):
             if differs:
@@ -128,18 +118,15 @@ class SegmentExecutor:
 
     def write_mutations(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
         """Write mutations back to buffers and the caller's inputs."""
-        for write, value in zip(self.layout.writes, values_to_write(slots, self.layout.writes), strict=True):
+        for write, value in zip(self.layout.writes, self.layout.values_to_write(slots), strict=True):
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             if target is not value:
                 target.copy_(value)
 
 
-def _read_sizes(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
-    return {s: _to_number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
-
-
-def _to_number(value: Leaf) -> Leaf:
-    return value if isinstance(value, float) else int(value)
+def _read_sizes(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
+    sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learns}
+    return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
 
 
 W = TypeVar("W")

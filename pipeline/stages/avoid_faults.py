@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from pipeline.build.profiles import segment_symbols
+from pipeline.build.profiles import symbols_in
 from pipeline.compose.pipelines import stage
 from pipeline.program import Partitioned, Segment
 from pipeline.quirks.applied import marks_of
@@ -21,7 +21,7 @@ def avoid_faults(partitioned: Partitioned) -> Partitioned:
 
     def marked(segment: Segment) -> Segment:
         inside, outputs = [nodes[name] for name in segment.nodes], [port.name for port in segment.outputs]
-        return evolve(segment, marks=marks_of(inside, segment_symbols(program, segment), segment.constants, outputs))
+        return evolve(segment, marks=marks_of(inside, symbols_in(program, segment), segment.constants, outputs))
 
     segments = (marked(each) if each.kind == "engine" else each for each in partitioned.segments)
     return evolve(partitioned, segments=tuple(segments))

@@ -67,14 +67,14 @@ class Build:
 
         def build(due: Sequence[int]) -> Iterable[Engine]:
             made, handles = [orders[i] for i in due], [converted.handles[i] for i in due]
-            return self._there(self.executor, made, handles) if self.executor else self._here(made, handles)
+            return self._submit(self.executor, made, handles) if self.executor else self._build_here(made, handles)
 
         engines = build_without_duplicates(orders, [handle.weights for handle in converted.handles], build)
         return Built(
             partitioned, converted.networks, tuple(engines), converted.recipes, converted.literals, converted.computed
         )
 
-    def _here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
+    def _build_here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
         for i, (order, handle) in enumerate(zip(orders, handles, strict=True)):
             report(i, len(orders), order.name)
             file = PlanFile()
@@ -83,9 +83,9 @@ class Build:
                 report(done, len(orders), f"{name}: {phase}")
 
             plan = serialize(handle, order, file, Monitor(tell))
-            yield engine(order, plan, file.map_plan())
+            yield make_engine(order, plan, file.map_plan())
 
-    def _there(
+    def _submit(
         self, executor: Executor, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]
     ) -> Iterable[Engine]:
         with tempfile.TemporaryDirectory(prefix="pipeline-build-", dir=self.folder, ignore_cleanup_errors=True) as name:
@@ -94,15 +94,15 @@ class Build:
                 for i, (order, handle) in enumerate(zip(orders, handles, strict=True))
             ]
             plans = collect_plans(executor, jobs, report)
-            return [engine(job.order, plan, map_file(job.path)) for job, plan in zip(jobs, plans, strict=True)]
+            return [make_engine(job.order, plan, map_file(job.path)) for job, plan in zip(jobs, plans, strict=True)]
 
 
 build = Build()
 
 
-def engine(order: BuildOrder, plan: Plan, data: bytes | mmap.mmap) -> Engine:
+def make_engine(order: BuildOrder, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """Return the record of an engine, and warn about kernels with known bugs."""
-    for kernel, fault in faults(order.network, data):
+    for kernel, fault in find_faulty_kernels(order.network, data):
         how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
@@ -113,7 +113,7 @@ def engine(order: BuildOrder, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     return Engine(*given, stripped=order.stripped)
 
 
-def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
+def find_faulty_kernels(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     """Return the kernels of a plan that are known to compute wrong results, each with a description of the bug."""
     read, dtypes = sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
     return [

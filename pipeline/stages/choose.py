@@ -32,7 +32,7 @@ from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import compiled_kernels, share_kernels
 from pipeline.runtime.ranks import gather_from_ranks
 from pipeline.stages.faster_in_torch import for_torch, in_words
-from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls_in_torch
+from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, with_reason
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
@@ -158,9 +158,9 @@ class Choose:
                 what = in_words(compiled.program, names)
                 log.warning("PyTorch runs the %s on this GPU: %s", what, _said([times.whole]))
                 reason = times.reason("the program", times.whole, f"with {what} in PyTorch")
-                forms[times.profile or 0] = because(other, reason)
+                forms[times.profile or 0] = with_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
-            mixed = by_profile(forms)
+            mixed = combine_profiles(forms)
         if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
         return mixed

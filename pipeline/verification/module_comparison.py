@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.types import Argument, Leaf, Target
 from pipeline.capture.origin import Original, modes, origin_of
 from pipeline.compose.events import report
-from pipeline.errors import exception_text
+from pipeline.errors import error_text
 from pipeline.program import Program
 from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.runtime.autocast_context import set_autocast, without_autocast
@@ -112,7 +112,7 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
             with _as_eager(program, reference.device, comparison.tf32):
                 returned = tree_leaves(module(*args, **kwargs))
         except Exception as error:  # it is the user's code, on inputs that it may refuse
-            said = next(iter(exception_text(error).splitlines()), "")
+            said = next(iter(error_text(error).splitlines()), "")
             raise NotComparableError(f"the module raises {said} (inputs: {reference.sample.name})") from error
         due = sum(output.kind == "user" for output in results(program))
         if len(returned) != due:
@@ -153,9 +153,8 @@ def _copied(module: Original, program: Program) -> Original:
     try:
         return copied(module)
     except Exception as error:  # each of its attributes may refuse to be copied
-        raise NotComparableError(
-            f"copying the module fails: {next(iter(exception_text(error).splitlines()), '')}"
-        ) from error
+        first_line = next(iter(error_text(error).splitlines()), "")
+        raise NotComparableError(f"copying the module fails: {first_line}") from error
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:

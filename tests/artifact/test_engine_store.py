@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import pipeline
-from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, pack_entry, unpack_entry
+from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, pack, unpack
 from pipeline.artifact.engine_store import ABANDONED, StoreInMemory, as_file_store
 from pipeline.runtime.engine_cache import cache_folder
 
@@ -230,7 +230,7 @@ def test_a_store_at_a_url(url: str, tmp_path: Path) -> None:
 
 def entry(plan: bytes) -> bytes:
     """An entry with this plan."""
-    return b"".join(pack_entry(EngineEntry(KEY, "tensorrt", hashlib.sha256(plan).hexdigest(), ("x",), (), ()), plan))
+    return b"".join(pack(EngineEntry(KEY, "tensorrt", hashlib.sha256(plan).hexdigest(), ("x",), (), ()), plan))
 
 
 def test_every_byte_of_an_entry_counts(tmp_path: Path) -> None:
@@ -239,16 +239,16 @@ def test_every_byte_of_an_entry_counts(tmp_path: Path) -> None:
         made = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
         (tmp_path / "e").write_bytes(made)
         with (tmp_path / "e").open("rb") as file, pytest.raises(CorruptEntryError):
-            unpack_entry(file, len(made), KEY)
+            unpack(file, len(made), KEY)
     for at in range(len(whole)):
         (tmp_path / "e").write_bytes(whole[:at])
         with (tmp_path / "e").open("rb") as file, pytest.raises(CorruptEntryError):
-            unpack_entry(file, at, KEY)
+            unpack(file, at, KEY)
     (tmp_path / "e").write_bytes(whole)
     with (tmp_path / "e").open("rb") as file:
-        assert bytes(unpack_entry(file, len(whole), KEY)[1]) == b"plan" * 10
+        assert bytes(unpack(file, len(whole), KEY)[1]) == b"plan" * 10
         with pytest.raises(CorruptEntryError, match="saved under"):
-            unpack_entry(file, len(whole), OTHER)
+            unpack(file, len(whole), OTHER)
 
 
 def script(name: str, *args: object) -> str:

@@ -22,7 +22,7 @@ from pipeline.network.description import (
     held_weights,
     printed,
 )
-from pipeline.trt import CAPABILITIES, Log, enum_name, layer_class, layer_kind, new_network, trt, weights_from_tensor
+from pipeline.trt import CAPABILITIES, Log, as_weights, enum_name, layer_class, layer_kind, new_network, trt
 
 KERNEL = torch.arange(54.0).reshape(2, 3, 3, 3)
 LOG = Log()
@@ -36,7 +36,7 @@ def known(pointer: int) -> Weight | None:
 def convolution(kernel: torch.Tensor = KERNEL) -> Any:
     network = new_network(BUILDER)
     source = network.add_input("x", trt.float32 if kernel.dtype == torch.float32 else trt.bfloat16, (-1, 3, 8, 8))
-    layer = network.add_convolution_nd(source, 2, (3, 3), weights_from_tensor(kernel))
+    layer = network.add_convolution_nd(source, 2, (3, 3), as_weights(kernel))
     layer.name, layer.stride_nd = "stem/conv", (2, 2)
     layer.get_output(0).name = "y"
     network.mark_output(layer.get_output(0))
@@ -109,7 +109,7 @@ def test_weights_of_another_size_are_an_error() -> None:
 def test_two_weights_of_one_name_are_an_error() -> None:
     network = new_network(BUILDER)
     for value in (one := torch.ones(2), torch.zeros(2, 1)):
-        network.add_constant(tuple(value.shape), weights_from_tensor(value))
+        network.add_constant(tuple(value.shape), as_weights(value))
     with pytest.raises(ValueError, match="two weights are called 'w'"):
         describe(
             network,

@@ -9,7 +9,7 @@ from pipeline.network.description import Network, Weight, describe
 from pipeline.network.replay import replay
 from pipeline.network.validity import fault
 from pipeline.runtime.reference import run
-from pipeline.trt import Log, dtype_name, new_network, to_torch, to_trt, trt, weights_from_tensor
+from pipeline.trt import Log, as_weights, dtype_name, new_network, to_torch, to_trt, trt
 
 LOG = Log()
 BUILDER = trt.Builder(LOG)
@@ -35,7 +35,7 @@ class Net:
     def weight(self, value: torch.Tensor) -> Any:
         value = value.contiguous()
         self.weights[f"w{len(self.weights)}"] = value
-        return weights_from_tensor(value)
+        return as_weights(value)
 
     def constant(self, value: torch.Tensor) -> Any:
         return self.net.add_constant(tuple(value.shape), self.weight(value)).get_output(0)
@@ -66,7 +66,7 @@ class Net:
 
     def replayed(self, network: Network) -> Network:
         """The description of the network that is made from this description."""
-        again = replay(network, lambda name: weights_from_tensor(self.weights[name]), BUILDER, LOG)
+        again = replay(network, lambda name: as_weights(self.weights[name]), BUILDER, LOG)
         return describe(again, name="test", weight_name=self.weight_name)
 
     def run(self) -> list[torch.Tensor]:

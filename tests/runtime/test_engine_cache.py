@@ -126,7 +126,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, caplog: Any) -> None:
     def started(gpu: int, kernels: Kernels = NO_KERNELS) -> Any:
         gpus.current = gpu
-        cache = RuntimeCache.for_networks([Network("e", (), (), ())], tmp_path, kernels)
+        cache = RuntimeCache.open([Network("e", (), (), ())], tmp_path, kernels)
         assert cache is not None
         cache.attach(FakeEngine())
         return cache
@@ -149,7 +149,7 @@ def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, cap
     brought = Kernels(engine_cache.machine_key(), MAGIC + b"gpu0")
     cache = started(0, brought)
     assert cache.path is None and not cache.is_new, "nor is another GPU's file for those of a program"
-    second = RuntimeCache.for_networks([Network("f", (), (), ())], tmp_path)
+    second = RuntimeCache.open([Network("f", (), (), ())], tmp_path)
     assert second is not None and len(list(tmp_path.iterdir())) == 1
 
 

@@ -107,7 +107,7 @@ class FakeGpu:
         monkeypatch.setattr(engine_cache, "cache_key", lambda networks: "key")
         monkeypatch.setattr(engine_cache, "_gpu_path", lambda path: path.with_stem("own"))
         for module in (engine_cache, program_engines):
-            monkeypatch.setattr(module, "machine", lambda: "this GPU")
+            monkeypatch.setattr(module, "machine_key", lambda: "this GPU")
 
     def load(self, engine: Engine, targets: tuple[str, ...]) -> FakeEngine:
         self.loads.append(engine.name)
@@ -168,7 +168,7 @@ def test_kernels_of_this_machine_take_the_place_of_a_file(fake_gpu: FakeGpu, tmp
     ours, other = Kernels("this GPU", b"kernels"), Kernels("another GPU", b"kernels")
 
     def cache(kernels: Kernels, folder: Path | bool) -> tuple[Path | None, bytes | None]:
-        found = RuntimeCache.for_networks([NETWORK], folder, kernels)
+        found = RuntimeCache.open([NETWORK], folder, kernels)
         return (None, None) if found is None else (found.path, found.stored())
 
     path = tmp_path / "key.kernels"

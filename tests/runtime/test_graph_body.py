@@ -21,8 +21,8 @@ def called(module: Any, x: torch.Tensor) -> object:
     call.plan, call.reuse, call.layout, call._executor = plan, False, executor.layout, executor
     call._inside, call._fed, call.written = False, {}, []
     with torch.no_grad():
-        _, results, _ = call._capture_body(leaves, ON_CPU)
-        call._write(leaves)
+        _, results, _ = call._record(leaves, ON_CPU)
+        call._write_inputs(leaves)
     module._workers.give(executor)
     return results[0]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.runtime import graph_copies, graph_replays
-from pipeline.runtime.graph_replays import CAPTURED, INSTANCES, PATIENCE, GraphInput, GraphOutput, GraphReplays
+from pipeline.runtime.graph_replays import CAPTURED, INSTANCES, PATIENCE, GraphInput, GraphOutput, Replayer
 
 STREAM = 7
 RESULT = torch.full((4,), 5.0)
@@ -89,7 +89,7 @@ class FakeGraph:
         self.cuda.launch("own", 0)
 
 
-Made = tuple[GraphReplays, Any, Any]
+Made = tuple[Replayer, Any, Any]
 
 
 def replays(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
@@ -98,7 +98,7 @@ def replays(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
     graph.cuda = cuda
     monkeypatch.setattr(graph_copies, "cudart", cuda.cudart)
     monkeypatch.setattr(graph_copies, "can_set_addresses", lambda: True)
-    made: Any = GraphReplays(graph, [feed], [take], **{"random": False, **options})  # type: ignore[arg-type]
+    made: Any = Replayer(graph, [feed], [take], **{"random": False, **options})  # type: ignore[arg-type]
     return made, cuda, graph
 
 
@@ -113,7 +113,7 @@ def memory(run: Any, blocks: int) -> None:
     run._makers = [make]
 
 
-def call(run: GraphReplays, value: float, stream: int = STREAM) -> torch.Tensor:
+def call(run: Replayer, value: float, stream: int = STREAM) -> torch.Tensor:
     (result,) = run([torch.full((4,), value)], stream)
     assert result is not None
     assert result.tolist() == [value + 1] * 4
@@ -302,6 +302,6 @@ def test_without_cuda_bindings_pytorch_replays(monkeypatch: pytest.MonkeyPatch) 
     feed, take = GraphInput(0, torch.zeros(4), inside=False), GraphOutput(torch.zeros(4), inside=False)
     graph = SimpleNamespace(replay=lambda: take.value.copy_(feed.held + 1))
     monkeypatch.setattr(graph_copies, "can_set_addresses", lambda: False)
-    run: Any = GraphReplays(graph, [feed], [take], random=False)  # type: ignore[arg-type]
+    run: Any = Replayer(graph, [feed], [take], random=False)  # type: ignore[arg-type]
     assert (run([torch.ones(4)], STREAM), run.complete) == ((None,), False)
     assert take.value.tolist() == [2.0] * 4

@@ -48,7 +48,7 @@ class FakeGraph:
         self.worker, self.plan, self.captured, self.still = worker, plan, list(leaves), tuple(still.items())
         self.replays = 0
 
-    reads = CapturedCall.has_same_addresses
+    has_same_addresses = CapturedCall.has_same_addresses
 
     def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
         self.replays += 1

@@ -22,7 +22,7 @@ class LayerError(ExecutionError):
     named = False
 
 
-def to_accumulation_dtype(tensor: torch.Tensor) -> torch.Tensor:
+def widen(tensor: torch.Tensor) -> torch.Tensor:
     """Convert half-precision tensors to float32, the precision in which a good kernel accumulates."""
     return tensor.float() if tensor.dtype in HALVES else tensor
 

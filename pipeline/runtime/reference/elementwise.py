@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import reshape_along_axis, to_accumulation_dtype
+from pipeline.runtime.reference.common import reshape_along_axis, widen
 from pipeline.trt import torch_dtype
 
 
@@ -82,13 +82,13 @@ ACTIVATION: Mapping[str, Callable[[torch.Tensor, float, float], torch.Tensor]] =
 
 
 def elementwise(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    result = ELEMENTWISE[layer.attribute("op")](to_accumulation_dtype(a), to_accumulation_dtype(b))
+    result = ELEMENTWISE[layer.attribute("op")](widen(a), widen(b))
     return result if result.dtype == torch.bool else result.to(a.dtype)
 
 
 def _to_float32(x: torch.Tensor) -> torch.Tensor:
     """Convert half precision and int8 to float32, in which TensorRT computes them."""
-    return x.float() if x.dtype == torch.int8 else to_accumulation_dtype(x)
+    return x.float() if x.dtype == torch.int8 else widen(x)
 
 
 def unary(layer: Layer, x: torch.Tensor) -> torch.Tensor:
@@ -106,23 +106,21 @@ def select(layer: Layer, condition: torch.Tensor, then: torch.Tensor, otherwise:
 
 
 def parametric_relu(layer: Layer, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-    return torch.where(x >= 0, to_accumulation_dtype(x), to_accumulation_dtype(slope) * to_accumulation_dtype(x)).to(
-        x.dtype
-    )
+    return torch.where(x >= 0, widen(x), widen(slope) * widen(x)).to(x.dtype)
 
 
 def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     mode, axis = layer.attribute("mode"), layer.attribute("channel_axis")
     if mode == "UNIFORM":
-        return to_accumulation_dtype(weight).reshape(())
+        return widen(weight).reshape(())
     if mode == "CHANNEL":
-        return reshape_along_axis(to_accumulation_dtype(weight), axis, x.dim())
-    return to_accumulation_dtype(weight).reshape([1] * axis + list(x.shape[axis:]))
+        return reshape_along_axis(widen(weight), axis, x.dim())
+    return widen(weight).reshape([1] * axis + list(x.shape[axis:]))
 
 
 def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
     """Compute (x * scale + shift) ** power; scale, shift and power are optional."""
-    result = to_accumulation_dtype(x)
+    result = widen(x)
     for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):
         if role in weights:
             result = apply(result, _coefficient(layer, weights[role], x))

@@ -34,9 +34,7 @@ class Plan:
         ours = {layer.name for layer in steps if layer.kind not in FLOW}
         kept = {tensor.name for tensor in network.outputs}
         kept |= {name for layer in live if layer.name not in ours for name in input_names(layer)}
-        last = {
-            name: layer.name for layer in steps if layer.name in ours for name in input_names(layer) if name not in kept
-        }
+        last = {name: row.name for row in steps if row.name in ours for name in input_names(row) if name not in kept}
         last_uses: dict[str, tuple[str, ...]] = {}
         for name, layer_name in last.items():
             last_uses[layer_name] = (*last_uses.get(layer_name, ()), name)
@@ -121,11 +119,11 @@ class _PlanRun:
             self.compute(tensor.name, root)
         return root.values
 
-    def frame_of_tensor(self, name: str, frame: Frame) -> Frame:
+    def frame_for(self, name: str, frame: Frame) -> Frame:
         return frame if frame.parent is None else frame.frame_of(self.flow.inside.get(name, ()))
 
     def get(self, name: str, frame: Frame) -> torch.Tensor | None:
-        return self.frame_of_tensor(name, frame).values.get(name)
+        return self.frame_for(name, frame).values.get(name)
 
     def compute(self, name: str, frame: Frame) -> torch.Tensor:
         """Return a tensor's value, after running the layers that it depends on; not recursive: networks are deep."""
@@ -168,9 +166,7 @@ class _PlanRun:
         try:
             results = self.results(layer, frame)
             for row, value in zip(layer.outputs, results, strict=True):
-                self.frame_of_tensor(row.name, frame).values[row.name] = _check_tensor(
-                    row, value, f"output {row.name!r}"
-                )
+                self.frame_for(row.name, frame).values[row.name] = _check_tensor(row, value, f"output {row.name!r}")
         except Exception as error:
             if getattr(error, "named", False):
                 raise

@@ -36,7 +36,7 @@ def _slice_axis(x: torch.Tensor, axis: int, start: int, size: int, stride: int) 
     return x.index_select(axis, torch.arange(start, last - 1, stride))
 
 
-def _sample_axis(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: torch.Tensor | int) -> torch.Tensor:
+def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: torch.Tensor | int) -> torch.Tensor:
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
@@ -82,9 +82,7 @@ def slice_(
         if mode == "STRICT_BOUNDS":
             x = _slice_axis(x, axis, first, count, step)
         elif (first, count, step) != (0, x.shape[axis], 1):
-            x = _sample_axis(
-                x, axis, first + step * torch.arange(count), mode, 0 if value is None else value.reshape(())
-            )
+            x = _sample(x, axis, first + step * torch.arange(count), mode, 0 if value is None else value.reshape(()))
     return x
 
 

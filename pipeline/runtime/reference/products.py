@@ -3,15 +3,15 @@
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import LayerError, Maybe, to_accumulation_dtype
+from pipeline.runtime.reference.common import LayerError, Maybe, widen
 from pipeline.runtime.reference.quantized import round_to_dtype
 
 
 def matrix_multiply(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Matmul: leading dims broadcast; a VECTOR operand uses only its last dim."""
     op0, op1 = layer.attribute("op0"), layer.attribute("op1")
-    left = _to_matrix(to_accumulation_dtype(a), op0, -2)
-    result = left @ _to_matrix(to_accumulation_dtype(b), op1, -1)
+    left = _to_matrix(widen(a), op0, -2)
+    result = left @ _to_matrix(widen(b), op1, -1)
     result = result.squeeze(-1) if op1 == "VECTOR" else result
     return (result.squeeze(-1 if op1 == "VECTOR" else -2) if op0 == "VECTOR" else result).to(a.dtype)
 
@@ -25,7 +25,7 @@ def _to_matrix(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tenso
 
 
 def einsum(layer: Layer, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    return torch.einsum(layer.attribute("equation"), *map(to_accumulation_dtype, (first, *others))).to(first.dtype)
+    return torch.einsum(layer.attribute("equation"), *map(widen, (first, *others))).to(first.dtype)
 
 
 def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -37,9 +37,7 @@ def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Te
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(shift)
     if mask is None:
         return scores
-    return (
-        scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + to_accumulation_dtype(mask)
-    )
+    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + widen(mask)
 
 
 def _refuse_unpadded(layer: Layer, *forms: str) -> None:
@@ -61,8 +59,8 @@ def attention_input(
     """Attention with a mask (boolean or additive), the scale of quantized weights, and the lengths of keys."""
     _refuse_unpadded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
-    keys, values = (to_accumulation_dtype(x).repeat_interleave(repeats, 1) for x in (key, value))
-    weight = _scores(layer, to_accumulation_dtype(query), keys, mask)
+    keys, values = (widen(x).repeat_interleave(repeats, 1) for x in (key, value))
+    weight = _scores(layer, widen(query), keys, mask)
     if lengths is not None:
         outside = torch.arange(key.shape[2]) >= lengths.reshape(-1, 1, 1, 1)
         weight = weight.masked_fill(outside, float("-inf") if layer.attribute("norm_op") == "SOFTMAX" else 0)
@@ -70,7 +68,7 @@ def attention_input(
         weight = torch.softmax(weight, -1)
     if scale is not None:
         target = str(layer.attribute("normalization_quantize_to_type"))
-        weight = round_to_dtype(weight / to_accumulation_dtype(scale), target).float() * to_accumulation_dtype(scale)
+        weight = round_to_dtype(weight / widen(scale), target).float() * widen(scale)
     return (weight @ values).to(query.dtype)
 
 
@@ -86,9 +84,9 @@ def rotary_embedding(
     unchanged. Cosines and sines are [batch, sequence, half], or tables of all positions."""
     if positions is not None:
         cosines, sines = cosines[positions], sines[positions]
-    cosines, sines = (to_accumulation_dtype(table).unsqueeze(1) for table in (cosines, sines))
+    cosines, sines = (widen(table).unsqueeze(1) for table in (cosines, sines))
     size = layer.attribute("rotary_embedding_dim") or x.shape[-1]
-    turning, rest = to_accumulation_dtype(x[..., :size]), x[..., size:]
+    turning, rest = widen(x[..., :size]), x[..., size:]
     interleaved = layer.attribute("interleaved")
     pairs = turning.unflatten(-1, (-1, 2) if interleaved else (2, -1))
     axis = -1 if interleaved else -2

@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import (
-    LayerError,
-    Maybe,
-    Outputs,
-    normalize_axis,
-    reshape_along_axis,
-    to_accumulation_dtype,
-)
+from pipeline.runtime.reference.common import LayerError, Maybe, Outputs, normalize_axis, reshape_along_axis, widen
 from pipeline.trt import torch_dtype
 
 INT4, FP4, E8M0 = "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"
@@ -74,8 +67,8 @@ def round_to_dtype(x: torch.Tensor, dtype: str) -> torch.Tensor:
 def quantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Quantize with zero point 0, as TensorRT does. TensorRT's kernels multiply by the scale's reciprocal in float32,
     as their source in plans of TensorRT-RTX 1.6 and 1.7 shows."""
-    each = to_accumulation_dtype(_broadcast_scale(scale, x.shape, layer.attribute("axis")))
-    return round_to_dtype(to_accumulation_dtype(x) * (1 / each), layer.outputs[0].dtype)
+    each = widen(_broadcast_scale(scale, x.shape, layer.attribute("axis")))
+    return round_to_dtype(widen(x) * (1 / each), layer.outputs[0].dtype)
 
 
 def dequantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor, zero: Maybe = None) -> torch.Tensor:
@@ -89,7 +82,7 @@ def dynamic_quantize(layer: Layer, x: torch.Tensor, tensor_scale: Maybe = None) 
     With a second input (the tensor's scale), it is the block's greatest magnitude over the dtype's, in E4M3."""
     axis = normalize_axis(layer.attribute("axis"), x.dim())
     kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype
-    moved = to_accumulation_dtype(x).movedim(axis, -1)
+    moved = widen(x).movedim(axis, -1)
     blocks = moved.unflatten(-1, (-1, layer.attribute("block_size")))
     most = blocks.abs().amax(-1) / (6.0 if kind == FP4 else 448.0)
     if of_scales == E8M0:

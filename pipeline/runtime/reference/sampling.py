@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Maybe, reshape_along_axis, to_accumulation_dtype, to_integers
+from pipeline.runtime.reference.common import Maybe, reshape_along_axis, to_integers, widen
 
 Taps = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -30,7 +30,7 @@ def _input_coordinates(layer: Layer, length: int, size: int, scale: float | None
     return index * step if mode == "ASYMMETRIC" else (index + 0.5) * step - 0.5
 
 
-def _linear_taps(layer: Layer, origin: torch.Tensor) -> Taps:
+def _linear(layer: Layer, origin: torch.Tensor) -> Taps:
     floor = origin.floor()
     return [(floor, 1 - (origin - floor)), (floor + 1, origin - floor)]
 
@@ -43,20 +43,16 @@ def _cubic_weight(distance: torch.Tensor, a: float) -> torch.Tensor:
     return torch.where(d <= 1, near, torch.where(d < 2, far, torch.zeros_like(d)))
 
 
-def _cubic_taps(layer: Layer, origin: torch.Tensor) -> Taps:
+def _cubic(layer: Layer, origin: torch.Tensor) -> Taps:
     floor, a = origin.floor(), layer.attribute("cubic_coeff")
     return [(floor + tap, _cubic_weight(origin - floor - tap, a)) for tap in (-1, 0, 1, 2)]
 
 
-def _nearest_taps(layer: Layer, origin: torch.Tensor) -> Taps:
+def _nearest(layer: Layer, origin: torch.Tensor) -> Taps:
     return [(ROUND[layer.attribute("nearest_rounding")](origin), torch.ones_like(origin))]
 
 
-TAPS: Mapping[str, Callable[[Layer, torch.Tensor], Taps]] = {
-    "NEAREST": _nearest_taps,
-    "LINEAR": _linear_taps,
-    "CUBIC": _cubic_taps,
-}
+TAPS: Mapping[str, Callable[[Layer, torch.Tensor], Taps]] = {"NEAREST": _nearest, "LINEAR": _linear, "CUBIC": _cubic}
 
 
 def _mask_outside(taps: Taps, length: int) -> Taps:
@@ -85,7 +81,7 @@ def resize(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor
     sizes = layer.attribute("shape") if dynamic is None else to_integers(dynamic)
     if sizes is None:
         sizes = [int(length * scale) for length, scale in zip(x.shape, scales, strict=True)]
-    result = x if layer.attribute("resize_mode") == "NEAREST" else to_accumulation_dtype(x)
+    result = x if layer.attribute("resize_mode") == "NEAREST" else widen(x)
     for axis, size in enumerate(sizes):
         result = _resize_axis(layer, result, axis, size, scales[axis] if scales else None)
     return result.to(x.dtype)
@@ -97,7 +93,5 @@ BORDER = {"FILL": "zeros", "CLAMP": "border", "REFLECT": "reflection"}
 
 def grid_sample(layer: Layer, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     mode, border = INTERPOLATION[layer.attribute("interpolation_mode")], BORDER[layer.attribute("sample_mode")]
-    result = functional.grid_sample(
-        to_accumulation_dtype(x), to_accumulation_dtype(grid), mode, border, layer.attribute("align_corners")
-    )
+    result = functional.grid_sample(widen(x), widen(grid), mode, border, layer.attribute("align_corners"))
     return result.to(x.dtype)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import LayerError, Maybe, replace_nan, to_accumulation_dtype
+from pipeline.runtime.reference.common import LayerError, Maybe, replace_nan, widen
 
 Pads = list[tuple[int, int]]
 
@@ -37,7 +37,7 @@ def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> P
     return [(before, after + more) for (before, after), more in zip(pads, rest, strict=True)]
 
 
-def pad_tensor(x: torch.Tensor, pads: Pads, value: float = 0.0) -> torch.Tensor:
+def pad(x: torch.Tensor, pads: Pads, value: float = 0.0) -> torch.Tensor:
     flat = [amount for pair in reversed(pads) for amount in pair]
     return functional.pad(x, flat, value=value) if any(flat) else x
 
@@ -51,7 +51,7 @@ def _kernel_and_bias(
         first, second = (maps, x.shape[1] // groups) if layer.kind == "CONVOLUTION" else (x.shape[1], maps // groups)
         kernel = weights["kernel"].reshape([first, second, *layer.attribute("kernel_size_nd")])
     bias = weights.get("bias") if bias is None else bias
-    return to_accumulation_dtype(kernel), None if bias is None else to_accumulation_dtype(bias).reshape(-1)
+    return widen(kernel), None if bias is None else widen(bias).reshape(-1)
 
 
 def _window_extents(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]:
@@ -72,13 +72,13 @@ def _restore_shape(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def convolution(
     layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
 ) -> torch.Tensor:
-    values = to_accumulation_dtype(_flatten_batch(layer, x))
+    values = widen(_flatten_batch(layer, x))
     kernel, bias = _kernel_and_bias(layer, values, kernel, bias, weights)
     dilations = layer.attribute("dilation_nd")
     pads = window_pads(layer, values.shape[2:], _window_extents(kernel.shape[2:], dilations))
     around = tuple(before for before, _ in pads)
     if min(around) < 0 or any(before != after for before, after in pads):
-        values, around = pad_tensor(values, pads), (0,) * len(pads)
+        values, around = pad(values, pads), (0,) * len(pads)
     convolve = functional.conv2d if kernel.dim() == 4 else functional.conv3d
     groups = layer.attribute("num_groups")
     result = convolve(values, kernel, None, layer.attribute("stride_nd"), around, dilations, groups)
@@ -92,7 +92,7 @@ def deconvolution(
 ) -> torch.Tensor:
     """Transposed convolution: padding is cut from the result; with SAME the result has `stride` times the input's
     size."""
-    values = to_accumulation_dtype(_flatten_batch(layer, x))
+    values = widen(_flatten_batch(layer, x))
     kernel, bias = _kernel_and_bias(layer, values, kernel, bias, weights)
     dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
     spread = functional.conv_transpose2d if kernel.dim() == 4 else functional.conv_transpose3d
@@ -101,7 +101,7 @@ def deconvolution(
     if mode.startswith("SAME"):
         extents = _window_extents(kernel.shape[2:], dilations)
         trims = [_split_padding(max(extent - stride, 0), mode) for stride, extent in zip(strides, extents, strict=True)]
-    return _restore_shape(pad_tensor(full, [(-before, -after) for before, after in trims]), x)
+    return _restore_shape(pad(full, [(-before, -after) for before, after in trims]), x)
 
 
 def _average_pool(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
@@ -112,11 +112,9 @@ def _average_pool(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
     rest = pads
     if not layer.attribute("average_count_excludes_padding"):
         declared = pads if layer.attribute("padding_mode").startswith("SAME") else _declared_padding(layer)
-        counted = pad_tensor(counted, declared, 1.0)
+        counted = pad(counted, declared, 1.0)
         rest = [(0, pad[1] - own[1]) for pad, own in zip(pads, declared, strict=True)]
-    total, count = (
-        pool(values, **window, divisor_override=1) for values in (pad_tensor(x, pads), pad_tensor(counted, rest))
-    )
+    total, count = (pool(values, **window, divisor_override=1) for values in (pad(x, pads), pad(counted, rest)))
     return total / count
 
 
@@ -126,13 +124,13 @@ def _declared_padding(layer: Layer) -> Pads:
 
 def _max_pool(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
     pool = functional.max_pool2d if len(pads) == 2 else functional.max_pool3d
-    values = pad_tensor(replace_nan(x, -math.inf), pads, -math.inf)
+    values = pad(replace_nan(x, -math.inf), pads, -math.inf)
     result: torch.Tensor = pool(values, layer.attribute("window_size_nd"), layer.attribute("stride_nd"))
     return result
 
 
 def pooling(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    values, kind = to_accumulation_dtype(_flatten_batch(layer, x)), layer.attribute("type")
+    values, kind = widen(_flatten_batch(layer, x)), layer.attribute("type")
     pads = window_pads(layer, values.shape[2:], layer.attribute("window_size_nd"))
     if kind == "MAX":
         result = _max_pool(layer, values, pads)
