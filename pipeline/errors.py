@@ -45,11 +45,11 @@ MODULE_METHODS: Final[Mapping[str, str]] = {
 """What to use in place of the methods of ``nn.Module`` that a compiled program does not have."""
 
 
-def missing_attribute_error(name: str, known: Iterable[str]) -> AttributeError:
+def missing_attribute_error(name: str, known_names: Iterable[str]) -> AttributeError:
     """Return the error for an attribute that a compiled program does not have; the message names the replacement."""
     if name in MODULE_METHODS:
         return AttributeError(f"a Compiled has no .{name}, which an nn.Module has: {MODULE_METHODS[name]}")
-    public = (each for each in known if not each.startswith("_"))
+    public = (each for each in known_names if not each.startswith("_"))
     return AttributeError(f"a Compiled has no .{name}{did_you_mean(name, public)}")
 
 

@@ -138,10 +138,10 @@ def remove_adapters(recipe: Recipe) -> Recipe:
     return recipe if len(steps) == len(recipe.steps) else _rename_parameters(evolve(recipe, steps=steps), names)
 
 
-def _rename_parameters(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
+def _rename_parameters(recipe: Recipe, new_names: Mapping[str, str]) -> Recipe:
 
     def renamed(value: Argument) -> Argument:
-        return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
+        return Ref(new_names.get(value.name, value.name)) if isinstance(value, Ref) else value
 
     steps = (evolve(s, args=tree_map(renamed, s.args), kwargs=tree_map(renamed, s.kwargs)) for s in recipe.steps)
     return evolve(recipe, steps=tuple(steps), result=renamed(recipe.result))

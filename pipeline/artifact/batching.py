@@ -53,12 +53,12 @@ def batching_obstacle(compiled: Compiled, ports: list[Port]) -> str:
     return f"a row of {', '.join(wrong)} depends on the other rows of a call" if wrong else ""
 
 
-def _outputs_of_rows(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str, Leaf]]:
+def _outputs_of_rows(compiled: Compiled, symbol: str, row_count: int) -> Iterator[Mapping[str, Leaf]]:
     """Yield the outputs, by name, of a call with all random rows, and then of a call for each row."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
-    drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: rows})
+    drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: row_count})
     module = compiled.module()
-    for part in (slice(rows), *(slice(row, row + 1) for row in range(rows))):
+    for part in (slice(row_count), *(slice(row, row + 1) for row in range(row_count))):
         leaves = tuple(leaf[part] if isinstance(leaf, torch.Tensor) else leaf for leaf in drawn.leaves)
         args, kwargs = evolve(drawn, leaves=leaves).arguments(program, device)
         yield outputs_by_name(program, module(*args, **kwargs))

@@ -35,24 +35,24 @@ class Rule:
     read: Convert
 
 
-def to_json(value: object, kind: object) -> JsonData:
+def to_json(value: object, value_type: object) -> JsonData:
     """Return a value of a type as JSON."""
-    return rule_for_type(kind).write(value)
+    return rule_for_type(value_type).write(value)
 
 
-def from_json(data: JsonData, kind: object) -> Any:
+def from_json(data: JsonData, value_type: object) -> Any:
     """Read a value of a type from JSON; a `MalformedError` names the field that is wrong."""
-    return rule_for_type(kind).read(data)
+    return rule_for_type(value_type).read(data)
 
 
 @cache
-def rule_for_type(kind: Any) -> Rule:
+def rule_for_type(value_type: Any) -> Rule:
     """Return the rule for a type."""
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if attrs.has(kind):
-        return _record_rule(kind)
+    if value_type in _PLAIN:
+        return _PLAIN[value_type]
+    origin, args = typing.get_origin(value_type), typing.get_args(value_type)
+    if attrs.has(value_type):
+        return _record_rule(value_type)
     if origin is Literal:
         return Rule(lambda value: value, lambda data: _check_literal(data, args))
     if origin in (Union, types.UnionType):
@@ -63,18 +63,18 @@ def rule_for_type(kind: Any) -> Rule:
         return _mapping_rule(*args)
     if origin is frozenset:
         return _set_rule(*args)
-    raise TypeError(f"the codec has no rule for values of type {kind}")
+    raise TypeError(f"the codec has no rule for values of type {value_type}")
 
 
-def _record_rule(kind: type) -> Rule:
+def _record_rule(record_type: type) -> Rule:
     rules: dict[str, Rule] = {}
-    fields = {field.name: field for field in attrs.fields(kind) if field.init}
+    fields = {field.name: field for field in attrs.fields(record_type) if field.init}
     defaults = {name: field.default for name, field in fields.items()}
     defaults |= {name: each.factory() for name, each in defaults.items() if isinstance(each, attrs.Factory)}  # type: ignore[arg-type]
 
     def known() -> dict[str, Rule]:  # lazily, since records may be recursive
         if not rules:
-            hints = typing.get_type_hints(kind)
+            hints = typing.get_type_hints(record_type)
             rules.update({name: rule_for_type(hints[name]) for name in fields})
         return rules
 
@@ -84,16 +84,16 @@ def _record_rule(kind: type) -> Rule:
 
     def read(data: JsonData) -> Any:
         if not isinstance(data, dict):
-            raise MalformedError(f"expected a {kind.__name__}, not {_excerpt(data)}")
+            raise MalformedError(f"expected a {record_type.__name__}, not {_excerpt(data)}")
         if not data.keys() <= fields.keys():
             unknown = next(name for name in data if name not in fields)
-            raise MalformedError(f"a {kind.__name__} has no {unknown[:40]!r}")
+            raise MalformedError(f"a {record_type.__name__} has no {unknown[:40]!r}")
         rules = known()
         found = {name: read_part(name, rules[name].read, value) for name, value in data.items()}
         try:
-            return kind(**found)
+            return record_type(**found)
         except (TypeError, ValueError) as error:
-            raise MalformedError(f"not a {kind.__name__}: {error}") from None
+            raise MalformedError(f"not a {record_type.__name__}: {error}") from None
 
     return Rule(write, read)
 
@@ -121,13 +121,13 @@ def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any
     return tuple(read_part(i, each.read, part) for i, (each, part) in enumerate(zip(rules, data, strict=False)))
 
 
-def _plain_type_rule(kind: type) -> Rule:
+def _plain_type_rule(plain_type: type) -> Rule:
     def read(data: JsonData) -> Any:
-        if type(data) is not kind or (isinstance(data, int) and abs(data) >= expressions.LARGEST):
-            raise MalformedError(f"expected a value of type {kind.__name__}, not {_excerpt(data)}")
+        if type(data) is not plain_type or (isinstance(data, int) and abs(data) >= expressions.LARGEST):
+            raise MalformedError(f"expected a value of type {plain_type.__name__}, not {_excerpt(data)}")
         return data
 
-    return Rule(kind, read)
+    return Rule(plain_type, read)
 
 
 def _check_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
@@ -136,9 +136,9 @@ def _check_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
     return data
 
 
-def _union_rule(kinds: tuple[Any, ...]) -> Rule:
+def _union_rule(types: tuple[Any, ...]) -> Rule:
     """Return the rule for an optional type, plain types (told apart by their JSON types), or network attributes."""
-    rest = [kind for kind in kinds if kind is not type(None)]
+    rest = [kind for kind in types if kind is not type(None)]
     if len(rest) == 1:
         inner = rule_for_type(rest[0])
         return Rule(
@@ -159,14 +159,14 @@ def _union_rule(kinds: tuple[Any, ...]) -> Rule:
     return Rule(lambda value: value, read)
 
 
-def _tuple_rule(kinds: tuple[object, ...]) -> Rule:
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        inner = rule_for_type(kinds[0])
+def _tuple_rule(element_types: tuple[object, ...]) -> Rule:
+    if len(element_types) == 2 and element_types[1] is Ellipsis:
+        inner = rule_for_type(element_types[0])
         return Rule(
             lambda value: [inner.write(v) for v in value],
             lambda data: _read_elements(repeat(inner), _check_list(data)),
         )
-    rules = [rule_for_type(kind) for kind in kinds]
+    rules = [rule_for_type(kind) for kind in element_types]
 
     def read(data: JsonData) -> Any:
         if len(_check_list(data)) != len(rules):

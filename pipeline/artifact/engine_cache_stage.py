@@ -100,47 +100,47 @@ class Cached:
         return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
 
     def _build_missing(
-        self, files: FileStore, converted: Converted, wanted: Sequence[EngineRequest], missing: Sequence[int]
+        self, files: FileStore, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
     ) -> dict[int, Engine]:
         """Return the missing engines: load those that another process has saved meanwhile; build and save the rest."""
-        found = {i: self._load_entry(files, wanted[i], i, len(wanted)) for i in missing}
+        found = {i: self._load_entry(files, requests[i], i, len(requests)) for i in missing}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         if due := [i for i in missing if i not in engines]:
             engines |= dict(zip(due, self.build(_select_networks(converted, due)).engines, strict=True))
         for i in due if self.keep else ():
-            self._save_entry(files, wanted[i], engines[i])
+            self._save_entry(files, requests[i], engines[i])
         return engines
 
-    def _load_entry(self, files: FileStore, wanted: EngineRequest, done: int, total: int) -> Engine | None:
+    def _load_entry(self, files: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
         """Return the engine from the store, or None. Errors of the store become warnings."""
         if not self.reuse:
             return None
         try:
-            opened = files.open_entry(wanted.key)
+            opened = files.open_entry(request.key)
             if opened is None:
                 return None
             with opened[0] as file:
-                engine = wanted.engine_from_entry(*unpack(file, opened[1], wanted.key))
+                engine = request.engine_from_entry(*unpack(file, opened[1], request.key))
         except CorruptEntryError as error:
-            why = f"the entry {wanted.key} of the engine cache is dropped: {error}"
-            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
-            files.delete(wanted.key)
+            why = f"the entry {request.key} of the engine cache is dropped: {error}"
+            warn(f"{why}; {request.order.name} is built", ArtifactWarning)
+            files.delete(request.key)
             return None
         except Exception as error:
             why = f"the engine cache failed ({type(error).__name__}: {error})"
-            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
+            warn(f"{why}; {request.order.name} is built", ArtifactWarning)
             return None
         if engine is not None:
-            report(done, total, f"{wanted.order.name}: from the cache")
-            log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
+            report(done, total, f"{request.order.name}: from the cache")
+            log.info("%s comes from the engine cache (%s)", request.order.name, request.key)
         return engine
 
-    def _save_entry(self, files: FileStore, wanted: EngineRequest, engine: Engine) -> None:
+    def _save_entry(self, files: FileStore, request: EngineRequest, engine: Engine) -> None:
         try:
-            files.write(wanted.key, pack(wanted.entry_for(engine), engine.checked()))
+            files.write(request.key, pack(request.entry_for(engine), engine.checked()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            warn(f"{wanted.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
+            warn(f"{request.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
 
 
 def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
@@ -180,10 +180,10 @@ def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
     )
 
 
-def _map_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
-    if len(ours) != len(theirs):
+def _map_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
+    if len(network_names) != len(entry_names):
         raise CorruptEntryError("the entry belongs to another network")
-    return renames(ours, theirs)
+    return renames(network_names, entry_names)
 
 
 def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:

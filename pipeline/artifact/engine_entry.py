@@ -40,7 +40,7 @@ def tensor_digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
         return dict(zip(weights, threads.map(digest, weights.values()), strict=True))
 
 
-def engine_key(order: BuildOrder, form: Canonical, values: Mapping[str, str]) -> str:
+def engine_key(order: BuildOrder, network: Canonical, values: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
     It depends on the layers, their arguments and connections; shapes, ranges and dtypes; the builder's settings; the
@@ -48,9 +48,9 @@ def engine_key(order: BuildOrder, form: Canonical, values: Mapping[str, str]) ->
     SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
-    held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
+    held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(network.weights))
     streams = f"streamed={order.settings.weight_streaming_budget is not None}"
-    parts = (FORMAT, form.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment_parts())
+    parts = (FORMAT, network.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment_parts())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

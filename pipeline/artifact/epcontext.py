@@ -55,7 +55,7 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
         why = f"the plan has {content.nbytes} bytes, and an ONNX file at most 2 GiB"
         raise ArtifactError(why, "pass a file for the plan: weights='model.plan'")
     held = bytes(content) if inside else _relative_plan_path(Path(plan), target).encode()
-    message = _onnx_model(compiled, target.stem, held, inside=inside)
+    message = _onnx_model(compiled, target.stem, held, embed_plan=inside)
     if not inside:
         with replace_file(Path(plan), size=lambda: content.nbytes) as file:
             file.write(content)
@@ -134,7 +134,7 @@ def _output_ports(compiled: Compiled) -> list[Port]:
     return [evolve(port, name=name) for name, port in rows if port is not None]
 
 
-def _onnx_model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> bytes:
+def _onnx_model(compiled: Compiled, name: str, content: bytes, *, embed_plan: bool) -> bytes:
     """Return an ONNX model with a plan, or with the plan's relative path. The node has no attribute ``source``, which
     would have to equal the name under which an application registers the provider."""
     require_package("onnx", "onnx")
@@ -152,7 +152,7 @@ def _onnx_model(compiled: Compiled, name: str, content: bytes, *, inside: bool) 
         name=network.name,
         domain="com.microsoft",
         main_context=1,
-        embed_mode=int(inside),
+        embed_mode=int(embed_plan),
         ep_cache_context=content,
         ep_sdk_version=compiled.engines[0].library.split()[-1],
         hardware_architecture=",".join(compiled.settings.compute_capabilities).replace(".", "") or "80+",

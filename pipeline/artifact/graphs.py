@@ -57,11 +57,7 @@ class SavedGraph:
 
 
 def save_graph(
-    module: torch.nn.Module,
-    nodes: Sequence[Node],
-    name: str,
-    tensors: TensorsToSave,
-    engines: Collection[str] = (),
+    module: torch.nn.Module, nodes: Sequence[Node], name: str, tensors: TensorsToSave, engines: Collection[str] = ()
 ) -> SavedGraph:
     """Return the rows of a module's nodes, with the graphs and tensors that they read; for nodes in ``engines``, only
     names. Modules and source lines of inner graphs are saved with the node that runs the graph."""

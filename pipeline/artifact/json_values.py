@@ -55,11 +55,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def torch_attribute(kind: type, name: object) -> Any:
+def torch_attribute(attribute_type: type, name: object) -> Any:
     """Return the attribute of torch with this name and type: ``torch.float32`` for ``float32``."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, kind):
-        raise MalformedError(f"{str(name)[:40]!r} is not a {kind.__name__} of torch")
+    if not isinstance(found, attribute_type):
+        raise MalformedError(f"{str(name)[:40]!r} is not a {attribute_type.__name__} of torch")
     return found
 
 

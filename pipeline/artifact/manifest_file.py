@@ -52,10 +52,10 @@ def decode_entry(reader: ContainerReader, data: bytes, name: str) -> object:
         raise reader.damage_error(f"entry {name} {error.message}") from None
 
 
-def read_record(reader: ContainerReader, data: object, kind: type[T], name: str) -> T:
+def read_record(reader: ContainerReader, data: object, record_type: type[T], name: str) -> T:
     """Read the record of an entry."""
     try:
-        found: T = codec.from_json(data, kind)
+        found: T = codec.from_json(data, record_type)
         return found
     except ArtifactError as error:
         raise reader.damage_error(f"entry {name}: {error.message}") from None

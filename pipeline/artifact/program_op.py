@@ -178,13 +178,13 @@ def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: s
     return [torch.empty([_eval_size(e, known) for e in shape], dtype=dtype, device=home) for dtype, shape in results]
 
 
-def _eval_size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
+def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argument:
     """Return a size, given the sizes of the inputs; a data-dependent size becomes a new symbol."""
     if isinstance(expr, int):
         return expr
-    for symbol in expr.free_symbols - known.keys():
-        known[symbol] = torch.library.get_ctx().new_dynamic_size()
-    return sympy_interp(PythonReferenceAnalysis, known, expr)
+    for symbol in expr.free_symbols - known_sizes.keys():
+        known_sizes[symbol] = torch.library.get_ctx().new_dynamic_size()
+    return sympy_interp(PythonReferenceAnalysis, known_sizes, expr)
 
 
 @lru_cache(maxsize=64)

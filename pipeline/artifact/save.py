@@ -90,7 +90,7 @@ def _check_weights_location(weights: StrPath) -> str:
     return given
 
 
-def _add_weights(weights: str, place: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
+def _add_weights(weights: str, path: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
     """Return the location of the tensors; tensors in this file become its last entry before the manifest."""
     names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
@@ -100,7 +100,7 @@ def _add_weights(weights: str, place: Path, program: Program, tensors: TensorsTo
     elif weights == INSIDE:
         kept, inside = SavedWeights(), {**model, **constants}
     else:
-        kept, inside = _save_separate_weights(Path(weights), place, model), constants
+        kept, inside = _save_separate_weights(Path(weights), path, model), constants
     if not inside:
         return kept
     entries[WEIGHTS] = (*tensor_file_parts(_check_present(inside)), "")
@@ -217,8 +217,8 @@ def _largest_computed_bytes(compiled: Compiled) -> int:
     return found if found > allowed else 0
 
 
-def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:
-    data = encode_json(codec.to_json(record, kind))
+def _add_json(entries: Entries, name: str, record: object, record_type: type) -> None:
+    data = encode_json(codec.to_json(record, record_type))
     entries[name] = ([data], len(data), "")
 
 

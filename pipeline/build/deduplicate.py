@@ -32,21 +32,21 @@ def build_without_duplicates(
 
 
 def find_first_equal(
-    orders: Sequence[BuildOrder], forms: Sequence[Canonical], weights: Sequence[Mapping[str, torch.Tensor]]
+    orders: Sequence[BuildOrder], canonical_networks: Sequence[Canonical], weights: Sequence[Mapping[str, torch.Tensor]]
 ) -> list[int]:
     """Return, for each network, the index of the first network that equals it, weights included (its own index if no
     earlier network does). Weights that are inputs of the engine are not compared."""
 
     def is_equal(i: int, j: int) -> bool:
-        if forms[i].text != forms[j].text or orders[i].refit_flags != orders[j].refit_flags:
+        if canonical_networks[i].text != canonical_networks[j].text or orders[i].refit_flags != orders[j].refit_flags:
             return False
-        names = list(zip(forms[i].weights, forms[j].weights, strict=True))
+        names = list(zip(canonical_networks[i].weights, canonical_networks[j].weights, strict=True))
         if any(orders[i].is_replaceable(a) != orders[j].is_replaceable(b) for a, b in names):
             return False
         return all(_same_bytes(weights[i][a], weights[j][b]) for a, b in names)
 
     found: list[int] = []
-    for place in range(len(forms)):
+    for place in range(len(canonical_networks)):
         found.append(next((i for i in sorted({*found}) if is_equal(i, place)), place))
     return found
 

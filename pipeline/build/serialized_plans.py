@@ -126,7 +126,7 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
 
 
 @contextmanager
-def report_full_disk(what: str, target: PlanFile | int) -> Iterator[None]:
+def report_full_disk(description: str, target: PlanFile | int) -> Iterator[None]:
     """Return a context in which a write to a full disk raises a `BuildError` with the needed and the free space.
     ``target``: the plan's file, or the number of bytes to write."""
     try:
@@ -139,7 +139,7 @@ def report_full_disk(what: str, target: PlanFile | int) -> Iterator[None]:
         size = target.size if isinstance(target, PlanFile) else target
         place = getattr(target, "place", None) or tempfile.gettempdir()
         hint = "set TMPDIR to a folder with more room"
-        raise BuildError(f"{what} cannot be written: {disk_full_error(error, place, size)}", hint) from error
+        raise BuildError(f"{description} cannot be written: {disk_full_error(error, place, size)}", hint) from error
 
 
 def build_error(order: BuildOrder, message: str) -> BuildError:
@@ -156,23 +156,23 @@ def build_error(order: BuildOrder, message: str) -> BuildError:
 _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
 
 
-def _rename_duplicate(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
+def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message: str) -> bool:
     """Rename an input or output if TensorRT reported its name as a duplicate, and return whether it did. TensorRT-RTX
     1.4 to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
     tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(message)
     if found is None or found[1] not in tensors:
         return False
-    given = {plan: name for name, plan in names.items()}.get(found[1], found[1])
-    tensors[found[1]].name = names[given] = unlike(f"{given}_", {*tensors})
+    given = {plan: name for name, plan in plan_names.items()}.get(found[1], found[1])
+    tensors[found[1]].name = plan_names[given] = unlike(f"{given}_", {*tensors})
     return True
 
 
 @contextmanager
-def _restore_names(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
+def _restore_names(net: trt.INetworkDefinition, plan_names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        given = {plan: name for name, plan in names.items()}
+        given = {plan: name for name, plan in plan_names.items()}
         for tensor in _bindings(net):
             tensor.name = given.get(tensor.name, tensor.name)
 
@@ -253,7 +253,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def _builder_config(
-    builder: trt.Builder, order: BuildOrder, names: Mapping[str, str], monitor: Monitor
+    builder: trt.Builder, order: BuildOrder, plan_names: Mapping[str, str], monitor: Monitor
 ) -> trt.IBuilderConfig:
     config, settings = builder.create_builder_config(), order.settings
     streams = settings.weight_streaming_budget is not None
@@ -276,18 +276,18 @@ def _builder_config(
         for i, target in enumerate(targets):
             config.set_compute_capability(compute_capability(target), i)
     for each in order.network.profiles:
-        _add_profile(builder, config, order, each, names)
+        _add_profile(builder, config, order, each, plan_names)
     return config
 
 
 def _add_profile(
-    builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, sizes: Profile, names: Mapping[str, str]
+    builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, sizes: Profile, plan_names: Mapping[str, str]
 ) -> None:
     profile = builder.create_optimization_profile()
     for name, low, opt, high in sizes.ranges:
         set_range = profile.set_shape_input if name in order.sizes else profile.set_shape
         try:
-            set_range(names.get(name, name), low, opt, high)
+            set_range(plan_names.get(name, name), low, opt, high)
         except RuntimeError as error:
             raise BuildError(f"{order.name}: TensorRT refused sizes of {name} from {low} to {high}: {error}") from error
     if config.add_optimization_profile(profile) < 0:

@@ -66,12 +66,12 @@ class _NoStageError(KeyError):
         return str(self.args[0])
 
 
-def stage_index(name: str, names: Sequence[str]) -> int:
+def stage_index(name: str, stage_names: Sequence[str]) -> int:
     """Return the index of the stage with this name; raise a `KeyError` that lists the names."""
-    if name not in names:
-        known = ", ".join(names) or "none"
-        raise _NoStageError(f"no stage {name!r}; the stages are {known}{did_you_mean(name, names)}")
-    return names.index(name)
+    if name not in stage_names:
+        known = ", ".join(stage_names) or "none"
+        raise _NoStageError(f"no stage {name!r}; the stages are {known}{did_you_mean(name, stage_names)}")
+    return stage_names.index(name)
 
 
 def check_joins(stages: Sequence[AnyStage]) -> None:

@@ -163,10 +163,7 @@ def _sharded_tensors(model: nn.Module) -> list[ShardedTensor]:
 
 @contextmanager
 def _run_on_local_tensors(
-    model: nn.Module,
-    params: Sequence[ShardedTensor],
-    wholes: Mapping[tuple[object, ...], Argument],
-    notes: LocalExport,
+    model: nn.Module, params: Sequence[ShardedTensor], wholes: Mapping[tuple[object, ...], Argument], notes: LocalExport
 ) -> Iterator[None]:
     local: dict[int, Argument] = {}
     for each in params:
@@ -207,15 +204,15 @@ def _run_on_local_tensors(
         yield
 
 
-def _input_as_dtensor(whole: Argument, value: Argument) -> Argument:
+def _input_as_dtensor(dtensor: Argument, value: Argument) -> Argument:
     """Return an input as a DTensor if the caller passes a DTensor. Dynamic sizes are assumed equal on all ranks."""
     from torch.distributed.tensor import DTensor
 
-    if whole is None:
+    if dtensor is None:
         return value
     if all(isinstance(size, int) for size in value.shape):
-        return DTensor(value, whole._spec, requires_grad=False)
-    return DTensor.from_local(value, whole.device_mesh, whole.placements, run_check=False)
+        return DTensor(value, dtensor._spec, requires_grad=False)
+    return DTensor.from_local(value, dtensor.device_mesh, dtensor.placements, run_check=False)
 
 
 def _local_results(results: Argument, notes: LocalExport) -> Argument:

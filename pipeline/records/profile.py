@@ -168,5 +168,5 @@ def _shorten_list(names: Iterable[str], count: int = 6) -> str:
     return ", ".join(found[:count]) + (f" and {len(found) - count} more" if len(found) > count else "")
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+def _percent(milliseconds: float, total: float) -> str:
+    return f"{100 * milliseconds / total:.1f} %" if total else "-"

@@ -48,9 +48,9 @@ def format_bytes(number: int) -> str:
     return f"{number} byte{'s'[: number != 1]}"
 
 
-def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
+def did_you_mean(name: object, known_names: Iterable[str], before: str = "; ") -> str:
     """Return ``did you mean 'NAME'?`` with the known name most similar to ``name``; empty if no name is similar."""
-    close = difflib.get_close_matches(str(name), [*known], 1)
+    close = difflib.get_close_matches(str(name), [*known_names], 1)
     return f"{before}did you mean {close[0]!r}?" if close else ""
 
 

@@ -85,9 +85,9 @@ class AllocationLimit(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, most: int, file: str) -> None:
+    def __init__(self, limit: int, file: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most, self.file, self.taken = most, file, 0
+        self.most, self.file, self.taken = limit, file, 0
         self.holders: Counter[int] = Counter()
 
     def __torch_dispatch__(

@@ -38,7 +38,7 @@ class CapturedCall:
         plan: the plan of the calls to replay. leaves: the inputs of such a call.
         pool: the memory pool of the worker's graphs, which are never replayed at the same time.
         reuse: return the graph's own outputs, which the next replay overwrites.
-        still: the addresses of inputs that are read in place, by input index.
+        fixed_addresses: the addresses of inputs that are read in place, by input index.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class CapturedCall:
         leaves: Sequence[Leaf],
         pool: Any,
         reuse: bool,
-        still: Mapping[int, int],
+        fixed_addresses: Mapping[int, int],
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.fast_replay: Any = None
         """The `FastReplay` of such calls, once outputs."""
-        self.still = tuple(still.items())
+        self.still = tuple(fixed_addresses.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.can_set_addresses()
         self._in_torch = any(step.segment.kind == "torch" for step in self.layout.steps)
-        moving = [given for given, _, _ in plan.moves if given not in still]
+        moving = [given for given, _, _ in plan.moves if given not in fixed_addresses]
         self._fed = {i: GraphInput(i, self._executor.convert_input(leaves[i]), self._inside) for i in moving}
         self.written: list[tuple[int, Leaf]] = []
         self.graph = self._new_graph()
@@ -213,7 +213,7 @@ class CudaGraphs:
             return self._capture(plan, leaves, worker, still)
 
     def _capture(
-        self, plan: CallPlan, leaves: Sequence[object], worker: Any, still: Mapping[int, int]
+        self, plan: CallPlan, leaves: Sequence[object], worker: Any, fixed_addresses: Mapping[int, int]
     ) -> CapturedCall | None:
         reason = worker.executor.layout.capture_obstacle or None
         self.kept.pop(plan, None)
@@ -224,7 +224,7 @@ class CudaGraphs:
                 self._pool = torch.cuda.graph_pool_handle()
             try:
                 with capturing:
-                    self.kept[plan] = CapturedCall(worker, plan, leaves, self._pool, self.reuse, still)
+                    self.kept[plan] = CapturedCall(worker, plan, leaves, self._pool, self.reuse, fixed_addresses)
                 return self.kept[plan]
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"

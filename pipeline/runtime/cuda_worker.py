@@ -91,18 +91,18 @@ class ProfiledSession:
         self._last: tuple[object, EngineSession] | None = None
 
     def __call__(
-        self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, like: object = None, **options: Any
+        self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, shapes_key: object = None, **options: Any
     ) -> list[Any]:
         """Return the outputs of a run, as `EngineSession.__call__`."""
         last = self._last
-        if last is not None and like is not None and last[0] is like:
-            return last[1](inputs, stream, like=like, **options)
+        if last is not None and shapes_key is not None and last[0] is shapes_key:
+            return last[1](inputs, stream, shapes_key=shapes_key, **options)
         place = self.profile_index(inputs)
         session = self._sessions.get(place)
         if session is None:
             session = self._sessions.setdefault(place, self._make(stream, place))
-        self._last = like, session
-        return session(inputs, stream, like=like, **options)
+        self._last = shapes_key, session
+        return session(inputs, stream, shapes_key=shapes_key, **options)
 
     @property
     def last(self) -> EngineSession:
@@ -141,16 +141,16 @@ class ProfiledSession:
 
 
 class EngineStep:
-    """Run an engine as a step that fills the slots ``gives``. ``own``: outputs may stay in the session's memory."""
+    """Run an engine and fill the slots ``gives``. ``reuse_outputs``: outputs may stay in the session's memory."""
 
-    def __init__(self, session: EngineSession | ProfiledSession, gives: Sequence[int], own: bool) -> None:
-        self.session, self.gives, self.own = session, gives, own
+    def __init__(self, session: EngineSession | ProfiledSession, gives: Sequence[int], reuse_outputs: bool) -> None:
+        self.session, self.gives, self.reuse_outputs = session, gives, reuse_outputs
 
     def __call__(self, inputs: list[Leaf], options: RunOptions) -> Sequence[object]:
         if not options.captured:
-            return self.session(inputs, options.stream, own=self.own, like=options.plan)
+            return self.session(inputs, options.stream, reuse_outputs=self.reuse_outputs, shapes_key=options.plan)
         into = {i: options.into[slot] for i, slot in enumerate(self.gives) if slot in options.into}
-        return self.session(inputs, options.stream, own=self.own, loose=True, into=into)
+        return self.session(inputs, options.stream, reuse_outputs=self.reuse_outputs, in_place=True, into=into)
 
 
 class CudaWorker:
@@ -182,7 +182,7 @@ class CudaWorker:
 
             def make(stream: torch.cuda.Stream, place: int = 0) -> EngineSession:
                 known = partial(EngineSession, part, stream, arena, contexts=alike, profile=place)
-                return known(graph=launched, held=held, fixed=fixed)
+                return known(engine_graph=launched, updated=held, fixed=fixed)
 
             several = len(part.network.profiles) > 1
             session = ProfiledSession(part.network, make) if several else self.lane.run(make)

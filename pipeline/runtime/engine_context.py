@@ -51,10 +51,10 @@ class Context:
         if not done:
             raise ExecutionError(f"{self.name}: TensorRT refused {action} ({messages()})")
 
-    def set_shapes(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, anew: bool = False) -> None:
-        """Set the inputs' shapes and infer all others, unless these shapes are current; ``anew``: even if they are.
+    def set_shapes(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, force: bool = False) -> None:
+        """Set the inputs' shapes and infer all others, unless these shapes are current; ``force``: even if they are.
         ``ranges``: for errors, the shapes that each input was built for."""
-        if shapes == self._shapes and shapes and not anew:
+        if shapes == self._shapes and shapes and not force:
             return
         self._shapes = Shapes()
         for name, shape in shapes:

@@ -71,10 +71,10 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     return loaded
 
 
-def require_gpu(what: str) -> None:
+def require_gpu(action: str) -> None:
     """Raise an ``ExecutionError`` if there is no GPU."""
     if not has_gpu():
-        raise ExecutionError(f"{what} runs on a GPU, and torch sees none here")
+        raise ExecutionError(f"{action} runs on a GPU, and torch sees none here")
 
 
 @frozen(eq=False)
@@ -141,16 +141,16 @@ class LoadedEngine:
         return context, config
 
 
-def rename_bindings(network: Network, names: Mapping[str, str]) -> Network:
-    """Return the network, its inputs and outputs renamed as in the engine (``names``)."""
-    if not names:
+def rename_bindings(network: Network, plan_names: Mapping[str, str]) -> Network:
+    """Return the network, its inputs and outputs renamed as in the engine (``plan_names``)."""
+    if not plan_names:
         return network
 
     def named(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(evolve(tensor, name=names.get(tensor.name, tensor.name)) for tensor in tensors)
+        return tuple(evolve(tensor, name=plan_names.get(tensor.name, tensor.name)) for tensor in tensors)
 
     def renamed(profile: Profile) -> Profile:
-        return Profile(tuple((names.get(row[0], row[0]), *row[1:]) for row in profile.ranges))
+        return Profile(tuple((plan_names.get(row[0], row[0]), *row[1:]) for row in profile.ranges))
 
     bound = evolve(network, inputs=named(network.inputs), outputs=named(network.outputs))
     first, *others = map(renamed, network.profiles) if network.profiles else (None,)

@@ -67,12 +67,12 @@ def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str
             raise RefitError(dict.fromkeys(sorted(due), reason))
 
 
-def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], names: Collection[str]) -> bool:
+def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], changed: Collection[str]) -> bool:
     """Pass all weights to TensorRT, and return whether it accepted any."""
     known = frozenset(refitter.get_all_weights())
     refused = {name: _set_weight(refitter, name, value, known) for name, value in weights.items()}
-    reasons = {name: reason for name, reason in refused.items() if reason and name in names}
-    reasons |= {name: "the engine's network has no such weight" for name in sorted(names) if name not in weights}
+    reasons = {name: reason for name, reason in refused.items() if reason and name in changed}
+    reasons |= {name: "the engine's network has no such weight" for name in sorted(changed) if name not in weights}
     if not reasons:
         missing = (name or "a weight without a name" for name in refitter.get_missing_weights())
         reasons = dict.fromkeys(missing, "TensorRT has combined it with others and needs its value as well")
@@ -81,14 +81,11 @@ def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], na
     return not all(refused.values())
 
 
-def _set_weight(refitter: trt.Refitter, name: str, value: torch.Tensor, known: Collection[str]) -> str:
+def _set_weight(refitter: trt.Refitter, name: str, value: torch.Tensor, refittable: Collection[str]) -> str:
     """Pass a weight to TensorRT; return why it was refused, or an empty string."""
-    if name not in known:
+    if name not in refittable:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
-    given, wanted = (
-        as_weights(value),
-        refitter.get_weights_prototype(name),
-    )  # RTX 1.4 accepts another dtype silently
+    given, wanted = as_weights(value), refitter.get_weights_prototype(name)  # RTX 1.4 accepts another dtype silently
     if (given.size, given.dtype) == (wanted.size, wanted.dtype) and refitter.set_named_weights(name, given):
         return ""
     holds = f"the engine holds {wanted.size} x {dtype_name(wanted.dtype)}"

@@ -66,9 +66,9 @@ class EngineSession:
         loaded: the engine.
         stream: the stream on which the profile is selected.
         arena: memory for activations.
-        graph: whether TensorRT-RTX launches runs as a CUDA graph while shapes and addresses stay the same. Such a run
-            cannot be captured in another graph.
-        held: the indices of inputs that the engine updates in place; other mutated inputs are copied first.
+        engine_graph: whether TensorRT-RTX launches runs as a CUDA graph while shapes and addresses stay the same. Such
+            a run cannot be captured in another graph.
+        updated: the indices of inputs that the engine updates in place; other mutated inputs are copied first.
         fixed: the indices of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
         contexts: contexts shared in turn with other sessions of the engine. The sessions must have equal shapes in a
@@ -82,8 +82,8 @@ class EngineSession:
         stream: torch.cuda.Stream,
         arena: ActivationMemory,
         *,
-        graph: bool = False,
-        held: frozenset[int] = frozenset(),
+        engine_graph: bool = False,
+        updated: frozenset[int] = frozenset(),
         fixed: frozenset[int] = frozenset(),
         profile: int = 0,
         contexts: Contexts | None = None,
@@ -94,7 +94,7 @@ class EngineSession:
         self.inputs = [self._find_binding(tensor.name) for tensor in self.network.inputs]
         self.outputs = [self._find_binding(tensor.name) for tensor in self.network.outputs]
         self.written = {b.alias for b in self.outputs if b.alias}
-        self.held, self.fixed = self.written & {self.inputs[i].name for i in held}, fixed
+        self.held, self.fixed = self.written & {self.inputs[i].name for i in updated}, fixed
         places = {b.name: i for i, b in enumerate(self.inputs)}
         self._in_place = {i: places[b.alias] for i, b in enumerate(self.outputs) if b.alias in self.held}
         self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]
@@ -114,7 +114,7 @@ class EngineSession:
         bound_once = {self.inputs[i].name for i in fixed}
         moving = [binding for binding in self.known.values() if binding.name not in bound_once]
         able = CAPABILITIES.runtime_config and not loaded.group  # a graph of RTX with collectives was never tried
-        self._graph = graph and able and all(map(_fits_session_memory, moving))
+        self._graph = engine_graph and able and all(map(_fits_session_memory, moving))
         if contexts is None or self._graph or self.on_host:
             self._in = Context(loaded, stream, profile, graph=self._graph)
         else:
@@ -126,20 +126,20 @@ class EngineSession:
         inputs: Sequence[Leaf],
         stream: torch.cuda.Stream,
         *,
-        own: bool = False,
-        loose: bool = False,
+        reuse_outputs: bool = False,
+        in_place: bool = False,
         into: Mapping[int, torch.Tensor] = NOWHERE,
-        like: object = None,
+        shapes_key: object = None,
     ) -> list[Leaf]:
         """Return the outputs of a run on the stream, which must be the current one.
 
         Args:
             inputs: tensors and ints in the order of the network's inputs.
             stream: the stream on which the run is enqueued.
-            own: return session memory, which the next run overwrites, instead of copies.
-            loose: copy no tensor: read every input in place, and write every output to new memory.
+            reuse_outputs: return session memory, which the next run overwrites, instead of copies.
+            in_place: copy no tensor: read every input in place, and write every output to new memory.
             into: memory for outputs, by output index, instead of new memory.
-            like: a key for the shapes, dtypes and devices of the inputs; they must be equal in calls with equal keys.
+            shapes_key: a key for the inputs' shapes, dtypes and devices, which must be equal in calls with equal keys.
 
         Raises:
             ExecutionError: the engine does not accept an input, TensorRT refuses to run, or the caller captures a run
@@ -150,9 +150,9 @@ class EngineSession:
         if self._in.turn is not self._own_turn:
             self._restore_context()
         plan = self._current
-        if plan is None or like is None or like is not self._like:
-            plan = self._select_plan(inputs, loose=loose)
-            self._like = None if self.on_host else like
+        if plan is None or shapes_key is None or shapes_key is not self._like:
+            plan = self._select_plan(inputs, in_place=in_place)
+            self._like = None if self.on_host else shapes_key
         for position, memory in plan.copies:
             if position in self._moving or not self._is_read_in_place(position, inputs[position], memory):
                 memory.copy_(inputs[position])
@@ -168,7 +168,7 @@ class EngineSession:
             if self.loaded.cache is not None:
                 self.loaded.cache.may_have_new = True  # new shapes, for which TensorRT compiles kernels
         return [
-            result.clone() if memory is not None and not own else self._finish_output(binding, result)
+            result.clone() if memory is not None and not reuse_outputs else self._finish_output(binding, result)
             for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)
         ]
 
@@ -176,13 +176,13 @@ class EngineSession:
     def context(self) -> trt.IExecutionContext:
         return self._in.handle
 
-    def _select_plan(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
+    def _select_plan(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
         """Return the plan for inputs of these shapes, and set its shapes and addresses in the context."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
-        key = (loose, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
+        key = (in_place, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
         plan = self.plans.get(key)
-        return self._activate(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
+        return self._apply(plan, key, inputs, in_place=in_place) if plan is None or plan is not self._current else plan
 
     def _is_read_in_place(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
         """Return True if an input can be read in place and its address has never changed; else copy it from now on."""
@@ -228,24 +228,24 @@ class EngineSession:
             self._in.allocate_with(name, buffer)
         if self._current is not None:
             with collect_errors() as messages:
-                self._in.set_shapes(self._current.shapes, self._ranges, messages, anew=bool(self.on_host))
+                self._in.set_shapes(self._current.shapes, self._ranges, messages, force=bool(self.on_host))
             self._in.set_memory(self.arena.memory)
         self._in.turn = self._own_turn
 
-    def _activate(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
+    def _apply(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
         """Make a plan current: set its shapes and addresses in the context."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, not {len(inputs)}")
         self._current = None
         with collect_errors() as messages:
-            current = plan or self._plan_inputs(inputs, loose=loose)
+            current = plan or self._plan_inputs(inputs, in_place=in_place)
             for name, memory in current.fixed:
                 self._set_address(name, memory)
             for position, memory in current.copies:
                 if position in self._moving:
                     self._set_address(self.inputs[position].name, memory)
-            self._in.set_shapes(current.shapes, self._ranges, messages, anew=bool(self.on_host))
-            current = plan or self._plan_outputs(current, loose=loose)
+            self._in.set_shapes(current.shapes, self._ranges, messages, force=bool(self.on_host))
+            current = plan or self._plan_outputs(current, in_place=in_place)
             for binding, result in zip(self.outputs, current.results, strict=True):
                 if result is not None:
                     self._set_address(binding.name, result)
@@ -256,11 +256,11 @@ class EngineSession:
                     torch.cuda.synchronize(self.device)  # a run may still read the dropped plan's host memory
                 self.plans.pop(next(iter(self.plans)))
             self.plans[key] = current
-            self._fresh = not loose
+            self._fresh = not in_place
         self._current = current
         return current
 
-    def _plan_inputs(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
+    def _plan_inputs(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
         """Return a plan with the location of each input; outputs are added later."""
         shapes, fixed, copies, free = [], [], [], []
         for position, (binding, value) in enumerate(zip(self.inputs, inputs, strict=True)):
@@ -270,7 +270,7 @@ class EngineSession:
             if binding.on_host or position in self.fixed or not isinstance(value, torch.Tensor):
                 fixed.append((binding.name, to_engine_memory(value, binding, self.device)))
             elif binding.name not in self.held and (
-                binding.name in self.written or (not loose and tensor.nbytes <= COPIED)
+                binding.name in self.written or (not in_place and tensor.nbytes <= COPIED)
             ):
                 copies.append((position, self.slabs[binding.name].view(tuple(tensor.shape))))
             else:
@@ -286,7 +286,7 @@ class EngineSession:
             raise ExecutionError(f"{self.network.name}: input {binding.name} is {what}, the engine takes {binding}")
         return tensor
 
-    def _plan_outputs(self, plan: EnginePlan, *, loose: bool) -> EnginePlan:
+    def _plan_outputs(self, plan: EnginePlan, *, in_place: bool) -> EnginePlan:
         """Add the memory of each output to a plan, after shape inference."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
         makers, results = list[Allocator | None](), list[torch.Tensor | None]()
@@ -298,7 +298,7 @@ class EngineSession:
             if binding.alias:
                 results.append(copies.get(binding.alias))
             else:
-                in_slab = small and not loose and not binding.on_host
+                in_slab = small and not in_place and not binding.on_host
                 results.append(self.slabs[binding.name].view(shape) if in_slab else None)
         return evolve(plan, makers=tuple(makers), results=tuple(results))
 

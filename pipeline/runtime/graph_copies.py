@@ -64,11 +64,11 @@ def copies_by_addresses(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Me
     return found
 
 
-def nodes_of_kind(graph: object, kind: str) -> list[Leaf]:
+def nodes_of_kind(graph: object, node_kind: str) -> list[Leaf]:
     """Return the nodes of a CUDA graph that have a kind, such as ``Memset``."""
     _, count = check_cuda(cudart.cudaGraphGetNodes(graph))
     every, _ = check_cuda(cudart.cudaGraphGetNodes(graph, count))
-    wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{kind}")
+    wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{node_kind}")
     return [node for node in every if check_cuda(cudart.cudaGraphNodeGetType(node)) == (wanted,)]
 
 
@@ -107,7 +107,7 @@ class GraphInstance:
         reads: the graph's copy of each input; None for an input without a copy.
         writes: the graph's copy of each output; None for an output without a copy.
         another: create a new instance instead of the one that PyTorch replays.
-        kept: objects that must live as long as this instance.
+        keep_alive: objects that must live as long as this instance.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class GraphInstance:
         writes: Sequence[MemoryCopy | None],
         *,
         another: bool = False,
-        kept: object = None,
+        keep_alive: object = None,
     ) -> None:
         if another:
             (executable,) = check_cuda(cudart.cudaGraphInstantiate(cudart.cudaGraph_t(graph.raw_cuda_graph()), 0))
             weakref.finalize(self, cudart.cudaGraphExecDestroy, executable)
         else:
             executable = cudart.cudaGraphExec_t(graph.raw_cuda_graph_exec())
-        self._executable, self._kept = executable, (graph, kept)
+        self._executable, self._kept = executable, (graph, keep_alive)
         self.reads = [None if copy is None else CopyNode(executable, copy) for copy in reads]
         self._writes = [None if copy is None else CopyNode(executable, copy) for copy in writes]
 

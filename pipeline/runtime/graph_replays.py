@@ -36,10 +36,10 @@ kept."""
 class GraphInput:
     """An input, and the graph's copy of it (``held``), copied from ``example`` or from an address set later."""
 
-    def __init__(self, input_index: int, value: torch.Tensor, inside: bool) -> None:
+    def __init__(self, input_index: int, value: torch.Tensor, has_copy: bool) -> None:
         self.input_index = input_index
         self.held = torch.empty_like(value, memory_format=torch.contiguous_format)
-        self.example = torch.empty_like(self.held) if inside else self.held
+        self.example = torch.empty_like(self.held) if has_copy else self.held
         self.held.copy_(value)
         self.example.copy_(value)
 
@@ -56,10 +56,10 @@ class GraphInput:
 class GraphOutput:
     """An output in the graph's memory; ``example`` is the target of the graph's copy, if it has one."""
 
-    def __init__(self, value: torch.Tensor, inside: bool) -> None:
+    def __init__(self, value: torch.Tensor, has_copy: bool) -> None:
         self.value = value
-        self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if inside else value
-        if inside:
+        self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if has_copy else value
+        if has_copy:
             self.example.copy_(value)
 
     def maker(self) -> Allocator:
@@ -83,7 +83,7 @@ def make_instance(
     """Return PyTorch's instance of a graph. It keeps the copied outputs alive. Other outputs are in the caller's
     memory, which must be unused when the next launch writes to it."""
     kept = [take.value for take in takes if take.value is not take.example]
-    return GraphInstance(graph, *input_and_output_copies(graph, feeds, takes), kept=kept)
+    return GraphInstance(graph, *input_and_output_copies(graph, feeds, takes), keep_alive=kept)
 
 
 Recapture: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], GraphInstance]
@@ -100,7 +100,7 @@ class Replayer:
         graph: the captured graph, made with ``keep_graph=True`` if addresses of its copies can be set.
         feeds: the inputs that the graph copies. takes: its outputs.
         random: whether the graph may generate random numbers; only replays by PyTorch make new ones.
-        again: returns a function that captures the call again, with outputs written directly to given memory.
+        recapture: returns a function that captures the call again, with outputs written directly to given memory.
     """
 
     def __init__(
@@ -157,19 +157,19 @@ class Replayer:
                 self._next = None  # the next call raises the error
         return outputs
 
-    def _next_launch(self, own: GraphInstance, leaves: Sequence[object], stream: int) -> NextLaunch:
+    def _next_launch(self, base: GraphInstance, leaves: Sequence[object], stream: int) -> NextLaunch:
         """Prepare the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
         outputs = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
         if found is None:
-            found = self._other_instance(own, leaves, outputs, addresses)
+            found = self._other_instance(base, leaves, outputs, addresses)
             found.write_to(addresses)
         return found, outputs, stream
 
     def _other_instance(
         self,
-        own: GraphInstance,
+        base: GraphInstance,
         leaves: Sequence[object],
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
@@ -179,21 +179,21 @@ class Replayer:
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
             try:
-                return self._store_instance(again(leaves, outputs), addresses, CAPTURED)
+                return self._store(again(leaves, outputs), addresses, CAPTURED)
             except Exception as error:
                 log.warning("a call is not captured again for reused memory, and copies its outputs: %s", error)
                 self._credit = -math.inf  # captured instances stay valid for their addresses; no more are captured
         self._once.append(addresses)
         if self.random or self._again is not None:
-            return own
+            return base
         if len(self._instances) >= INSTANCES:
-            return self._store_instance(self._instances[next(iter(self._instances))], addresses)
-        first = own not in self._instances.values()
-        found = own if first else GraphInstance(self.graph, self._reads, self._writes, another=True)
-        return self._store_instance(found, addresses)
+            return self._store(self._instances[next(iter(self._instances))], addresses)
+        first = base not in self._instances.values()
+        found = base if first else GraphInstance(self.graph, self._reads, self._writes, another=True)
+        return self._store(found, addresses)
 
-    def _store_instance(self, found: GraphInstance, addresses: tuple[int, ...], most: int = INSTANCES) -> GraphInstance:
-        while len(self._instances) >= most:
+    def _store(self, instance: GraphInstance, addresses: tuple[int, ...], limit: int = INSTANCES) -> GraphInstance:
+        while len(self._instances) >= limit:
             self._instances.pop(next(iter(self._instances)))
-        self._instances[addresses] = found
-        return found
+        self._instances[addresses] = instance
+        return instance

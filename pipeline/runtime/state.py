@@ -106,8 +106,8 @@ class PositionGuard:
     are always dropped.
     """
 
-    def __init__(self, device: torch.device, names: str) -> None:
-        self.names, self.on_gpu = names, device.type == "cuda"
+    def __init__(self, device: torch.device, buffer_names: str) -> None:
+        self.names, self.on_gpu = buffer_names, device.type == "cuda"
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
         self.seen = _flags.take() if self.on_gpu else torch.zeros((), dtype=torch.bool)
         self._there = memory_at(self.seen.data_ptr(), 1, torch.bool, device)[0] if self.on_gpu else self.seen

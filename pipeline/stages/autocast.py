@@ -221,13 +221,13 @@ class _Caster:
         map_arg((node.args, dict(node.kwargs))[: len(arguments)], own.append)
         return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
 
-    def create(self, target: Target, args: Argument, kwargs: Argument, like: Node, name: str) -> Node:
+    def create(self, target: Target, args: Argument, kwargs: Argument, original: Node, name: str) -> Node:
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
-            value = like.meta["val"].to(_dtype(args[0]))
+            value = original.meta["val"].to(_dtype(args[0]))
         else:
             value = fake_result(self.mode, target, args, kwargs)
         node = self.graph.create_node("call_function", target, args, kwargs, name)
-        node.meta = {**origin(like.meta), "val": value}
+        node.meta = {**origin(original.meta), "val": value}
         return node
 
 

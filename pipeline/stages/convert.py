@@ -62,8 +62,8 @@ def convert(partitioned: Partitioned) -> Converted:
     )
 
 
-def _merge(parts: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
-    return FrozenDict({name: value for part in parts for name, value in part.items()})
+def _merge(mappings: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
+    return FrozenDict({name: value for part in mappings for name, value in part.items()})
 
 
 class _Conversion:
@@ -203,9 +203,9 @@ class _Conversion:
                 if made is not None and isinstance(wanted, torch.Tensor):
                     check_tensor(made, wanted, self.ranges, given)
 
-    def own_weights(self, first: int) -> None:
+    def own_weights(self, first_layer: int) -> None:
         """Record weights that a converter passed to TensorRT directly, and move them to our memory."""
-        for i in range(first, self.ctx.net.num_layers):
+        for i in range(first_layer, self.ctx.net.num_layers):
             layer = typed_layer(self.ctx.net, i)
             for held in (each for each in weights_in(layer) if each.pointer is not None):
                 known = self.ctx.weights.get(held.pointer or 0)
@@ -250,10 +250,10 @@ class _Conversion:
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
-    def name_layers(self, node: torch.fx.Node, first: int, result: object) -> None:
+    def name_layers(self, node: torch.fx.Node, first_layer: int, result: object) -> None:
         """Name the layers that a converter left unnamed after the node. The result's layer gets the plain name, if it
         is unused."""
-        name, layers = layer_name(node), self.layers(first)
+        name, layers = layer_name(node), self.layers(first_layer)
         taken = name in {layer.name for layer in layers}
         for layer in layers:
             if layer.name.startswith("(Unnamed Layer"):
@@ -296,9 +296,9 @@ class _Conversion:
         """Return whether an input size determines a shape in the network, rather than being an ordinary number."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
-    def add_output(self, port: Port, read: frozenset[str]) -> None:
+    def add_output(self, port: Port, read_names: frozenset[str]) -> None:
         """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
-        and also a tensor that other layers ``read``: TensorRT-RTX 1.4 and 1.6 do not write an output if one kernel
+        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 and 1.6 do not write an output if one kernel
         computes it, a single output that reads it, and two outputs that read the second (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
@@ -308,7 +308,7 @@ class _Conversion:
             tensor.is_network_input
             or tensor.is_network_output
             or not isinstance(value, trt.ITensor)
-            or tensor.name in read
+            or tensor.name in read_names
         ):
             tensor = self.ctx.add(f"{port.name}:output", "identity", tensor).get_output(0)
         tensor.name = self.bindings[port.name]
@@ -319,8 +319,8 @@ class _Conversion:
         tensors = (layer.get_input(i) for layer in self.layers() for i in range(layer.num_inputs))
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
-    def layers(self, first: int = 0) -> list[Any]:
-        return [self.ctx.net.get_layer(i) for i in range(first, self.ctx.net.num_layers)]
+    def layers(self, first_layer: int = 0) -> list[Any]:
+        return [self.ctx.net.get_layer(i) for i in range(first_layer, self.ctx.net.num_layers)]
 
     def name_tensors(self) -> None:
         """Name each inner tensor after its layer, so that two builds of a network print alike; if the converter named

@@ -23,14 +23,14 @@ from pipeline.verification.split import refused
 TRIAL: Final = Rejection("it is measured in PyTorch")
 
 
-def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequence[str]) -> Compiled:
+def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
     """Compile a program again, with these operators in PyTorch. They already cut layers, so `BehindUpdates` replaces
     the default partitioner, or a partitioner that cuts between submodules.
 
     Raises:
         ValueError: there are no such operators, or an engine is for all profiles.
     """
-    if not names:
+    if not node_names:
         raise ValueError("the program has no matmuls of halves by large weights")
     _check_profiles(compiled)
     again = Again.of(stages)
@@ -40,7 +40,7 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequ
     if isinstance(cut, Partition) or (isinstance(cut, InPieces) and cut.between):
         again = evolve(again, partition=as_stage(BehindUpdates()))
     validated = Validated(compiled.program, compiled.partitioned.verdicts)
-    made = again.compiled(refused(validated, dict.fromkeys(names, TRIAL)))
+    made = again.compiled(refused(validated, dict.fromkeys(node_names, TRIAL)))
     _check_profiles(made)
     return made
 

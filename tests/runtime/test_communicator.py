@@ -27,7 +27,7 @@ def test_an_engine_with_collectives_gets_it_before_it_runs(monkeypatch: pytest.M
     monkeypatch.setattr(engine_context, "nccl_communicator", lambda name: f"that of {name}")
     engine = FakeEngine({"x": ("float32", (3,))}, {"y": ("float32", (3,))}, lambda x: [x])
     loaded, stream = LoadedEngine(engine, engine.network, group="3"), FakeStream(engine.calls)
-    made: Any = EngineSession(loaded, stream, ActivationMemory(CPU), graph=True)
+    made: Any = EngineSession(loaded, stream, ActivationMemory(CPU), engine_graph=True)
     assert engine.calls[0] == ("set_communicator", "that of 3")
     if CAPABILITIES.runtime_config:
         assert made.context.config.cuda_graph_strategy is None, "TensorRT-RTX launches it as no graph of its own"

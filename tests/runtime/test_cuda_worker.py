@@ -168,7 +168,7 @@ def test_an_engine_is_told_of_each_run_by_an_argument() -> None:
         calls.append((inputs, stream, told))
         return []
 
-    step: Any = EngineStep(session, gives=(4, 5), own=True)  # type: ignore[arg-type]
+    step: Any = EngineStep(session, gives=(4, 5), reuse_outputs=True)  # type: ignore[arg-type]
     plan: Any = object()
     memory = torch.empty(1)
     step([1], RunOptions("first", plan))

@@ -113,7 +113,8 @@ def test_profiles_and_graphs_have_contexts_of_their_own() -> None:
     stream: Any = FakeStream(engine.calls)
     ways = [(0, False), (0, False), (1, False), (0, True), (0, True)]
     made = [
-        EngineSession(loaded, stream, arena, profile=place, graph=graph, contexts=contexts) for place, graph in ways
+        EngineSession(loaded, stream, arena, profile=place, engine_graph=graph, contexts=contexts)
+        for place, graph in ways
     ]
     first, same, other, *graphs = (session.context for session in made)
     assert first is same and len({id(each) for each in (first, other, *graphs)}) == 4

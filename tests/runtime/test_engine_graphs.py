@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(not CAPABILITIES.runtime_config, reason="graphs 
 def session(size: int = 2, *, graph: bool = True, **options: Any) -> tuple[EngineSession, Any]:
     engine = FakeEngine({"x": ("float32", (size, 3))}, {"y": ("float32", (size, 3))}, lambda x: [x + 1], **options)
     stream: Any = FakeStream(engine.calls)
-    return EngineSession(LoadedEngine(engine, engine.network), stream, ActivationMemory(CPU), graph=graph), stream
+    return EngineSession(
+        LoadedEngine(engine, engine.network), stream, ActivationMemory(CPU), engine_graph=graph
+    ), stream
 
 
 def launched(session: EngineSession) -> bool:

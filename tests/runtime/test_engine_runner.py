@@ -132,7 +132,7 @@ def test_what_is_large_is_read_and_written_where_it_is(monkeypatch: pytest.Monke
 
 def test_outputs_that_nobody_keeps_are_not_copied() -> None:
     run = session(adder())
-    (first,), (second,) = run([X, Y], own=True), run([X, Y], own=True)
+    (first,), (second,) = run([X, Y], reuse_outputs=True), run([X, Y], reuse_outputs=True)
     assert first.data_ptr() == second.data_ptr()
 
 
@@ -140,7 +140,7 @@ def test_a_captured_run_reads_and_writes_where_it_is_told() -> None:
     engine = adder()
     run = Driven(engine)
     run.run([X, Y])
-    (first,), (second,) = run.run([X, Y], loose=True), run.run([X, Y], loose=True)
+    (first,), (second,) = run.run([X, Y], in_place=True), run.run([X, Y], in_place=True)
     assert first.data_ptr() != second.data_ptr() == run.context.addresses["sum"]
     (after,) = run.run([X, Y])
     assert torch.equal(after, X + Y)
@@ -261,7 +261,7 @@ def test_a_tensor_in_host_memory_is_copied() -> None:
     assert run([n])[0].tolist() == [1.0] * 5, "its values are part of the plan"
     for count in (2, 4):
         n.fill_(count)
-        assert run([n], like="a plan")[0].tolist() == [1.0] * count, "whatever stands for its shape"
+        assert run([n], shapes_key="a plan")[0].tolist() == [1.0] * count, "whatever stands for its shape"
     with pytest.raises(ExecutionError, match=r"input n is int64\[1\], the engine takes n: int64\[\]"):
         run([n.reshape(1)])
 

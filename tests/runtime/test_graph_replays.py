@@ -93,7 +93,7 @@ Made = tuple[Replayer, Any, Any]
 
 
 def replays(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
-    feed, take = GraphInput(0, torch.zeros(4), inside=True), GraphOutput(torch.zeros(4), inside=True)
+    feed, take = GraphInput(0, torch.zeros(4), has_copy=True), GraphOutput(torch.zeros(4), has_copy=True)
     cuda, graph = FakeCuda(feed, take), FakeGraph()
     graph.cuda = cuda
     monkeypatch.setattr(graph_copies, "cudart", cuda.cudart)
@@ -290,7 +290,9 @@ def test_an_instance_keeps_what_it_copies_and_not_what_the_caller_was_given(monk
     _, _, graph = replays(monkeypatch)
     copied, given = torch.zeros(4), torch.zeros(4)
     inside, outside = weakref.ref(copied), weakref.ref(given)
-    made = graph_replays.make_instance(graph, [], [GraphOutput(copied, inside=True), GraphOutput(given, inside=False)])
+    made = graph_replays.make_instance(
+        graph, [], [GraphOutput(copied, has_copy=True), GraphOutput(given, has_copy=False)]
+    )
     del copied, given
     gc.collect()
     assert inside() is not None and outside() is None
@@ -299,7 +301,7 @@ def test_an_instance_keeps_what_it_copies_and_not_what_the_caller_was_given(monk
 
 
 def test_without_cuda_bindings_pytorch_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed, take = GraphInput(0, torch.zeros(4), inside=False), GraphOutput(torch.zeros(4), inside=False)
+    feed, take = GraphInput(0, torch.zeros(4), has_copy=False), GraphOutput(torch.zeros(4), has_copy=False)
     graph = SimpleNamespace(replay=lambda: take.value.copy_(feed.held + 1))
     monkeypatch.setattr(graph_copies, "can_set_addresses", lambda: False)
     run: Any = Replayer(graph, [feed], [take], random=False)  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ from pipeline.runtime.reference.common import Maybe, Outputs
 from pipeline.trt import torch_dtype
 
 
-def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:
+def _corners(boxes: torch.Tensor, box_format: str) -> torch.Tensor:
     """Convert corner pairs, or centre and size, to [x1, y1, x2, y2] with the smaller corner first."""
-    if form == "CENTER_SIZES":
+    if box_format == "CENTER_SIZES":
         centre, half = boxes[..., :2], boxes[..., 2:] / 2
         return torch.cat([centre - half, centre + half], -1)
     first, second = boxes[..., :2], boxes[..., 2:]

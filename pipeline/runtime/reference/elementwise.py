@@ -109,7 +109,7 @@ def parametric_relu(layer: Layer, x: torch.Tensor, slope: torch.Tensor) -> torch
     return torch.where(x >= 0, widen(x), widen(slope) * widen(x)).to(x.dtype)
 
 
-def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _broadcast_coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     mode, axis = layer.attribute("mode"), layer.attribute("channel_axis")
     if mode == "UNIFORM":
         return widen(weight).reshape(())
@@ -123,7 +123,7 @@ def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tenso
     result = widen(x)
     for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):
         if role in weights:
-            result = apply(result, _coefficient(layer, weights[role], x))
+            result = apply(result, _broadcast_coefficient(layer, weights[role], x))
     return result.to(x.dtype)
 
 

@@ -89,12 +89,12 @@ def _clone_if_shared(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
     return value
 
 
-def _check_tensor(row: Tensor, value: torch.Tensor, producer: str) -> torch.Tensor:
-    fits = value.dim() == len(row.shape) and all(
-        want in (-1, size) for want, size in zip(row.shape, value.shape, strict=True)
+def _check_tensor(declared: Tensor, value: torch.Tensor, producer: str) -> torch.Tensor:
+    fits = value.dim() == len(declared.shape) and all(
+        want in (-1, size) for want, size in zip(declared.shape, value.shape, strict=True)
     )
-    if not fits or value.dtype != element_dtype(row.dtype):
-        raise LayerError(f"{producer} is {value.dtype}{list(value.shape)}, the network says {row}")
+    if not fits or value.dtype != element_dtype(declared.dtype):
+        raise LayerError(f"{producer} is {value.dtype}{list(value.shape)}, the network says {declared}")
     return value
 
 

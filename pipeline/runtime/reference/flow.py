@@ -74,12 +74,12 @@ def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer,
 
 
 def _regions_around_layer(
-    layer: Layer, regions: Mapping[str, tuple[Layer, ...]], inside: Mapping[str, frozenset[str]]
+    layer: Layer, regions: Mapping[str, tuple[Layer, ...]], around: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
     """Return the regions around a layer's outputs. A region's exit layer is outside of that region."""
     region = region_of(layer)
     sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
-    found = frozenset().union(*(inside.get(name, frozenset()) for source in sources for name in input_names(source)))
+    found = frozenset().union(*(around.get(name, frozenset()) for source in sources for name in input_names(source)))
     if region is None:
         return found
     return found | {region} if layer.kind in ENTRIES else found - {region}
