@@ -298,7 +298,7 @@ class _Conversion:
 
     def add_output(self, port: Port, read_names: frozenset[str]) -> None:
         """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
-        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 and 1.6 do not write an output if one kernel
+        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 to 1.6 write no output if one kernel
         computes it, a single output that reads it, and two outputs that read the second (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)

@@ -84,7 +84,7 @@ def a_varying_batch(rank: int, folder: Path) -> None:
     assert compiled.program.sharding is not None
     assert compiled.program.parameters["first.weight"].shape == (16, 16)
     module = run(compiled)
-    assert module._layout.unrecorded == "the collectives of gloo run on the host"
+    assert module._layout.capture_obstacle == "the collectives of gloo run on the host"
     for rows in (LEAST, 3, 8):
         x = torch.randn(rows, 4, 16)
         torch.testing.assert_close(module(x), whole(x), **CLOSE)
