@@ -1,4 +1,4 @@
-"""``Recipe``: how a constant is computed from a model's parameters, so that engines can be refitted exactly.
+"""``Recipe``: the operator calls that compute a constant from a model's parameters, so that engines can be refitted.
 
 Converters do no arithmetic on weights. ``decompose`` folds nodes that depend only on parameters into a constant, and
 saves them as its recipe: a short list of ATen calls. To refit the constant, the recipe is evaluated on the new

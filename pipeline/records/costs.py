@@ -1,4 +1,4 @@
-"""``Entry``: the seconds and memory that one stage took."""
+"""``StageCost``: the seconds and memory that one stage took."""
 
 from __future__ import annotations
 

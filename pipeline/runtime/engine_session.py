@@ -1,4 +1,4 @@
-"""``Session``: run an engine in an execution context; shapes and addresses are set only when they change."""
+"""``EngineSession``: run an engine in an execution context; shapes and addresses are set only when they change."""
 
 from __future__ import annotations
 

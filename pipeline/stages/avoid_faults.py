@@ -1,4 +1,4 @@
-"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes at which networks avoid bugs of TensorRT's kernels.
+"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes whose networks must avoid bugs of TensorRT's kernels.
 
 Before: segments. After: the same segments, with a mark for each place to which a row of `pipeline.quirks` applies.
 """

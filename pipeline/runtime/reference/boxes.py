@@ -1,4 +1,4 @@
-"""Non-maximum suppression."""
+"""Compute TensorRT's layer for non-maximum suppression, in PyTorch."""
 
 from collections.abc import Iterator
 

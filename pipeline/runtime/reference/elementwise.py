@@ -1,4 +1,4 @@
-"""Elementwise layer kinds, including casts."""
+"""Compute TensorRT's elementwise layers, including casts, in PyTorch."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Layer kinds that index elements: slice, gather, scatter."""
+"""Compute TensorRT layers that index elements, in PyTorch: slice, gather, scatter."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The function that computes each layer kind, and the reasons why some kinds have no function."""
+"""The PyTorch function that computes each kind of TensorRT layer, and why some kinds have no function."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Layer kinds for matmul, einsum, attention and related operations."""
+"""Compute TensorRT layers for matmul, einsum, attention and related operations, in PyTorch."""
 
 import torch
 

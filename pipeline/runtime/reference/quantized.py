@@ -1,4 +1,4 @@
-"""Quantization layer kinds: round to nearest, ties to even, saturate; blocks may share a scale.
+"""Compute TensorRT's quantization layers in PyTorch: round to nearest, saturate; scales may be per block.
 
 PyTorch does not compute with 4-bit dtypes: between layers an element is an int8 for INT4 and a float32 for FP4. Weights
 have two elements per byte, the first in the low bits.

@@ -1,4 +1,4 @@
-"""Layer kinds that combine elements along axes."""
+"""Compute TensorRT layers that combine elements along axes, in PyTorch."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Layer kinds that interpolate: resize, grid sample."""
+"""Compute TensorRT layers that interpolate, in PyTorch: resize, grid sample."""
 
 from collections.abc import Callable, Mapping
 

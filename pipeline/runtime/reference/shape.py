@@ -1,4 +1,4 @@
-"""Layer kinds that move elements or create tensors."""
+"""Compute TensorRT layers that move elements or create tensors, in PyTorch."""
 
 import math
 from collections.abc import Sequence

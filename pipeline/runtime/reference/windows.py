@@ -1,4 +1,4 @@
-"""Layer kinds with a sliding window: convolution, deconvolution, pooling."""
+"""Compute TensorRT layers with a sliding window, in PyTorch: convolution, deconvolution, pooling."""
 
 import math
 from collections.abc import Mapping, Sequence
