@@ -80,7 +80,7 @@ def _read_shape(data: JsonData) -> torch.Size:
     try:
         return torch.Size(_read_list(data))
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise MalformedError("expected sizes") from None
+        raise MalformedError(f"expected a list of sizes, not {str(data)[:60]!r}") from None
 
 
 def _read_constant(data: JsonData) -> Constant:
@@ -88,7 +88,7 @@ def _read_constant(data: JsonData) -> Constant:
     try:
         return Constant(torch.tensor(from_json(numbers), dtype=torch_attribute(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
-        raise MalformedError("expected the numbers of a constant") from None
+        raise MalformedError(f"expected the numbers of a constant, not {str(numbers)[:60]!r}") from None
 
 
 def _as_list(data: JsonData, count: int) -> list[JsonData]:

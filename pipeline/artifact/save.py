@@ -86,7 +86,9 @@ def _check_weights_location(weights: StrPath) -> str:
         raise TypeError(f'weights is {kind_of(weights)}: pass "inside", "none", or the path of a file')
     given = os.fspath(weights)
     if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
-        raise ArtifactError(f"weights={given!r} is not a place", 'pass "inside", "none", or the path of a file')
+        raise ArtifactError(
+            f"weights={given!r} is not a location of weights", 'pass "inside", "none", or the path of a file'
+        )
     return given
 
 

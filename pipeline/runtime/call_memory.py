@@ -243,7 +243,7 @@ def _storage_address(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _fake_bincount(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
+def _bincount_bytes(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
     return 8 * max(minlength, int(x.max()) + 1 if x.numel() else 0)
 
 
@@ -252,7 +252,7 @@ BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
     aten.masked_select.default: lambda x, mask: x.itemsize * math.prod(torch.broadcast_shapes(x.shape, mask.shape)),
     aten.index.Tensor: lambda x, indices: x.nbytes,
     aten.repeat_interleave.Tensor: lambda repeats, output_size=None: 8 * int(repeats.sum()),
-    aten.bincount.default: _fake_bincount,
+    aten.bincount.default: _bincount_bytes,
     aten._unique2.default: lambda x, *args, **kwargs: 24 * x.numel(),
     aten.unique_dim.default: lambda x, *args, **kwargs: 24 * x.numel(),
     aten.unique_consecutive.default: lambda x, *args, **kwargs: 24 * x.numel(),

@@ -31,7 +31,7 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names:
         ValueError: there are no such operators, or an engine is for all profiles.
     """
     if not node_names:
-        raise ValueError("the program has no matmuls of halves by large weights")
+        raise ValueError("the program has no matmuls in half precision by large weights")
     _check_profiles(compiled)
     again = Again.of(stages)
     cut: Any = again.partition

@@ -156,9 +156,9 @@ class _PlanRun:
         if layer.kind != "LOOP_OUTPUT":
             return input_names(layer)
         entries = [*self.flow.boundaries(region, "RECURRENCE"), *self.flow.boundaries(region, "ITERATOR")]
-        return tuple(input_names(entry)[0] for entry in (*entries, *self.trip_counts(region)))
+        return tuple(input_names(entry)[0] for entry in (*entries, *self.count_limits(region)))
 
-    def trip_counts(self, region: str | None) -> tuple[Layer, ...]:
+    def count_limits(self, region: str | None) -> tuple[Layer, ...]:
         limits = self.flow.boundaries(region, "TRIP_LIMIT")
         return tuple(limit for limit in limits if limit.attribute("kind") == "COUNT")
 
@@ -207,7 +207,7 @@ class _PlanRun:
 
     def has_next_trip(self, region: str | None, inner: Frame, trip: int) -> bool:
         """Return whether a loop continues: its count and iterated tensors are not exhausted, its condition holds."""
-        if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.trip_counts(region)):
+        if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.count_limits(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):
             self.bind_slice(iterator, inner, trip)

@@ -9,7 +9,7 @@ from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import LayerError, Maybe, normalize_axis, reshape_along_axis, to_integers
 
 
-def _clamp_indices(indices: torch.Tensor, length: int) -> torch.Tensor:
+def _check_indices(indices: torch.Tensor, length: int) -> torch.Tensor:
     if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= length):
         raise LayerError(f"index {int(indices.min())}..{int(indices.max())} is outside 0..{length - 1}")
     return indices.to(torch.int64)
@@ -88,7 +88,7 @@ def slice_(
 
 def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: int) -> torch.Tensor:
     """Gather along an axis; the first `batched` dims of data and indices correspond."""
-    flat = _clamp_indices(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
+    flat = _check_indices(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
     if not batched:
         taken = x.index_select(axis, flat.reshape(-1))
     else:
@@ -103,7 +103,7 @@ def _positions(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Te
     for axis in range(batched):
         place = place * x.shape[axis] + reshape_along_axis(torch.arange(x.shape[axis]), axis, place.dim())
     for part in range(depth):
-        place = place * x.shape[batched + part] + _clamp_indices(indices[..., part], x.shape[batched + part])
+        place = place * x.shape[batched + part] + _check_indices(indices[..., part], x.shape[batched + part])
     return place
 
 
@@ -117,7 +117,7 @@ def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Te
 def gather(layer: Layer, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     axis, batched = normalize_axis(layer.attribute("axis"), x.dim()), layer.attribute("num_elementwise_dims")
     if layer.attribute("mode") == "ELEMENT":
-        return x.gather(axis, _clamp_indices(indices, x.shape[axis]))
+        return x.gather(axis, _check_indices(indices, x.shape[axis]))
     if layer.attribute("mode") == "ND":
         return _gather_nd(x, indices, batched)
     return _gather_default(x, indices, axis, batched)
@@ -127,7 +127,7 @@ def scatter(layer: Layer, x: torch.Tensor, indices: torch.Tensor, updates: torch
     """Return a copy of the data with the updates; of two writes to the same element either may win."""
     if layer.attribute("mode") == "ELEMENT":
         axis = normalize_axis(layer.attribute("axis"), x.dim())
-        return x.scatter(axis, _clamp_indices(indices, x.shape[axis]), updates)
+        return x.scatter(axis, _check_indices(indices, x.shape[axis]), updates)
     depth = indices.shape[-1]
     rows = x.reshape([math.prod(x.shape[:depth]), *x.shape[depth:]]).clone()
     places = _positions(x, indices, 0).reshape(-1)
