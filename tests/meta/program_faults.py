@@ -31,7 +31,7 @@ class ProgramFault:
 
 def not_written_back() -> AbstractContextManager[Any]:
     """Mutations reach neither buffers nor inputs."""
-    return patch(SegmentExecutor, "write", lambda self, slots, leaves: None)
+    return patch(SegmentExecutor, "write_mutations", lambda self, slots, leaves: None)
 
 
 def buffers_only() -> AbstractContextManager[Any]:
@@ -41,7 +41,7 @@ def buffers_only() -> AbstractContextManager[Any]:
     def written(self: SegmentExecutor, slots: Any, leaves: Any) -> None:
         write(self, slots, [leaf.clone() if hasattr(leaf, "clone") else leaf for leaf in leaves])
 
-    return patch(SegmentExecutor, "write", written)
+    return patch(SegmentExecutor, "write_mutations", written)
 
 
 def segments_swapped() -> AbstractContextManager[Any]:
