@@ -58,7 +58,22 @@ class Turns:
             with self.gate.open("w") as gate:
                 fcntl.flock(gate, fcntl.LOCK_EX)
                 fcntl.flock(door, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-            yield
+            with urgent() if alone else contextlib.nullcontext():
+                yield
+
+
+@contextlib.contextmanager
+def urgent() -> Iterator[None]:
+    """Within it, the host runs this thread before other processes, if the user may ask for that, so that calls are
+    launched in time while others compile."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def of_this_gpu() -> Path:

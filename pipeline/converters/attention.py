@@ -34,8 +34,7 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
         return Rejection(f"the head dim, the last of the query, is {query.shape[-1]}; attention needs a static one")
-    asked = settings.faster_in_torch and not settings.require_full_compilation
-    if asked and applies("slow-attention") and _is_long(node):
+    if is_slow(node, settings):
         return Rejection(
             "PyTorch's kernel is faster on GPUs of this compute capability (H200, 4,096 by 4,096: 186 µs, not 375)",
             "faster_in_torch=False keeps it in TensorRT",
@@ -43,8 +42,12 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return True
 
 
-def _is_long(node: torch.fx.Node) -> bool:
-    """Return whether an attention is in halves and has many queries and keys in the captured example."""
+def is_slow(node: torch.fx.Node, settings: CompilationSettings) -> bool:
+    """Return whether an attention runs in PyTorch, whose kernel is faster: it is in halves, and has many queries and
+    keys in the captured example."""
+    asked = settings.faster_in_torch and not settings.require_full_compilation
+    if not (asked and applies("slow-attention") and node.target is aten.scaled_dot_product_attention.default):
+        return False
     query, key = (argument(node, name).meta["val"] for name in ("query", "key"))
     lengths = [x.shape[-2] if isinstance(x.shape[-2], int) else x.shape[-2].node.hint for x in (query, key)]
     return query.dtype in HALVES and all(n is not None and n >= LONG for n in lengths)  # None depends on data

@@ -15,6 +15,7 @@ from pipeline.aten.support import function_name
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Function, Node, aten
 from pipeline.capture.fake_tensors import fake_mode
+from pipeline.converters.attention import is_slow
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.matmul import grouped_mm, is_faster_in_torch, known_as
 from pipeline.converters.user_registrations import Claims
@@ -126,7 +127,7 @@ class Rewriter:
     def settle(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
         """Keep a call if a converter accepts it or nothing decomposes it; else return torch's decomposition."""
         node = self.add(call)
-        if not is_operator(node) or accepts(node):
+        if not is_operator(node) or accepts(node) or is_slow(node, self.program.settings):
             return node
         convolution = None if call.target in self.ways.disabled else _as_convolution(node)
         if convolution is not None:

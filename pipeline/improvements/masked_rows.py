@@ -67,7 +67,7 @@ def masked_rows(rewriting: Rewriting) -> None:
         return opened[mask]
 
     for node in rewriting.nodes(SDPA):
-        mask = argument(node, "attn_mask")
+        mask = None if rewriting.is_slow(node) else argument(node, "attn_mask")
         if not isinstance(mask, Node) or is_open(mask) or is_made_open(mask) or rewriting.literal(mask) is not None:
             continue  # a literal that the converter examines
         row, projection = None if _is_one_query(rewriting, node) else _one_row(rewriting, mask), _projection(node)

@@ -18,6 +18,7 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.capture.fake_tensors import fake_mode, fake_result, signature
 from pipeline.converters import DECOMPOSITIONS
+from pipeline.converters.attention import is_slow
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.converters.user_registrations import Claims
 from pipeline.decomposition.fold import KEPT, fold, is_pure
@@ -109,8 +110,12 @@ class Rewriting:
         return None
 
     def accepted(self, node: Node) -> bool:
-        """Return whether a converter accepts a node."""
-        return self.claims.accepts_surely(node)
+        """Return whether a converter accepts a node, or PyTorch runs it because it is faster there."""
+        return self.claims.accepts_surely(node) or self.is_slow(node)
+
+    def is_slow(self, node: Node) -> bool:
+        """Return whether a node is an attention that PyTorch runs because it is faster there."""
+        return is_slow(node, self.program.settings)
 
     def replace(self, old: Node, new: Node) -> bool:
         """Replace ``old`` by ``new`` in all readers, if dtype and shape are equal, and erase unread nodes. Return

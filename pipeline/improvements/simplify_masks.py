@@ -161,6 +161,10 @@ def _computed(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
         a = (yield _bounds, rewriting, args[0]) or ANY_BOOL
         b = (yield _bounds, rewriting, args[1]) or ANY_BOOL
         return a[0] * b[0], a[1] * b[1]
+    if node.target is aten.eq.Tensor:
+        a, b = (yield _bounds, rewriting, args[0]), (yield _bounds, rewriting, args[1])
+        known = a is not None and b is not None and a[0] == a[1] and b[0] == b[1]
+        return (float(a == b), float(a == b)) if known else None
     shifted = node.target is aten.add.Tensor and isinstance(args[1], int) and not node.kwargs
     known = shifted or does(node.target) in (*PART, Does.CASTS) or node.target is aten.ge.Scalar
     inner = (yield _bounds, rewriting, args[0]) if known else None

@@ -24,13 +24,19 @@ from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.op_predicates import draws_random, drops_nothing
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.tensor_type import TensorType
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Leaf, aten
 from pipeline.errors import error_text
 from pipeline.program import Program, Segment, describe_value
 
 log = logging.getLogger(__name__)
 
 Run = Callable[..., Sequence[Leaf]]
+_ZEROS = {
+    aten.empty.memory_format: aten.zeros.default,
+    aten.empty_like.default: aten.zeros_like.default,
+    aten.new_empty.default: aten.new_zeros.default,
+}
+"""The operators that return new memory, and those that fill it with zeros, as an interpreter does."""
 _done: WeakKeyDictionary[torch.fx.GraphModule, dict[object, Run]] = WeakKeyDictionary()
 """Compiled segments by the graph that they are of, since each module of a program has them."""
 _lock = threading.Lock()
@@ -80,7 +86,8 @@ def compile_obstacle(program: Program, segment: Segment) -> str:
 
 def _is_plain(node: torch.fx.Node) -> bool:
     is_number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
-    return node.target is operator.getitem or is_number or isinstance(callee(node.target), torch._ops.OpOverload)
+    plain = node.target is operator.getitem or node.target in _ZEROS
+    return plain or is_number or isinstance(callee(node.target), torch._ops.OpOverload)
 
 
 class _SegmentGraph:
@@ -121,7 +128,13 @@ class _SegmentGraph:
         buffer = getattr(node.args[0], "name", "") if target in IN_PLACE else ""
         if buffer in self.program.buffers:
             target, self.written[node.name] = IN_PLACE[target], self.places[buffer]
-        args, kwargs = map_aggregate(node.args, self._copy_argument), map_aggregate(node.kwargs, self._copy_argument)
+        args, kwargs = (
+            map_aggregate(node.args, self._copy_argument),
+            dict(map_aggregate(node.kwargs, self._copy_argument)),
+        )
+        if target is aten.empty.memory_format:
+            kwargs.pop("memory_format", None)  # the layout changes no value, and zeros has none
+        target = _ZEROS.get(target, target)
         self.made[node.name] = self.graph.call_function(target, args, kwargs)
 
     def _copy_argument(self, value: Any) -> Any:

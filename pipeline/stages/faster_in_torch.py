@@ -11,7 +11,7 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import moves
 from pipeline.aten.traits import Does, does
-from pipeline.aten.types import Node
+from pipeline.aten.types import Node, aten
 from pipeline.program import Program
 from pipeline.runtime.few_rows import attends, installed
 from pipeline.runtime.torch_segment import choice_of
@@ -21,6 +21,7 @@ from pipeline.verification.samples import usual_sizes
 
 LEAST: Final = 1 << 20
 """The minimum bytes of a weight whose matmul may run in PyTorch: a GPU reads so many in the time of a launch."""
+SDPA: Final = aten.scaled_dot_product_attention.default
 HALVES: Final = (torch.float16, torch.bfloat16)
 QUERIES: Final = 64
 """The minimum queries for attention to be tried in PyTorch, whose kernels do not write scores to memory."""
@@ -36,7 +37,7 @@ def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
 def in_words(program: Program, names: Sequence[str]) -> str:
     """Describe these operators in words."""
     inside = {*names}
-    attends = any(node.name in inside and does(node.target) is Does.ATTENDS for node in program.graph.nodes)
+    attends = any(node.name in inside and node.target is SDPA for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
 
 
@@ -54,7 +55,7 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
     """Yield the names of attentions with many queries at the usual sizes of a profile, or with one query that a kernel
     for CUDA graphs supports (with Triton, or without a GPU, where measurements of another machine decide), and of
     masks."""
-    nodes = [node for node in program.graph.nodes if node.op == "call_function" and does(node.target) is Does.ATTENDS]
+    nodes = [node for node in program.graph.nodes if node.target is SDPA]
     sizes = usual_sizes(program, profile)[0] if nodes else {}
     settings = program.settings
     in_graph = settings.cuda_graphs and settings.torch_compile is None and (installed() or not has_gpu())

@@ -304,6 +304,16 @@ class Scaled(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
+class Causal(torch.nn.Module):
+    """Attention to earlier positions of one sequence, by a mask of the kind that transformers computes."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(q.shape[2], device=q.device)
+        sequence = torch.zeros_like(at)
+        mask = (at <= at[:, None]) & (sequence[:, None] == sequence)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask[None, None])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an H100 or H200 those of 1,024 queries and keys run in PyTorch, unless the user wants all in TensorRT."""
@@ -321,3 +331,12 @@ def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: p
     assert "PyTorch's kernel is faster on GPUs of this" in str(fallbacks(1024))
     assert not fallbacks(1024, torch.float32) and not fallbacks(512)
     assert not fallbacks(1024, faster_in_torch=False) and not fallbacks(1024, require_full_compilation=True)
+
+
+def test_masks_of_attentions_that_run_in_pytorch_are_simplified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not decomposed into the kernel that torch selects here, and no rows are selected after them."""
+    monkeypatch.setattr(importlib.import_module("pipeline.quirks.applied"), "gpu_at_hand", lambda: "9.0")
+    x = torch.zeros(1, 1, 1024, 16, dtype=torch.float16)
+    program = pipeline.default().until("improve")(Causal().eval(), args=(x, x, x))
+    [call] = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert call.target is torch.ops.aten.scaled_dot_product_attention.default and call.args[3:] == (None, 0.0, True)

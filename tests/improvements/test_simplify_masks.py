@@ -54,8 +54,10 @@ CAUSAL: dict[str, Mask] = {
     "same start": lambda x: count(x, 3)[:, None] >= count(x, 3)[None, :],
     "tril": lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril(),
     "expanded": lambda x: (future(x) & torch.ones((), dtype=torch.bool))[None, None].expand(x.shape[0], 1, -1, -1),
+    "one sequence": lambda x: future(x) & (x.new_zeros(x.shape[2], 1) == x.new_zeros(x.shape[2])),
 }
 OTHERS: dict[str, Mask] = {
+    "no sequence": lambda x: future(x) & (x.new_zeros(x.shape[2], 1) == x.new_ones(x.shape[2])),
     "later too": lambda x: count(x)[:, None] + 1 >= count(x)[None, :],
     "tril and one more": lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril(1),
     "tril of others": lambda x: whole(x)[0, 0].logical_not().tril(),

@@ -52,6 +52,17 @@ class Attending(nn.Module):
         return nn.functional.scaled_dot_product_attention(x, x, x)
 
 
+class Filling(nn.Module):
+    """Results in new memory, as rotary embeddings and mixtures of experts make them; some of it is never written."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 16]"""
+        new = torch.empty_like(x), torch.empty(x.shape, device=x.device), x.new_empty(x.shape)
+        for y in new:
+            y[:, ::2] = x[:, 1::2]
+        return torch.cat([*new, torch.empty(x.shape, memory_format=torch.contiguous_format, device=x.device)], -1)
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, 4] -> [N, 4]"""
@@ -89,6 +100,16 @@ def test_a_segment_is_compiled_once_and_returns_the_same(monkeypatch: pytest.Mon
 
 
 @torch.no_grad()
+def test_new_memory_is_zero_as_in_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **how: real(module, backend="eager", fullgraph=True))
+    [found] = runner(in_torch(Filling()))([X])
+    expected = torch.zeros(3, 16)
+    expected[:, 0:12:2] = X[:, 1::2].repeat(1, 3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
 def test_where_torch_compile_fails_operators_are_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,6 +137,7 @@ def test_where_torch_compile_fails_operators_are_called(
         (Sorted(), {"dynamic_shapes": ({0: torch.export.Dim("n", min=1, max=9)},)}, "sizes vary"),
         (Drawing(), {}, "it draws random numbers"),
         (Attending(), {}, ""),
+        (Filling(), {}, ""),
         (Branching(), {}, "it has control flow"),
     ],
 )

@@ -40,6 +40,7 @@ from pipeline.compat.transformers.multimodal import (
     positions_of,
     tokens_of,
 )
+from pipeline.compat.transformers.sampling import can_decode, decode_tokens
 from pipeline.compat.transformers.sizes import Limits
 from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ArtifactError, ExecutionError
@@ -204,6 +205,22 @@ class CompiledGeneration:
             _check_assisted(self, assistant)
         with share_random_numbers(self.compiled["decoder"].program):
             return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: object = None,
+        **inputs: Any,
+    ) -> Any:
+        """Decode greedily or by sampling; see `decode_tokens`."""
+        given = logits_processor, stopping_criteria, generation_config
+        if not synced_gpus and streamer is None and can_decode(self, generation_config, stopping_criteria, inputs):
+            return decode_tokens(self, input_ids, *given, inputs)
+        return super()._sample(input_ids, *given, synced_gpus=synced_gpus, streamer=streamer, **inputs)  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
         """Return transformers' own generator of candidates; raise a ValueError if it reads the model's hidden
