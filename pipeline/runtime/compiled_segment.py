@@ -128,10 +128,8 @@ class _SegmentGraph:
         buffer = getattr(node.args[0], "name", "") if target in IN_PLACE else ""
         if buffer in self.program.buffers:
             target, self.written[node.name] = IN_PLACE[target], self.places[buffer]
-        args, kwargs = (
-            map_aggregate(node.args, self._copy_argument),
-            dict(map_aggregate(node.kwargs, self._copy_argument)),
-        )
+        args = map_aggregate(node.args, self._copy_argument)
+        kwargs = dict(map_aggregate(node.kwargs, self._copy_argument))
         if target is aten.empty.memory_format:
             kwargs.pop("memory_format", None)  # the layout changes no value, and zeros has none
         target = _ZEROS.get(target, target)

@@ -175,9 +175,9 @@ def test_an_engine_is_told_of_each_run_by_an_argument() -> None:
     step([2], RunOptions("second", plan, captured=True, into={5: memory, 9: memory}))
     step([3], RunOptions("third"))
     assert calls == [
-        ([1], "first", {"own": True, "like": plan}),
-        ([2], "second", {"own": True, "loose": True, "into": {1: memory}}),
-        ([3], "third", {"own": True, "like": None}),
+        ([1], "first", {"reuse_outputs": True, "shapes_key": plan}),
+        ([2], "second", {"reuse_outputs": True, "in_place": True, "into": {1: memory}}),
+        ([3], "third", {"reuse_outputs": True, "shapes_key": None}),
     ]
     with pytest.raises(AttributeError):
         RunOptions().captured = True  # type: ignore[misc]

@@ -41,7 +41,7 @@ class Layers:
         self.stream: Any = FakeStream(engine.calls)
         self.weights = [torch.full((3,), float(i + 1)) for i in range(count)]
         self.caches = [_aligned(3) for _ in range(count)]
-        arena, known = ActivationMemory(CPU), {"held": frozenset({3}), "fixed": frozenset({1})}
+        arena, known = ActivationMemory(CPU), {"updated": frozenset({3}), "fixed": frozenset({1})}
         loaded = LoadedEngine(engine, engine.network)  # type: ignore[arg-type]
         self.sessions = [EngineSession(loaded, self.stream, arena, contexts=contexts, **known) for _ in range(count)]
 
@@ -70,7 +70,7 @@ def test_turns_in_one_context_give_what_contexts_apart_give(
     assert len({id(s.context) for s in alone.sessions}) == 3
     for index, rows, number, own, loose in calls:
         x = torch.arange(3.0 * rows).reshape(rows, 3) + number
-        given = {"own": own, "loose": loose and not host}
+        given = {"reuse_outputs": own, "in_place": loose and not host}
         assert torch.equal(shared.run(index, x, number, **given), alone.run(index, x, number, **given))
         for ours, theirs in zip(shared.caches, alone.caches, strict=True):
             assert torch.equal(ours, theirs)
