@@ -132,7 +132,7 @@ def test_an_engine_updates_what_it_is_given_to_hold() -> None:
     engine = FakeEngine(
         {"cache": ("float32", (64,))}, {"new": ("float32", (64,))}, lambda cache: [cache + 1], alias={"new": "cache"}
     )
-    run = Driven(engine, held=frozenset({0}))
+    run = Driven(engine, updated=frozenset({0}))
     memory = torch.zeros(3 * ALIGNMENT)
     start = -memory.data_ptr() % ALIGNMENT // 4
     cache, other = memory[start : start + 64], memory[start + ALIGNMENT : start + ALIGNMENT + 64]
