@@ -26,7 +26,7 @@ import torch
 import pipeline
 from benchmarks.environment import collect
 from examples.models import full
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 
 NAMES = ("resnet50", "bert")
 CLOCKS = {"s": time.perf_counter, "cpu_s": time.process_time, "main_s": time.thread_time}
@@ -45,7 +45,7 @@ def best(acts: dict[str, Callable[[], Any]], turns: int = 5) -> dict[str, float]
 
 def copied(source: Path, target: Path) -> None:
     """A copy that is whole or not there, and on the disk."""
-    with source.open("rb") as old, replacing(target) as new:
+    with source.open("rb") as old, replace_file(target) as new:
         shutil.copyfileobj(old, new, 1 << 22)
 
 

@@ -13,15 +13,15 @@ import warnings
 from pathlib import Path
 
 import pipeline
-from pipeline.compose.resident import resident
+from pipeline.compose.resident import process_memory
 
 
 def main(path: str) -> None:
     """Loads and prints."""
     warnings.simplefilter("ignore", pipeline.ArtifactWarning)
-    modules, before, start = {*sys.modules}, resident().total, time.perf_counter()
+    modules, before, start = {*sys.modules}, process_memory().total, time.perf_counter()
     program = pipeline.load(path)
-    seconds, after = time.perf_counter() - start, resident().total
+    seconds, after = time.perf_counter() - start, process_memory().total
     status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     peak = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
     engines = sum(engine.nbytes for engine in program.engines)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pipeline.compose.resident import Resident, Sampler, family
+from pipeline.compose.resident import ResidentMemory, Sampler, process_tree_memory
 
 INTERVAL = 0.005
 
@@ -31,7 +31,7 @@ def peak(model: str) -> dict[str, Any]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None and child.stdout is not None
         weights = json.loads(child.stdout.readline())["weights"]
-        baseline = family(child.pid)
+        baseline = process_tree_memory(child.pid)
         child.stdin.write("go\n")
         child.stdin.flush()
         stages = dict(sampled(child.pid, (json.loads(line)["stage"] for line in child.stdout)))
@@ -51,7 +51,7 @@ def sampled(pid: int, stages: Iterator[str]) -> Iterator[tuple[str, Sampler]]:
         stage = following
 
 
-def _summary(stages: dict[str, Sampler], left: Sampler, baseline: Resident, weights: int) -> dict[str, Any]:
+def _summary(stages: dict[str, Sampler], left: Sampler, baseline: ResidentMemory, weights: int) -> dict[str, Any]:
     above = {stage: sampler.total - baseline.total for stage, sampler in stages.items()}
     highest = max(above.values())
     anonymous = max(sampler.anonymous for sampler in stages.values()) - baseline.anonymous

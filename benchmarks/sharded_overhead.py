@@ -38,7 +38,7 @@ from benchmarks.sharded import (
 from pipeline.aten.collectives import SPACE
 from pipeline.compiled import Compiled
 from pipeline.program import Segment
-from pipeline.runtime.call_plan import SegmentRunner, Turn
+from pipeline.runtime.call_plan import RunOptions, SegmentRunner
 
 Call: TypeAlias = Callable[[], object]
 
@@ -67,7 +67,7 @@ class Segments:
     def noted(self, segment: Segment, run: SegmentRunner) -> SegmentRunner:
         """Note the calls of a segment."""
 
-        def call(given: list[Any], turn: Turn) -> Any:
+        def call(given: list[Any], turn: RunOptions) -> Any:
             if segment.kind == "engine":
                 self.engines[segment.name] = lambda: run(given, here(turn))
             began = time.perf_counter()
@@ -105,7 +105,7 @@ def called_alone(segments: Segments, step: Call) -> tuple[Call, Call, int, int]:
     return in_a_row, collectives, len(engines), len(mode.found)
 
 
-def here(turn: Turn) -> Turn:
+def here(turn: RunOptions) -> RunOptions:
     """The same arguments on the current stream."""
     return turn if turn.stream is None else evolve(turn, stream=torch.cuda.current_stream())
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from pipeline.artifact.epcontext import write
-from pipeline.artifact.program_op import Entry
+from pipeline.artifact.epcontext import save_in_format
+from pipeline.artifact.program_op import OperatorCall
 from pipeline.artifact.refit import with_lora
 from pipeline.compiled import Compiled, CompiledModule, Executor, M
 from pipeline.profiling.measure import profile
@@ -26,19 +26,19 @@ def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, 
     if late := [name for name in runtime if name in compiled.settings.names() and name not in RUNTIME]:
         raise TypeError(f"{', '.join(late)} takes effect when compiling; a module takes {', '.join(RUNTIME)}")
     made = ProgramModule(compiled, executor, compiled.settings.evolve(**runtime))
-    made.entry = Entry(made, compiled)
+    made.entry = OperatorCall(made, compiled)
     return made
 
 
-def module_like(_: Compiled, model: M, made: CompiledModule) -> M:
+def module_like(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
     """Return a copy of the model whose ``forward`` is the program's module."""
-    return in_place_of(model, made)
+    return in_place_of(model, compiled_module)
 
 
 Compiled._new_module = module
 Compiled._module_like = module_like
 Compiled._profiled = profile
-Compiled._write = write
+Compiled._write = save_in_format
 Compiled._write_page = write_report
 Compiled._adapted = with_lora
 Profile._write_trace = write_trace

@@ -13,18 +13,18 @@ import torch
 from attrs import field, frozen
 
 from pipeline.aten.own_ops import OPEN_MASK
-from pipeline.errors import Fallback, Unreached, no_attribute
+from pipeline.errors import Fallback, Unreached, missing_attribute_error
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.pairs import Pair, find_pairs
-from pipeline.program import Partitioned, Program, border_lines, segment_lines
+from pipeline.program import Partitioned, Program, input_and_output_lines, segment_lines
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Agreement, Healed
-from pipeline.records.costs import Entry
+from pipeline.records.costs import StageCost
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.profile import Profile
-from pipeline.records.wording import immutable
+from pipeline.records.wording import refuse_assignment
 from pipeline.settings import CompilationSettings
 
 UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
@@ -142,7 +142,7 @@ class CompiledModule(torch.nn.Module, ABC):
         """The reasons why calls of this module run without a CUDA graph although one was requested."""
 
 
-@immutable("stages return others, as pipeline.refit_module_weights and with_lora do")
+@refuse_assignment("stages return others, as pipeline.refit_module_weights and with_lora do")
 @frozen(slots=False, repr=False)
 class Compiled:
     """A compiled program: its engines, the networks and recipes that they were built from, and its PyTorch segments.
@@ -170,7 +170,7 @@ class Compiled:
     literals: FrozenDict[str, torch.Tensor] = field(eq=False)
     agreement: Agreement | None = field(default=None, eq=False)
     healed: tuple[Healed, ...] = field(default=())
-    took: tuple[Entry, ...] = field(default=(), eq=False)
+    took: tuple[StageCost, ...] = field(default=(), eq=False)
     kernels: Kernels = field(default=NO_KERNELS, eq=False)
 
     # Implemented by packages above this record: `pipeline.api`, imported when one is first called, defines these.
@@ -196,16 +196,16 @@ class Compiled:
         """Return, for each quantized weight and each quantize/dequantize pair of an activation, whether a matmul or
         convolution reads the quantized values, or why not, according to the engines' plans; empty without engines."""
         rows = zip(self.networks, self.engines, strict=False)
-        return tuple(p for network, engine in rows for p in find_pairs(network, engine.plan, self.planned(engine)))
+        return tuple(p for network, engine in rows for p in find_pairs(network, engine.plan, self.plan_network(engine)))
 
-    def planned(self, engine: Engine) -> Network:
+    def plan_network(self, engine: Engine) -> Network:
         """Return the network of the engine's plan: the engine's network, or an equal network with other names."""
         plan = engine.digest or engine.plan
         return next(n for n, e in zip(self.networks, self.engines, strict=False) if (e.digest or e.plan) == plan)
 
     def layer_names(self, engine: Engine, network: Network) -> dict[str, str]:
         """Return a mapping from an engine's layer names in its plan to those in its network."""
-        planned = self.planned(engine).layers
+        planned = self.plan_network(engine).layers
         return {theirs.name: ours.name for theirs, ours in zip(planned, network.layers, strict=True)}
 
     @cached_property
@@ -332,7 +332,7 @@ class Compiled:
                 importlib.import_module("pipeline.api")
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
-            raise no_attribute(name, (*type(self).__annotations__, *dir(type(self))))
+            raise missing_attribute_error(name, (*type(self).__annotations__, *dir(type(self))))
 
     def __copy__(self, memo: object = None) -> Compiled:
         """Return the program itself, which is immutable."""
@@ -365,9 +365,9 @@ class Compiled:
             kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
             layers = f"{len(network.layers)} layers ({kinds})"
             sizes[engine.name] = f"  engine {engine.nbytes / 1e6:.1f} MB, {engine.library}, {layers}"
-        inputs, outputs = border_lines(self.partitioned)
+        inputs, outputs = input_and_output_lines(self.partitioned)
         lines = [str(self.coverage), "", "inputs:", *(f"  {row}" for row in inputs)]
-        lines += ["outputs:", *(f"  {row}" for row in outputs), "", *self._sizes()]
+        lines += ["outputs:", *(f"  {row}" for row in outputs), "", *self._size_lines()]
         for segment in self.partitioned.segments:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
@@ -375,7 +375,7 @@ class Compiled:
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
 
-    def _sizes(self) -> list[str]:
+    def _size_lines(self) -> list[str]:
         """Return the report's lines on dynamic sizes, and the relations between them."""
         rows, words = [*self.program.shapes.lines()], self.program.shapes.names
         for place, profile in enumerate(self.program.profiles):

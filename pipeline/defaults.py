@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.artifact.engine_cache_stage import cached_by
-from pipeline.artifact.measurement_file import kept_by
+from pipeline.artifact.engine_cache_stage import wrap_in_engine_cache
+from pipeline.artifact.measurement_file import measurement_store
 from pipeline.capture.capture import Model
 from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
@@ -82,14 +82,14 @@ def compile(
         TypeError, ValueError: an argument or a setting is invalid; the message says what is expected.
         PipelineError: the model cannot be captured, converted or built.
     """
-    _check_names(fields, compile)
+    _check_keywords(fields, compile)
     made: Any = default
     stages = made(settings, precision=precision, **fields)
     compiled: Compiled = stages(model, args, kwargs, dynamic_shapes, output_names=output_names, profiles=profiles)
     return compiled
 
 
-def in_precision(
+def add_precision_stage(
     compile: Pipeline[Program, Compiled], precision: str | torch.dtype | None, exclude: object = ()
 ) -> Pipeline[Program, Compiled]:
     """Return the pipeline with a mixed-precision stage before ``decompose``; for float32 and None, the pipeline itself.
@@ -136,8 +136,8 @@ def default(
         ValueError: a value out of range, an unknown precision, ``compute_capabilities`` that this TensorRT does not
             build for, or a decomposition that is enabled and disabled.
     """
-    _check(settings, registry, decompositions)
-    _check_names(fields, default)
+    _check_types(settings, registry, decompositions)
+    _check_keywords(fields, default)
     settings = (settings or CompilationSettings()).evolve(**fields)
     if unknown := [c for c in settings.compute_capabilities if c not in CAPABILITIES.compute_capabilities]:
         known = ", ".join(CAPABILITIES.compute_capabilities)
@@ -147,9 +147,9 @@ def default(
         decompositions, torch_enabled_decompositions, torch_disabled_decompositions
     )
     front = Decompose(registry, decompositions, whole), Improve(registry), Validate(registry, decompositions, whole)
-    built = cached_by(settings, Build(build_executor))
-    back = partition, avoid_faults, convert, built, refit_map, Load(), Choose(kept=kept_by(settings))
-    return in_precision(Pipeline((*front, *back), settings), precision)
+    built = wrap_in_engine_cache(settings, Build(build_executor))
+    back = partition, avoid_faults, convert, built, refit_map, Load(), Choose(kept=measurement_store(settings))
+    return add_precision_stage(Pipeline((*front, *back), settings), precision)
 
 
 def bisect(
@@ -189,7 +189,7 @@ def bisect(
     if type(limit) is not int or limit < 1:
         raise ValueError(f"limit is a number of builds, at least 1, not {limit!r}")
     runs: Runs = executor or ("tensorrt" if has_gpu() else "reference")
-    compile = _up_to_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
+    compile = _stages_until_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
     alone = isinstance(model, Compiled)
     compiled: Compiled = model if alone else compile(model, args, kwargs, dynamic_shapes)
     check_compilable(compiled.program)
@@ -197,7 +197,7 @@ def bisect(
     return bisected(compiled, comparison.agreement(compiled), comparison, Again.of(compile.stages), limit)
 
 
-def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
+def _stages_until_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
     """Return the stages up to the one that returns `Compiled`, without building engines if the executor needs none."""
     if not isinstance(compile, Pipeline):
         raise TypeError(f"compile is {kind_of(compile)}, expected a pipeline, such as pipeline.default()")
@@ -207,7 +207,7 @@ def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeli
     return compile if engines or built is None else compile.replace(built, unbuilt)
 
 
-def _check_names(fields: Mapping[str, object], function: Callable[..., object]) -> None:
+def _check_keywords(fields: Mapping[str, object], function: Callable[..., object]) -> None:
     """Raise a `TypeError` for an unknown keyword whose spelling resembles an argument of the function."""
     arguments, known = [*inspect.signature(function).parameters][1:-1], CompilationSettings.names()
     for name in fields:
@@ -216,7 +216,7 @@ def _check_names(fields: Mapping[str, object], function: Callable[..., object]) 
             raise TypeError(f"pipeline.{function.__name__} has no {name!r}; did you mean {close[0]!r}?")
 
 
-def _check(settings: object, registry: object, decompositions: object) -> None:
+def _check_types(settings: object, registry: object, decompositions: object) -> None:
     if not isinstance(settings, CompilationSettings | None):
         if isinstance(settings, torch.nn.Module | torch.export.ExportedProgram) or is_script(settings):
             due = "pipeline.compile(model, args=(x,)), or pipeline.default()(model, args=(x,))"

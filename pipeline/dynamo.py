@@ -27,12 +27,12 @@ from pipeline.capture.returned_views import split_returned_views
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.compose.stage_signature import accepts
-from pipeline.defaults import default, in_precision
+from pipeline.defaults import add_precision_stage, default
 from pipeline.export_fixes.export_steps import suppress_repeated_warning
 from pipeline.program import Program
 from pipeline.records.wording import kind_of
-from pipeline.runtime.data_writes import DataWrites, watch
-from pipeline.runtime.memory_overlap import shared, written_inputs
+from pipeline.runtime.data_writes import DataWrites, watch_data_writes
+from pipeline.runtime.memory_overlap import find_overlap, written_inputs
 
 log = logging.getLogger(__name__)
 
@@ -95,14 +95,14 @@ class Backend:
             raise ValueError(f"mode is one of {known}, not {mode!r}; options are settings of ours")
         stages, fields = self.stages, dict[str, Any]({**MODES[mode or "default"], **(options or {})})
         if "precision" in fields:
-            stages = in_precision(stages, fields.pop("precision"))
+            stages = add_precision_stage(stages, fields.pop("precision"))
         stages = evolve(stages, settings=stages.settings.evolve(**fields))
         if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
             self.warn("an input requires a gradient, and programs have none (torch.no_grad() compiles it)")
             return graph_module.forward
         views = split_returned_views(graph_module)
         try:
-            runner = _runner_of(stages, self.executor, views.core, example_inputs)
+            runner = _compile_runner(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
             self.warn(str(refusal))
             suppress_repeated_warning(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
@@ -150,7 +150,7 @@ def entry_point(
     return backend()(graph_module, example_inputs, mode=mode, options=options)
 
 
-def _runner_of(
+def _compile_runner(
     compile: Pipeline[Program, Compiled],
     executor: Executor | None,
     graph_module: GraphModule,
@@ -201,22 +201,22 @@ class _Runner:
     def load(self, args: Sequence[Argument]) -> None:
         """Create a module for the compiled program, and record the versions of its weights."""
         self.held = [args[i] for i in self.weights.values()]
-        self.watched = [(weight, watch(weight)) for weight in self.held if not weight.is_inference()]
-        self.counts = self.writes()
+        self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
+        self.counts = self.count_writes()
         self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Argument) -> Any:
         now = [args[i] for i in self.weights.values()]
         given = [args[i] for i in self.inputs]
-        if self.written and shared(self.written, [*given, *now]):
+        if self.written and find_overlap(self.written, [*given, *now]):
             return self.calls(*args)
-        if not all(map(is_, now, self.held)) or self.writes() != self.counts:
+        if not all(map(is_, now, self.held)) or self.count_writes() != self.counts:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
             self.load(args)
         with torch.no_grad() if self.written else nullcontext():  # the graph has its own, around what it writes
             return self.module(*given)
 
-    def writes(self) -> list[tuple[int, object]]:
+    def count_writes(self) -> list[tuple[int, object]]:
         """Return the number of writes to each weight, by torch's version counter and through ``.data``."""
         return [(weight._version, data.count) for weight, data in self.watched]
 

@@ -45,11 +45,11 @@ MODULE_METHODS: Final[Mapping[str, str]] = {
 """What to use in place of the methods of ``nn.Module`` that a compiled program does not have."""
 
 
-def no_attribute(name: str, known: Iterable[str]) -> AttributeError:
+def missing_attribute_error(name: str, known_names: Iterable[str]) -> AttributeError:
     """Return the error for an attribute that a compiled program does not have; the message names the replacement."""
     if name in MODULE_METHODS:
         return AttributeError(f"a Compiled has no .{name}, which an nn.Module has: {MODULE_METHODS[name]}")
-    public = (each for each in known if not each.startswith("_"))
+    public = (each for each in known_names if not each.startswith("_"))
     return AttributeError(f"a Compiled has no .{name}{did_you_mean(name, public)}")
 
 
@@ -64,7 +64,7 @@ class Fallback:
     where: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.target} at node {self.node}{_bracketed(self.where)}", _indented(self.reason)]
+        lines = [f"{self.target} at node {self.node}{_in_brackets(self.where)}", _indent(self.reason)]
         return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 
 
@@ -109,7 +109,7 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
         self.args = (self.fallbacks, total)
 
     def __str__(self) -> str:
-        nodes = (_indented(str(fallback)) for fallback in self.fallbacks)
+        nodes = (_indent(str(fallback)) for fallback in self.fallbacks)
         return _message("\n".join([self.message, *nodes]), "", self.advice)
 
 
@@ -122,7 +122,7 @@ class ConversionError(PipelineError):
         self.args = (node, target, where, message)
 
     def __str__(self) -> str:
-        what = f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted"
+        what = f"{self.target} at node {self.node}{_in_brackets(self.where)} could not be converted"
         own = self.message.startswith("the converter returned")
         other = "correct the converter" if own else "give it a converter of your own"
         hint = f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or {other}'
@@ -215,7 +215,7 @@ class AgreementError(PipelineError):
 
     def __init__(self, agreement: Any, hint: str = "") -> None:
         is_captured_otherwise = agreement.differences and agreement.differences == agreement.failures
-        super().__init__(_disagreement(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else ""))
+        super().__init__(_describe_errors(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else ""))
         self.agreement = agreement
         self.args = (agreement, hint)
 
@@ -270,7 +270,7 @@ for _kind in [each for each in vars().values() if isinstance(each, type)]:
         _kind.__module__ = "pipeline"  # where users import it from
 
 
-def _disagreement(agreement: Any) -> str:
+def _describe_errors(agreement: Any) -> str:
     """Return the text that lists the wrong outputs, with their sizes and errors."""
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
@@ -292,32 +292,32 @@ def _disagreement(agreement: Any) -> str:
 def source_line(node: torch.fx.Node) -> str:
     """Return the user's source line that created a node, such as `model.py:41, y = x.topk(5000)`: the innermost stack
     frame outside of torch and its generated code (a model's library counts as user code); empty if unknown."""
-    return line_of(node.meta)
+    return source_line_in(node.meta)
 
 
-def line_of(meta: Mapping[str, Any]) -> str:
+def source_line_in(meta: Mapping[str, Any]) -> str:
     """Return the `source_line` of a node that has this `meta`."""
-    return _line_of(meta.get("stack_trace") or "")
+    return _user_line(meta.get("stack_trace") or "")
 
 
 @lru_cache(256)
-def _line_of(trace: str) -> str:
+def _user_line(trace: str) -> str:
     """Return the user's line in a stack trace (cached: the nodes of one call share their trace)."""
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""
-    frame = next((f for f in reversed(frames) if not f["file"].startswith((folder_of("torch"), "<"))), frames[-1])
+    frame = next((f for f in reversed(frames) if not f["file"].startswith((package_folder("torch"), "<"))), frames[-1])
     place = f"{PurePath(frame['file']).name}:{frame['line']}"
     return f"{place}, {frame['code']}" if frame["code"] else place
 
 
 @cache
-def folder_of(package: str) -> str:
+def package_folder(package: str) -> str:
     """Return an imported package's folder with a separator at the end: ``torch`` is no prefix of ``torchvision``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 
-def require(package: str, extra: str) -> None:
+def require_package(package: str, extra: str) -> None:
     """Raise an ``ImportError`` that names the extra to install, if a package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(f'{package} is not installed: pip install "stagewright[{extra}]"', name=package)
@@ -326,33 +326,33 @@ def require(package: str, extra: str) -> None:
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the user's line that called the package, however deep in the stack it is."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((folder_of("pipeline"), *_LIBRARY)):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((package_folder("pipeline"), *_LIBRARY)):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
 
-def worded(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an exception's message: with the exception's type if the message alone may be unclear (`KeyError: 'x'`),
     and without the stack addresses of C++ errors."""
     words = str(error).partition("\nException raised from ")[0]
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
-def raised_at(error: BaseException) -> str:
+def raise_location(error: BaseException) -> str:
     """Return the file and line that raised an exception: the innermost frame outside torch: `model.py, line 41`."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(folder_of("torch"))] or list(frames)
+    own = [frame for frame in frames if not frame.filename.startswith(package_folder("torch"))] or list(frames)
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def _message(what: str, why: str, hint: str) -> str:
-    lines = [what, _indented(why, 4), f"  hint: {hint}" if hint else ""]
+    lines = [what, _indent(why, 4), f"  hint: {hint}" if hint else ""]
     return "\n".join(line for line in lines if line)
 
 
-def _indented(text: str, columns: int = 2) -> str:
+def _indent(text: str, columns: int = 2) -> str:
     return "\n".join(" " * columns + line for line in text.splitlines())
 
 
-def _bracketed(where: str) -> str:
+def _in_brackets(where: str) -> str:
     return f" ({where})" if where else ""

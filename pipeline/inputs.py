@@ -10,9 +10,10 @@ from typing import Any, Self
 
 import attrs
 import torch
+from attrs import field
 from torch.export import Dim
 
-from pipeline.records.wording import by_name, did_you_mean, immutable, kind_of
+from pipeline.records.wording import check_field_names, did_you_mean, kind_of, refuse_assignment
 
 _SHORT = {"b": "bool", "u": "uint", "i": "int", "f": "float", "fp": "float", "bf": "bfloat", "c": "complex"}
 _DIM = re.compile(r"\d+(\.\.\d+){0,2}", re.ASCII)
@@ -52,7 +53,7 @@ def _to_device(value: object) -> torch.device | None:
         raise ValueError(f"Input: device is a torch.device or its name (cuda, cuda:1, cpu), not {value!r}") from None
 
 
-def _sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+def _check_sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
     if value is None:
         return
     if not isinstance(value, tuple):
@@ -81,7 +82,7 @@ def _to_tensor(value: object) -> torch.Tensor:
         raise type(error)(f"Constant: value is a tensor, or numbers in lists of equal lengths: {error}") from None
 
 
-def _field_instead(name: str) -> str:
+def _replacement_field(name: str) -> str:
     """Return the replacement for a field that `Input` does not have, as text."""
     known = ("shape", "min_shape", "opt_shape", "max_shape", "profiles", "dtype", "name", "device")
     if name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
@@ -102,7 +103,7 @@ class Constant:
     Raises a `TypeError` or `ValueError` for anything else.
     """
 
-    value: torch.Tensor = attrs.field(converter=_to_tensor)
+    value: torch.Tensor = field(converter=_to_tensor)
 
     def __attrs_post_init__(self) -> None:
         if self.value.layout != torch.strided or self.value.is_meta or self.value.is_quantized:
@@ -111,7 +112,7 @@ class Constant:
             count = self.value.numel()
             raise ValueError(f"Constant: value has {count} elements, of at most {MOST}; larger ones can be buffers")
 
-    def holds(self, other: object) -> bool:
+    def equals(self, other: object) -> bool:
         """Return whether another value has the same dtype, shape and elements; NaN equals NaN."""
         if not isinstance(other, torch.Tensor) or other.dtype != self.value.dtype or other.shape != self.value.shape:
             return False
@@ -119,7 +120,7 @@ class Constant:
         return bool(((mine == theirs) | ((mine != mine) & (theirs != theirs))).all())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constant) and self.holds(other.value)
+        return isinstance(other, Constant) and self.equals(other.value)
 
     def __hash__(self) -> int:
         return hash((self.value.dtype, self.value.shape))
@@ -130,13 +131,13 @@ class Constant:
         return f"Constant({shown}, {str(self.value.dtype).removeprefix('torch.')}{list(self.value.shape)})"
 
 
-def leaf_of(value: object) -> object:
+def unwrap_constant(value: object) -> object:
     """Return the value that a caller passes for a constant: a tensor for a `Constant`, else the value itself."""
     return value.value if isinstance(value, Constant) else value
 
 
-@immutable("make another")
-@by_name(_field_instead, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
+@refuse_assignment("make another")
+@check_field_names(_replacement_field, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
 @attrs.frozen
 class Input:
     """One input of a model: a dtype, and either one `shape` or the range from `min_shape` to `max_shape`.
@@ -154,16 +155,16 @@ class Input:
     Raises a `TypeError` or `ValueError` that names the field and the dimension for anything else.
     """
 
-    shape: tuple[int, ...] | None = attrs.field(default=None, converter=_to_shape, validator=_sizes)
-    min_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
-    opt_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
-    max_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
-    profiles: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = attrs.field(
+    shape: tuple[int, ...] | None = field(default=None, converter=_to_shape, validator=_check_sizes)
+    min_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_sizes)
+    opt_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_sizes)
+    max_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_sizes)
+    profiles: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = field(
         default=(), kw_only=True, converter=_to_profiles
     )
-    dtype: torch.dtype = attrs.field(default=torch.float32, kw_only=True)
-    name: str | None = attrs.field(default=None, kw_only=True)
-    device: torch.device | None = attrs.field(default=None, kw_only=True, converter=_to_device)
+    dtype: torch.dtype = field(default=torch.float32, kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
+    device: torch.device | None = field(default=None, kw_only=True, converter=_to_device)
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype):
@@ -247,8 +248,8 @@ class Input:
             raise ValueError(f"{text!r} is not an input; {_GRAMMAR}")
         name, dims, dtype, device = match.groups()
         try:
-            low, opt, high = zip(*map(_parsed_dim, dims.split("x")), strict=True) if dims != "()" else ((), (), ())
-            kind = _parsed_dtype(dtype) if dtype is not None else torch.float32
+            low, opt, high = zip(*map(_parse_dim, dims.split("x")), strict=True) if dims != "()" else ((), (), ())
+            kind = _parse_dtype(dtype) if dtype is not None else torch.float32
             fields: dict[str, Any] = {"dtype": kind, "name": name, "device": device}
             if low == high:
                 return cls(low, **fields)
@@ -266,7 +267,7 @@ class Input:
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
-        dims = "x".join(_printed_dim(*sizes) for sizes in self.ranges) or "()"
+        dims = "x".join(_format_dim(*sizes) for sizes in self.ranges) or "()"
         name, device = (f"{self.name}=" if self.name else ""), (f"@{self.device}" if self.device else "")
         return f"{name}{dims}:{str(self.dtype).removeprefix('torch.')}{device}"
 
@@ -280,14 +281,14 @@ def _check_order(low_name: str, low: tuple[int, ...] | None, high_name: str, hig
             raise ValueError(f"Input: in dimension {dim} {low_name} is {a} and {high_name} is {b}; min <= opt <= max")
 
 
-def _parsed_dim(text: str) -> tuple[int, int, int]:
+def _parse_dim(text: str) -> tuple[int, int, int]:
     if not _DIM.fullmatch(text):
         raise ValueError(f"{text!r} is not a size; {_GRAMMAR}")
     sizes = [int(size) for size in text.split("..")]
     return sizes[0], sizes[len(sizes) // 2], sizes[-1]
 
 
-def _parsed_dtype(name: str) -> torch.dtype:
+def _parse_dtype(name: str) -> torch.dtype:
     short = re.fullmatch(r"(b|u|i|fp|f|bf|c)(\d*)", name, re.ASCII)
     dtype = getattr(torch, _SHORT[short[1]] + short[2] if short else name, None)
     if not isinstance(dtype, torch.dtype):
@@ -295,7 +296,7 @@ def _parsed_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _printed_dim(low: int, opt: int, high: int) -> str:
+def _format_dim(low: int, opt: int, high: int) -> str:
     if low == high:
         return str(low)
     return f"{low}..{high}" if opt == high else f"{low}..{opt}..{high}"

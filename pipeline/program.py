@@ -29,18 +29,18 @@ from pipeline.network.marks import Mark
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.parameter import Parameter
 from pipeline.records.sharding import Sharding
-from pipeline.records.wording import in_bytes
+from pipeline.records.wording import format_bytes
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, as_expr, bounds, expression, shape_of
 from pipeline.shapes.port_text import output_lines, port_text
 
 
-def digest(text: str) -> str:
+def text_digest(text: str) -> str:
     """Return the SHA-256 of a record's text; compare records by this digest, not by ``==`` (``1 == True``)."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def version(tensor: torch.Tensor) -> int:
+def tensor_version(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; 0 for an inference tensor, whose writes torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
@@ -77,7 +77,7 @@ class Port:
     text = __str__ = port_text
 
 
-def port(name: str, value: object, symbols: Symbols) -> Port:
+def make_port(name: str, value: object, symbols: Symbols) -> Port:
     """Return the port for a graph value: a fake tensor, a symbolic int, or a constant."""
     if isinstance(value, torch.Tensor):
         shape = shape_of(value)
@@ -175,28 +175,28 @@ class Program(SavedFields):
             if node.op in ("call_function", "get_attr"):
                 args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
                 target = qualified_name(node.target) if isinstance(node.target, FunctionType) else node.target
-                lines.append(f"%{node.name}: {described(node.meta.get('val'))} = {target}({args})")
+                lines.append(f"%{node.name}: {describe_value(node.meta.get('val'))} = {target}({args})")
         return "\n".join([*lines, *map(str, self.outputs)])
 
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of the printed program with its settings and the recipes of its constants."""
         recipes = "\n".join(f"{name} = {recipe}" for name, recipe in self.constants.items())
-        return digest(f"{self}\n{recipes}\n{self.settings!r}")
+        return text_digest(f"{self}\n{recipes}\n{self.settings!r}")
 
 
-def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
+def rename_outputs(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
     """Return the outputs with the node names that the graph now returns, since a rewrite may rename nodes."""
     nodes = zip(outputs, results_of(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return a graph value's dtype and shape as text: ``float32[s0, 3]``."""
     if isinstance(value, (torch.Tensor, TensorType)):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(described, value))})"
+        return f"({', '.join(map(describe_value, value))})"
     return str(value)
 
 
@@ -295,7 +295,8 @@ class Cut:
 
     def __str__(self) -> str:
         count = f"{len(self.tensors)} tensor{'s'[: len(self.tensors) != 1]}"
-        size = in_bytes(self.nbytes) + (f" (at most {in_bytes(self.max_nbytes)})" * (self.nbytes != self.max_nbytes))
+        largest = f" (at most {format_bytes(self.max_nbytes)})" if self.nbytes != self.max_nbytes else ""
+        size = format_bytes(self.nbytes) + largest
         return f"{self.source} -> {self.target}: {count}, {size}: {', '.join(p.name for p in self.tensors)}"
 
 
@@ -330,13 +331,13 @@ GETITEM = "operator.getitem"
 """The target of nodes that take an item of a result: they are no operators."""
 
 
-def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
+def count_operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
     """Return a segment's number of operators by target."""
     targets = (partitioned.verdicts[name].target for name in segment.nodes)
     return Counter(target for target in targets if target != GETITEM)
 
 
-def border_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
+def input_and_output_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
     """Return a text line per input and per output of a program, with the model's names for sizes."""
     program = partitioned.program
     ports = (*program.inputs, *(port for segment in partitioned.segments for port in segment.outputs))
@@ -346,7 +347,7 @@ def border_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
 
 def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
     """Yield a segment's description: operators by target, inputs, outputs, values that later segments read."""
-    counts = operators(partitioned, segment)
+    counts = count_operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     yield f"{segment.name}: {(total := counts.total())} operator{'s'[: total != 1]}: {listed}"
     words = partitioned.program.shapes.words

@@ -1,4 +1,4 @@
-"""``Recipe``: how a constant is computed from a model's parameters, so that engines can be refitted exactly.
+"""``Recipe``: the operator calls that compute a constant from a model's parameters, so that engines can be refitted.
 
 Converters do no arithmetic on weights. ``decompose`` folds nodes that depend only on parameters into a constant, and
 saves them as its recipe: a short list of ATen calls. To refit the constant, the recipe is evaluated on the new
@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.calls import callee, find_operator, qualified_name
+from pipeline.aten.calls import callee, find_operator
+from pipeline.aten.calls import qualified_name as qualified_name
 from pipeline.aten.traits import Kind, op_kind
-
-__all__ = ["CPU", "Recipe", "Ref", "Step", "called", "held", "identity", "numbers_of", "qualified_name", "target_of"]
 
 CPU = "cpu"
 """The device in a recipe's steps; evaluation replaces it by the actual device."""
@@ -64,7 +63,7 @@ class Recipe:
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the recipe reads, in order of first use."""
         made = {step.name for step in self.steps}
-        read = [r for step in self.steps for r in refs((step.args, tuple(v for _, v in step.kwargs)))]
+        read = [r for step in self.steps for r in ref_names((step.args, tuple(v for _, v in step.kwargs)))]
         return tuple(dict.fromkeys(r for r in (*read, self.result.name) if r not in made))
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -72,35 +71,35 @@ class Recipe:
 
         The computation runs on the parameters' device, or on the CPU if there are several devices or memory runs out.
         """
-        return self._evaluated({name: parameters[name].detach() for name in self.parameters}).cpu()
+        return self._evaluate({name: parameters[name].detach() for name in self.parameters}).cpu()
 
-    def placed_on(
+    def evaluate_on(
         self, device: torch.device, parameters: Mapping[str, torch.Tensor], *, copied: bool = True
     ) -> torch.Tensor:
         """Return the constant on a device, contiguous; ``copied``: in memory shared with no parameter."""
         given = {name: parameters[name].detach() for name in self.parameters}
-        value = self._evaluated(given).to(device)
+        value = self._evaluate(given).to(device)
         if copied and value.layout != torch.strided:
             return value.clone()
         strided = (tensor for tensor in given.values() if tensor.layout == torch.strided)
         memory = {tensor.untyped_storage().data_ptr() for tensor in strided}
         return value.clone() if copied and value.untyped_storage().data_ptr() in memory else value
 
-    def _evaluated(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the constant, on the device where it was computed."""
-        places = {t.device for t in given.values() if t.device.type != CPU}
+        places = {t.device for t in parameters.values() if t.device.type != CPU}
         if len(places) == 1:
             with suppress(torch.OutOfMemoryError):
-                return self._compute(given, places.pop())
-        return self._compute(given, torch.device(CPU))
+                return self._compute(parameters, places.pop())
+        return self._compute(parameters, torch.device(CPU))
 
-    def _compute(self, given: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
-        values: dict[str, Any] = {n: t if t.device == device else t.to(device) for n, t in given.items()}
+    def _compute(self, parameters: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+        values: dict[str, Any] = {n: t if t.device == device else t.to(device) for n, t in parameters.items()}
         with torch.no_grad():
             for step in self.steps:
                 kwargs = {k: _resolve(v, values, device) for k, v in step.kwargs}
-                target: Callable[..., object] = callee(target_of(step.target))
-                values[step.name] = called(target, _resolve(step.args, values, device), kwargs)
+                target: Callable[..., object] = callee(find_target(step.target))
+                values[step.name] = call_operator(target, _resolve(step.args, values, device), kwargs)
             result: torch.Tensor = values[self.result.name]
             return result.contiguous() if result.layout == torch.strided else result
 
@@ -108,18 +107,18 @@ class Recipe:
         return "; ".join([*map(str, self.steps), str(self.result)])
 
 
-def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def call_operator(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call an operator. Matmuls and convolutions in half precision on a CPU, and convolutions in float32 on a GPU
     (where torch uses TF32), are slow or inexact: they are computed in a wider dtype and rounded once."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-    wider = None if first is None else _wider(target, first)
+    wider = None if first is None else _wider_dtype(target, first)
     if first is None or wider is None:
         return target(*args, **kwargs)
     made: torch.Tensor = target(*(a.to(wider) if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
     return made.to(first.dtype)
 
 
-def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype | None:
+def _wider_dtype(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype | None:
     """Return the wider dtype in which to compute a matmul or convolution; None for the operands' dtype."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
@@ -128,17 +127,17 @@ def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype 
     return torch.float64 if is_wide else None
 
 
-def held(value: torch.Tensor) -> torch.Tensor:
+def narrow_dtype(value: torch.Tensor) -> torch.Tensor:
     """Return a weight in the dtype that it has in networks: float64 becomes float32 (``truncate_double``)."""
     return value.float() if value.dtype == torch.float64 else value
 
 
-def identity(name: str) -> Recipe:
+def parameter_recipe(name: str) -> Recipe:
     """Return the recipe of a parameter that is used unchanged."""
     return Recipe(name, Ref(name))
 
 
-def target_of(qualified: str) -> Callable[..., object]:
+def find_target(qualified: str) -> Callable[..., object]:
     """Return the function with a qualified name such as ``aten.permute.default``.
 
     Raises:
@@ -159,16 +158,16 @@ def _resolve(value: object, values: Mapping[str, object], device: torch.device) 
     return device if value == CPU and isinstance(value, str) else value
 
 
-def refs(value: object) -> list[str]:
+def ref_names(value: object) -> list[str]:
     """Return the names that an argument refers to."""
     if isinstance(value, Ref):
         return [value.name]
     if isinstance(value, (tuple, list)):
-        return [name for v in value for name in refs(v)]
+        return [name for v in value for name in ref_names(v)]
     return []
 
 
-def numbers_of(name: str, buffer: torch.Tensor) -> Iterator[tuple[str, float]]:
+def buffer_numbers(name: str, buffer: torch.Tensor) -> Iterator[tuple[str, float]]:
     """Return a buffer's numbers by name; by name and index if it has several (``stride[1]``)."""
     flat = buffer.detach().flatten().tolist()
     return ((name if len(flat) == 1 else f"{name}[{place}]", number) for place, number in enumerate(flat))

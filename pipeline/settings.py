@@ -10,11 +10,11 @@ import attrs
 import torch
 
 from pipeline.records.executed_ops import TorchExecuted, entry_name, executed_entries, matches
-from pipeline.records.wording import by_name, did_you_mean, immutable, one_of
+from pipeline.records.wording import check_field_names, did_you_mean, one_of, refuse_assignment
 from pipeline.settings_migration import ELSEWHERE
 
 
-def _capabilities(value: object) -> tuple[str, ...]:
+def _sort_capabilities(value: object) -> tuple[str, ...]:
     """Sort in numeric order and remove duplicates, so that equal targets compare equal."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f'compute_capabilities takes a collection such as ("8.6", "12.0"), not {value!r}')
@@ -27,7 +27,7 @@ def _capabilities(value: object) -> tuple[str, ...]:
     return tuple(sorted(set(given), key=lambda capability: tuple(map(int, capability.split(".")))))
 
 
-def _device(value: object) -> str | None:
+def _to_device_type(value: object) -> str | None:
     """Convert to a device type; a device index is refused, since it may not exist on another machine."""
     name = str(value) if isinstance(value, torch.device) else value
     if not isinstance(name, str | None):
@@ -37,14 +37,14 @@ def _device(value: object) -> str | None:
     return name
 
 
-def _flag(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+def _check_boolean(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
     """Validate a boolean; a field whose default is None also accepts None."""
     if not isinstance(value, bool) and not (value is None and field.default is None):
         expected = "True, False or None" if field.default is None else "True or False"
         raise TypeError(f"{field.name} is {expected}, not {value!r}")
 
 
-def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
+def _integer_validator(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
     """Return a validator of integers from `least` to `most`, and of None where the field is optional."""
     span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
     expected = f"an integer {span}" + (", or None" if optional else "")
@@ -60,7 +60,7 @@ def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Call
     return check
 
 
-def _patterns(value: object) -> tuple[str, ...]:
+def _to_patterns(value: object) -> tuple[str, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f'refittable_weights takes a collection such as ("layers.0.*",), not {value!r}')
     given = sorted({*value})
@@ -69,13 +69,13 @@ def _patterns(value: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _path(value: object) -> str | None:
+def _to_path(value: object) -> str | None:
     if value is None or isinstance(value, str | os.PathLike):
         return None if value is None else os.fspath(value)
     raise TypeError(f"engine_cache_dir is a folder, an fsspec URL or None, not {value!r}")
 
 
-def _path_or_flag(value: object) -> bool | str:
+def _to_path_or_flag(value: object) -> bool | str:
     if isinstance(value, bool):
         return value
     if isinstance(value, str | os.PathLike):
@@ -107,15 +107,15 @@ ENGINE = (
 separate cache entries. All others reach an engine through its network, or not at all."""
 
 
-def instead_of(name: str) -> str:
+def replacement_hint(name: str) -> str:
     """Return the replacement for an unknown setting, as text."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     return did_you_mean(name, CompilationSettings.names(), "") or "pipeline.CompilationSettings documents each"
 
 
-@immutable("settings.evolve(name=value) returns a changed copy")
-@by_name(instead_of, "settings are given by name, as min_block_size=1")
+@refuse_assignment("settings.evolve(name=value) returns a changed copy")
+@check_field_names(replacement_hint, "settings are given by name, as min_block_size=1")
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
     """Compilation settings: immutable and hashable. `evolve` returns a changed copy; `repr` shows changed fields.
@@ -229,52 +229,52 @@ class CompilationSettings:
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """
 
-    truncate_double: bool = attrs.field(default=False, validator=_flag)
-    require_full_compilation: bool = attrs.field(default=False, validator=_flag)
-    require_fused_quantization: bool = attrs.field(default=False, validator=_flag)
-    min_block_size: int = attrs.field(default=5, validator=_whole(1, optional=False))
-    max_engines: int | None = attrs.field(default=None, validator=_whole(1))
+    truncate_double: bool = attrs.field(default=False, validator=_check_boolean)
+    require_full_compilation: bool = attrs.field(default=False, validator=_check_boolean)
+    require_fused_quantization: bool = attrs.field(default=False, validator=_check_boolean)
+    min_block_size: int = attrs.field(default=5, validator=_integer_validator(1, optional=False))
+    max_engines: int | None = attrs.field(default=None, validator=_integer_validator(1))
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=executed_entries)
-    assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_flag)
-    immutable_weights: bool = attrs.field(default=True, validator=_flag)
-    refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
-    refit_identical_engine_weights: bool = attrs.field(default=False, validator=_flag)
-    strip_engine_weights: bool = attrs.field(default=False, validator=_flag)
-    version_compatible: bool = attrs.field(default=False, validator=_flag)
-    optimization_level: int | None = attrs.field(default=None, validator=_whole(0, 5))
-    workspace_size: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
-    max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0, 2**31 - 1))
-    compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
-    device: str | None = attrs.field(default=None, converter=_device)
+    assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_check_boolean)
+    immutable_weights: bool = attrs.field(default=True, validator=_check_boolean)
+    refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns)
+    refit_identical_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
+    strip_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
+    version_compatible: bool = attrs.field(default=False, validator=_check_boolean)
+    optimization_level: int | None = attrs.field(default=None, validator=_integer_validator(0, 5))
+    workspace_size: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**63 - 1))
+    max_aux_streams: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**31 - 1))
+    compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_sort_capabilities)
+    device: str | None = attrs.field(default=None, converter=_to_device_type)
     decisions: str = attrs.field(default="refuse", validator=one_of("refuse", "example"))
-    decompose_attention: bool = attrs.field(default=False, validator=_flag)
-    use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag)
-    faster_in_torch: bool = attrs.field(default=True, validator=_flag)
-    measurements: bool | str = attrs.field(default=True, converter=_path_or_flag)
-    collectives_in_engine: bool = attrs.field(default=False, validator=_flag)
-    load_built_engines: bool = attrs.field(default=True, validator=_flag)
-    progress: bool | None = attrs.field(default=None, validator=_flag)
-    cache_built_engines: bool = attrs.field(default=False, validator=_flag)
-    reuse_cached_engines: bool = attrs.field(default=False, validator=_flag)
-    engine_cache_dir: str | None = attrs.field(default=None, converter=_path)
-    engine_cache_size: int = attrs.field(default=5 << 30, validator=_whole(0, optional=False))
-    cuda_graphs: bool = attrs.field(default=False, validator=_flag)
-    max_cuda_graphs: int = attrs.field(default=8, validator=_whole(1, optional=False))
-    engine_graphs: bool = attrs.field(default=True, validator=_flag)
-    reuse_outputs: bool = attrs.field(default=False, validator=_flag)
-    execution_contexts: int = attrs.field(default=4, validator=_whole(1, optional=False))
+    decompose_attention: bool = attrs.field(default=False, validator=_check_boolean)
+    use_fp32_acc: bool | None = attrs.field(default=None, validator=_check_boolean)
+    faster_in_torch: bool = attrs.field(default=True, validator=_check_boolean)
+    measurements: bool | str = attrs.field(default=True, converter=_to_path_or_flag)
+    collectives_in_engine: bool = attrs.field(default=False, validator=_check_boolean)
+    load_built_engines: bool = attrs.field(default=True, validator=_check_boolean)
+    progress: bool | None = attrs.field(default=None, validator=_check_boolean)
+    cache_built_engines: bool = attrs.field(default=False, validator=_check_boolean)
+    reuse_cached_engines: bool = attrs.field(default=False, validator=_check_boolean)
+    engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path)
+    engine_cache_size: int = attrs.field(default=5 << 30, validator=_integer_validator(0, optional=False))
+    cuda_graphs: bool = attrs.field(default=False, validator=_check_boolean)
+    max_cuda_graphs: int = attrs.field(default=8, validator=_integer_validator(1, optional=False))
+    engine_graphs: bool = attrs.field(default=True, validator=_check_boolean)
+    reuse_outputs: bool = attrs.field(default=False, validator=_check_boolean)
+    execution_contexts: int = attrs.field(default=4, validator=_integer_validator(1, optional=False))
     kernel_specialization: str = attrs.field(default="none", validator=one_of("none", "eager", "lazy"))
-    weight_streaming_budget: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
+    weight_streaming_budget: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**63 - 1))
     torch_compile: str | None = attrs.field(
         default=None, validator=one_of(None, "default", "max-autotune-no-cudagraphs")
     )
-    copy_weights: bool = attrs.field(default=True, validator=_flag)
-    runtime_cache: bool | str = attrs.field(default=True, converter=_path_or_flag)
+    copy_weights: bool = attrs.field(default=True, validator=_check_boolean)
+    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path_or_flag)
 
     def evolve(self, **fields: Any) -> Self:
         """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""
         if unknown := [name for name in fields if name not in self.names()]:
-            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {instead_of(unknown[0])}")
+            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {replacement_hint(unknown[0])}")
         return attrs.evolve(self, **fields)
 
     def __getattr__(self, name: str) -> object:
@@ -303,8 +303,8 @@ class CompilationSettings:
     def changed(self) -> dict[str, str]:
         """Return the settings that differ from the default, as texts by name."""
         values = {f.name: getattr(self, f.name) for f in attrs.fields(type(self)) if getattr(self, f.name) != f.default}
-        return {name: _printed(value) for name, value in values.items()}
+        return {name: _format_value(value) for name, value in values.items()}
 
 
-def _printed(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{{{', '.join(sorted(map(entry_name, value)))}}}" if isinstance(value, frozenset) else repr(value)

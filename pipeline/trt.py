@@ -23,7 +23,7 @@ INSTALL = {
 }
 
 
-def _load() -> ModuleType:
+def _import_bindings() -> ModuleType:
     forced = os.environ.get("PIPELINE_TENSORRT", "")
     if forced and forced not in INSTALL:
         raise ImportError(f"PIPELINE_TENSORRT is {forced!r}; it takes one of {', '.join(INSTALL)}")
@@ -43,7 +43,7 @@ def _load() -> ModuleType:
 if TYPE_CHECKING:
     import tensorrt_rtx as trt  # type: ignore[import-untyped,unused-ignore]
 else:
-    trt = _load()
+    trt = _import_bindings()
 
 Attention = Literal["none", "v1", "v2"]
 
@@ -76,7 +76,7 @@ class Capabilities:
     layer_kinds: frozenset[str]
 
 
-def _capabilities(bindings: Any) -> Capabilities:
+def _read_capabilities(bindings: Any) -> Capabilities:
     network = bindings.INetworkDefinition
     flavour, version = str(bindings.__name__), tuple(map(int, re.findall(r"\d+", bindings.__version__)))
     rtx = flavour == "tensorrt_rtx"
@@ -108,13 +108,13 @@ def _capabilities(bindings: Any) -> Capabilities:
     )
 
 
-CAPABILITIES = _capabilities(trt)
+CAPABILITIES = _read_capabilities(trt)
 LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
 """The version of TensorRT that plans are built by, and for."""
 
 
 @functools.cache
-def _names(cls: Any) -> Mapping[int, str]:
+def _enum_names(cls: Any) -> Mapping[int, str]:
     """Return an enum's names by value (the first of several aliases); cached, since the bindings search slowly."""
     return {int(member): name for name, member in reversed(list(cls.__members__.items()))}
 
@@ -122,7 +122,7 @@ def _names(cls: Any) -> Mapping[int, str]:
 def enum_name(value: Any) -> str:
     """Return the name of an enum member. Store only names, since the integers differ between versions."""
     cls: object = type(value)
-    return _names(cls)[int(value)]
+    return _enum_names(cls)[int(value)]
 
 
 def enum_member(cls: Any, name: str) -> object:
@@ -167,7 +167,7 @@ def dtype_name(dtype: "trt.DataType") -> str:
     return _DTYPES.get(ours, ours.lower())
 
 
-def dtype_called(name: str) -> "trt.DataType":
+def trt_dtype(name: str) -> "trt.DataType":
     """Return the TensorRT dtype whose `dtype_name` is this; TypeError if this TensorRT has none."""
     if ours := next((ours for ours, torchs in DTYPE_NAMES.items() if torchs == name), None):
         return trt.DataType.__members__[ours]
@@ -198,7 +198,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def weights_of(tensor: torch.Tensor) -> "trt.Weights":
+def as_weights(tensor: torch.Tensor) -> "trt.Weights":
     """Return weights that share the memory of a contiguous CPU tensor, which the caller must keep alive."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"weights need a contiguous CPU tensor, not {tensor.device} with strides {tensor.stride()}")
@@ -256,13 +256,13 @@ class Message:
     text: str
 
     @property
-    def noise(self) -> bool:
+    def is_noise(self) -> bool:
         return _NOISE.search(self.text) is not None
 
     @property
     def level(self) -> int:
         """Return the level of Python's log at which the message is logged."""
-        if self.noise:
+        if self.is_noise:
             return logging.DEBUG
         return logging.INFO if _REMARKS.search(self.text) else _LEVELS[self.severity]
 
@@ -284,17 +284,17 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         if logger.isEnabledFor(level):
             logger.log(level, "%s", msg)
 
-    def mark(self) -> int:
+    def position(self) -> int:
         """Return the current position in the log, for `errors_since`."""
         return len(self.messages)
 
-    def errors_since(self, mark: int) -> tuple[str, ...]:
+    def errors_since(self, position: int) -> tuple[str, ...]:
         """Return TensorRT's errors since the mark, except reports of a missing GPU."""
-        return tuple(m.text for m in self.messages[mark:] if "ERROR" in m.severity and not m.noise)
+        return tuple(m.text for m in self.messages[position:] if "ERROR" in m.severity and not m.is_noise)
 
-    def messages_since(self, mark: int) -> str:
+    def messages_since(self, position: int) -> str:
         """Return the errors since the mark on one line, or a text that there are none."""
-        return "; ".join(self.errors_since(mark)) or "TensorRT gave no reason"
+        return "; ".join(self.errors_since(position)) or "TensorRT gave no reason"
 
 
 def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":
@@ -331,7 +331,7 @@ def layer_kind(layer: "trt.ILayer") -> str:
     return enum_name(trt.ILayer.type.__get__(layer))
 
 
-def layer_of(network: "trt.INetworkDefinition", index: int) -> Any:
+def typed_layer(network: "trt.INetworkDefinition", index: int) -> Any:
     """Return layer `index` as an object of its kind's class, where `get_layer` returns a plain ILayer."""
     layer = network.get_layer(index)
     cls = layer_class(layer_kind(layer))

@@ -23,7 +23,7 @@ from pipeline.errors import (
     RefitError,
     ShapeError,
     UnsupportedOperatorException,
-    folder_of,
+    package_folder,
     source_line,
 )
 
@@ -133,5 +133,5 @@ def test_the_source_line_is_the_users_and_not_torchs() -> None:
 def test_a_folder_is_not_that_of_a_package_whose_name_begins_so(package: str) -> None:
     """``torchvision`` is no part of torch."""
     file = str(sys.modules[package].__file__)
-    assert file.startswith(folder_of(package))
-    assert not file.replace(f"{os.sep}__init__.py", f"vision{os.sep}__init__.py").startswith(folder_of(package))
+    assert file.startswith(package_folder(package))
+    assert not file.replace(f"{os.sep}__init__.py", f"vision{os.sep}__init__.py").startswith(package_folder(package))

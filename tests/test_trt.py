@@ -15,6 +15,7 @@ from pipeline.trt import (
     CAPABILITIES,
     DTYPE_NAMES,
     Log,
+    as_weights,
     compute_capability,
     dtype_name,
     enum_member,
@@ -22,13 +23,12 @@ from pipeline.trt import (
     has_gpu,
     layer_class,
     layer_kind,
-    layer_of,
     new_network,
     to_torch,
     to_trt,
     torch_dtype,
     trt,
-    weights_of,
+    typed_layer,
     weights_pointer,
 )
 
@@ -113,13 +113,13 @@ def test_enums_by_name() -> None:
 def test_weights_point_at_the_tensor_and_come_back_so(dtype: torch.dtype) -> None:
     value = torch.ones(6).to(dtype)
     network = new_network(trt.Builder(Log()))
-    network.add_constant((2, 3), weights_of(value))
-    assert weights_pointer(layer_of(network, 0).weights) == value.data_ptr()
+    network.add_constant((2, 3), as_weights(value))
+    assert weights_pointer(typed_layer(network, 0).weights) == value.data_ptr()
 
 
 def test_weights_of_a_view_that_is_not_contiguous_are_refused() -> None:
     with pytest.raises(ValueError, match="contiguous CPU tensor"):
-        weights_of(torch.ones(2, 3).t())
+        as_weights(torch.ones(2, 3).t())
 
 
 def network_with_an_error(log: Log) -> None:
@@ -132,11 +132,11 @@ def network_with_an_error(log: Log) -> None:
 
 def test_the_log_keeps_tensorrts_own_errors_and_no_noise() -> None:
     log = Log()
-    mark = log.mark()
+    mark = log.position()
     network_with_an_error(log)
     (error,) = log.errors_since(mark)
     assert "broadcast dimensions must be conformable" in error
-    assert log.errors_since(log.mark()) == ()
+    assert log.errors_since(log.position()) == ()
 
 
 def test_the_log_forwards_at_matching_levels(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +161,7 @@ def test_what_no_user_can_change_is_no_warning(caplog: pytest.LogCaptureFixture)
 def test_networks_are_strongly_typed_without_a_word() -> None:
     log = Log()
     network = new_network(trt.Builder(log))
-    assert [message for message in log.messages if message.severity == "WARNING" and not message.noise] == []
+    assert [message for message in log.messages if message.severity == "WARNING" and not message.is_noise] == []
     assert network.num_layers == 0
 
 
@@ -170,7 +170,7 @@ def test_layers_have_the_class_of_their_kind_even_when_the_object_is_made_anew()
     source = network.add_input("x", trt.float32, (1, 2, 4, 4))
     network.add_pooling_nd(source, trt.PoolingType.AVERAGE, (2, 2))
     gc.collect()
-    layer = layer_of(network, 0)
+    layer = typed_layer(network, 0)
     assert type(layer) is trt.IPoolingLayer
     assert layer_kind(layer) == "POOLING"
     assert layer.type == trt.PoolingType.AVERAGE

@@ -54,11 +54,11 @@ def emulated() -> Iterator[None]:
 
         return call
 
-    own, module._reference = module._reference, runner
+    own, module._reference_runner = module._reference_runner, runner
     try:
         yield
     finally:
-        module._reference = own
+        module._reference_runner = own
 
 
 def _name(tensor: str) -> str:

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) as recipes: a weight W becomes W + scale * B @ A, and W again after their removal.
+"""Add low-rank adapters (LoRA) to weights: a weight W becomes W + scale * B @ A, and W again after their removal.
 
 The parameter keeps its value. Two parameters ``NAME.lora_A`` and ``NAME.lora_B`` are added, and every constant computed
 from the parameter is computed from the sum instead. So removing adapters restores the program exactly.
@@ -42,31 +42,32 @@ def is_adapter(name: str) -> bool:
     return name.endswith((A, B))
 
 
-def adapters_of(
-    given: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
+def read_adapters(
+    factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
     """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B). A `RefitError` names each
     key that does not fit a parameter, with the reason."""
-    pairs, wrong = _pairs(given, parameters)
-    found = {name: _fitted(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
+    pairs, wrong = _factor_pairs(factors_by_name, parameters)
+    found = {name: _fit_adapter(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
     if wrong:
         raise RefitError(wrong, "pass lora_A and lora_B of weights, or {parameter: (A, B)}")
     return [adapter for adapter in found.values() if isinstance(adapter, Adapter)]
 
 
-def _pairs(
-    given: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
+def _factor_pairs(
+    factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
     """Return the factors of each parameter, and the keys that fit no parameter, with the reason."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     wrong: dict[str, str] = {}
-    for key, value in given.items():
+    for key, value in factors_by_name.items():
         match = _KEY.fullmatch(str(key))
         if isinstance(value, torch.Tensor) and match is None:
             wrong[key] = "it is not lora_A or lora_B; magnitudes, biases and modules_to_save are not supported"
             continue
-        names = _named(f"{match['layer']}.weight" if match else str(key), parameters)
+        name = f"{match['layer']}.weight" if match else str(key)  # longer in a model that wraps the adapted model
+        names = [name] if name in parameters else [known for known in parameters if known.endswith(f".{name}")]
         if len(names) != 1:
             reason = f"it may mean {' or '.join(names)}" if names else "the compiled program has no such parameter"
             wrong[key] = reason
@@ -80,12 +81,7 @@ def _pairs(
     return {name: (side["A"], side["B"]) for name, side in sides.items() if len(side) == 2}, wrong
 
 
-def _named(name: str, parameters: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the parameters with this name or suffix; a model that wraps the adapted model has longer names."""
-    return [name] if name in parameters else [known for known in parameters if known.endswith(f".{name}")]
-
-
-def _fitted(
+def _fit_adapter(
     name: str, a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor, fan_in_fan_out: bool | None
 ) -> Adapter | str:
     """Return the adapter, or the reason why its factors do not fit the weight."""
@@ -102,22 +98,22 @@ def _fitted(
     return Adapter(name, a.detach(), b.detach(), transposed and (bool(fan_in_fan_out) or not direct))
 
 
-def factors(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
+def factor_parameters(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
     """Return the factors of adapters as parameters, copied."""
     return {f"{each.parameter}{side}": v.clone() for each in adapters for side, v in ((A, each.a), (B, each.b))}
 
 
-def adapted(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes: Mapping[str, torch.dtype]) -> Recipe:
+def adapt(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes: Mapping[str, torch.dtype]) -> Recipe:
     """Return a recipe that reads W + scale * B @ A in place of each parameter W with an adapter."""
     read = [name for name in recipe.parameters if name in adapters]
     if not read:
         return recipe
-    sums = (step for name in read for step in _steps(adapters[name], scale, dtypes[name]))
-    renamed = _renamed(recipe, {name: f"{SUM}{name}" for name in read})
+    sums = (step for name in read for step in _adapter_steps(adapters[name], scale, dtypes[name]))
+    renamed = _rename_parameters(recipe, {name: f"{SUM}{name}" for name in read})
     return evolve(renamed, steps=(*sums, *renamed.steps))
 
 
-def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
+def _adapter_steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
     """Return the steps of W + scale * B @ A, computed as PEFT does: in the wider of the two dtypes, rounded once."""
     name, steps = adapter.parameter, list[Step]()
 
@@ -135,17 +131,17 @@ def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
     return [*steps, Step(f"{SUM}{name}", "aten.to.dtype", (merged, dtype))]
 
 
-def bare(recipe: Recipe) -> Recipe:
+def remove_adapters(recipe: Recipe) -> Recipe:
     """Return a recipe with its adapters removed."""
     steps = tuple(step for step in recipe.steps if not step.name.startswith(SUM))
     names = {name: name.removeprefix(SUM) for name in (s.name for s in recipe.steps) if name.startswith(SUM)}
-    return recipe if len(steps) == len(recipe.steps) else _renamed(evolve(recipe, steps=steps), names)
+    return recipe if len(steps) == len(recipe.steps) else _rename_parameters(evolve(recipe, steps=steps), names)
 
 
-def _renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
+def _rename_parameters(recipe: Recipe, new_names: Mapping[str, str]) -> Recipe:
 
     def renamed(value: Argument) -> Argument:
-        return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
+        return Ref(new_names.get(value.name, value.name)) if isinstance(value, Ref) else value
 
     steps = (evolve(s, args=tree_map(renamed, s.args), kwargs=tree_map(renamed, s.kwargs)) for s in recipe.steps)
     return evolve(recipe, steps=tuple(steps), result=renamed(recipe.result))

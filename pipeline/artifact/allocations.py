@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pipeline.aten.calls import callee
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Target
-from pipeline.recipes import CPU, Recipe, Ref, refs, target_of
+from pipeline.recipes import CPU, Recipe, Ref, find_target, ref_names
 
 ALWAYS_ALLOWED: Final = 64 << 20
 """Bytes that a file need not declare."""
@@ -35,7 +35,7 @@ def allowed_bytes(parameters: Iterable[int], declared: int) -> int:
     return max(ALWAYS_ALLOWED, FACTOR * sum(parameters), declared)
 
 
-def filled(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
+def filled_bytes(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
     """Return a lower bound for the bytes of the tensor that a call fills; 0 for other calls and for dynamic sizes."""
     if op_kind(target) is not Kind.FILLS:
         return 0
@@ -50,27 +50,27 @@ def filled(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argu
     return int(math.prod(counts) / step) * (dtype.itemsize if isinstance(dtype, torch.dtype) else 4)
 
 
-def largest(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
+def largest_constant(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
     """Return the bytes of the largest tensor that recipes compute from parameters of these dtypes and sizes."""
     known: dict[object, int] = {}
     for recipe in recipes:
-        if all(op_kind(target_of(step.target)) in _SAME for step in recipe.steps):
+        if all(op_kind(find_target(step.target)) in _SAME for step in recipe.steps):
             continue
         names = (*recipe.parameters, *(step.name for step in recipe.steps))
         places = {Ref(name): Ref(str(i)) for i, name in enumerate(names)}
         given = [parameters.get(name) for name in recipe.parameters]
         steps = [(s.target, s.args, s.kwargs) for s in recipe.steps]
-        key = repr((given, tree_map(partial(_renamed, places), steps)))
+        key = repr((given, tree_map(partial(_rename_refs, places), steps)))
         if key not in known:  # equal layers have equal recipes
-            known[key] = max(_sizes(recipe, parameters), default=0)
+            known[key] = max(_computed_bytes(recipe, parameters), default=0)
     return max(known.values(), default=0)
 
 
-def _renamed(places: Mapping[Ref, Ref], value: object) -> object:
-    return places.get(value, value) if isinstance(value, Ref) else value
+def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:
+    return new_refs.get(value, value) if isinstance(value, Ref) else value
 
 
-def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
+def _computed_bytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
     """Yield the bytes of each tensor that a recipe computes; if its shape is data-dependent, from its literal sizes."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values: dict[str, Argument] = {
@@ -86,9 +86,9 @@ def _sizes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int
 
         for step in recipe.steps:
             args, kwargs = tree_map(value, (step.args, dict(step.kwargs)))
-            read = refs((step.args, tuple(each for _, each in step.kwargs)))
+            read = ref_names((step.args, tuple(each for _, each in step.kwargs)))
             is_known = all(values.get(name) is not None for name in read)
-            found = values[step.name] = _fake_result(target_of(step.target), args, kwargs) if is_known else None
+            found = values[step.name] = _fake_result(find_target(step.target), args, kwargs) if is_known else None
             if found is None:
                 yield 8 * math.prod(abs(each) for each in tree_leaves((args, kwargs)) if type(each) is int and each)
             yield from (t.nbytes for t in tree_leaves(found) if isinstance(t, torch.Tensor))

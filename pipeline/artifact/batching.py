@@ -20,10 +20,10 @@ ROWS = 3
 """The rows of the batch that is compared with calls of single rows."""
 
 
-def batch_of(program: Program, ports: list[Port]) -> Range | None:
+def batch_range(program: Program, ports: list[Port]) -> Range | None:
     """Return the range of the first dim if it is the same for all inputs and outputs, its minimum is 1, and the program
     has no state; else None."""
-    symbol = _symbol(ports)
+    symbol = _batch_symbol(ports)
     written = any(output.kind != "user" for output in program.outputs)
     if written or symbol is None or any(len(port.shape) < 2 for port in ports):
         return None
@@ -31,16 +31,16 @@ def batch_of(program: Program, ports: list[Port]) -> Range | None:
     return found if found.min == 1 else None
 
 
-def _symbol(ports: list[Port]) -> sympy.Symbol | None:
+def _batch_symbol(ports: list[Port]) -> sympy.Symbol | None:
     first = {port.shape[0] if port.shape and port.kind == "tensor" else None for port in ports}
     size = first.pop() if len(first) == 1 else None
     return size if isinstance(size, sympy.Symbol) else None
 
 
-def obstacle(compiled: Compiled, ports: list[Port]) -> str:
+def batching_obstacle(compiled: Compiled, ports: list[Port]) -> str:
     """Return why requests cannot be batched, or an empty string. The check compares a call with a few random rows to a
     call for each row. ``ports``: the program's inputs and outputs, which share their first dim."""
-    symbol, rows = _symbol(ports), min(ROWS, ports[0].ranges[0].max)
+    symbol, rows = _batch_symbol(ports), min(ROWS, ports[0].ranges[0].max)
     if symbol is None or rows == 1:
         return ""
     try:
@@ -53,22 +53,22 @@ def obstacle(compiled: Compiled, ports: list[Port]) -> str:
     return f"a row of {', '.join(wrong)} depends on the other rows of a call" if wrong else ""
 
 
-def _outputs_of_rows(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str, Leaf]]:
+def _outputs_of_rows(compiled: Compiled, symbol: str, row_count: int) -> Iterator[Mapping[str, Leaf]]:
     """Yield the outputs, by name, of a call with all random rows, and then of a call for each row."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
-    drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: rows})
+    drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: row_count})
     module = compiled.module()
-    for part in (slice(rows), *(slice(row, row + 1) for row in range(rows))):
+    for part in (slice(row_count), *(slice(row, row + 1) for row in range(row_count))):
         leaves = tuple(leaf[part] if isinstance(leaf, torch.Tensor) else leaf for leaf in drawn.leaves)
         args, kwargs = evolve(drawn, leaves=leaves).arguments(program, device)
         yield outputs_by_name(program, module(*args, **kwargs))
 
 
-def _is_equal_up_to_rounding(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    if found.shape != expected.shape or not expected.is_floating_point():
-        return torch.equal(found, expected)
+def _is_equal_up_to_rounding(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    if actual.shape != expected.shape or not expected.is_floating_point():
+        return torch.equal(actual, expected)
     finite, bound = expected.isfinite(), max(1e-3, 8 * torch.finfo(expected.dtype).eps)
-    if not torch.allclose(found[~finite], expected[~finite], equal_nan=True):
+    if not torch.allclose(actual[~finite], expected[~finite], equal_nan=True):
         return False
-    a, b = found[finite].double(), expected[finite].double()
+    a, b = actual[finite].double(), expected[finite].double()
     return not b.numel() or bool((a - b).abs().max() <= bound * b.abs().max())

@@ -19,7 +19,7 @@ import torch
 
 from pipeline.artifact import expressions, json_values
 from pipeline.artifact.json_data import JsonData, MalformedError, MissingOperatorError
-from pipeline.artifact.json_values import Convert
+from pipeline.artifact.json_values import Convert, torch_attribute
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 
@@ -35,47 +35,47 @@ class Rule:
     read: Convert
 
 
-def written(value: object, kind: object) -> JsonData:
+def to_json(value: object, value_type: object) -> JsonData:
     """Return a value of a type as JSON."""
-    return rule(kind).write(value)
+    return rule_for_type(value_type).write(value)
 
 
-def read(data: JsonData, kind: object) -> Any:
+def from_json(data: JsonData, value_type: object) -> Any:
     """Read a value of a type from JSON; a `MalformedError` names the field that is wrong."""
-    return rule(kind).read(data)
+    return rule_for_type(value_type).read(data)
 
 
 @cache
-def rule(kind: Any) -> Rule:
+def rule_for_type(value_type: Any) -> Rule:
     """Return the rule for a type."""
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if attrs.has(kind):
-        return _record(kind)
+    if value_type in _PLAIN:
+        return _PLAIN[value_type]
+    origin, args = typing.get_origin(value_type), typing.get_args(value_type)
+    if attrs.has(value_type):
+        return _record_rule(value_type)
     if origin is Literal:
-        return Rule(lambda value: value, lambda data: _one_of(data, args))
+        return Rule(lambda value: value, lambda data: _check_literal(data, args))
     if origin in (Union, types.UnionType):
-        return _union(args)
+        return _union_rule(args)
     if origin is tuple:
-        return _tuple(args)
+        return _tuple_rule(args)
     if origin is FrozenDict:
-        return _mapping(*args)
+        return _mapping_rule(*args)
     if origin is frozenset:
-        return _set(*args)
-    raise TypeError(f"the codec has no rule for values of type {kind}")
+        return _set_rule(*args)
+    raise TypeError(f"the codec has no rule for values of type {value_type}")
 
 
-def _record(kind: type) -> Rule:
+def _record_rule(record_type: type) -> Rule:
     rules: dict[str, Rule] = {}
-    fields = {field.name: field for field in attrs.fields(kind) if field.init}
+    fields = {field.name: field for field in attrs.fields(record_type) if field.init}
     defaults = {name: field.default for name, field in fields.items()}
     defaults |= {name: each.factory() for name, each in defaults.items() if isinstance(each, attrs.Factory)}  # type: ignore[arg-type]
 
     def known() -> dict[str, Rule]:  # lazily, since records may be recursive
         if not rules:
-            hints = typing.get_type_hints(kind)
-            rules.update({name: rule(hints[name]) for name in fields})
+            hints = typing.get_type_hints(record_type)
+            rules.update({name: rule_for_type(hints[name]) for name in fields})
         return rules
 
     def write(value: object) -> Any:
@@ -84,16 +84,16 @@ def _record(kind: type) -> Rule:
 
     def read(data: JsonData) -> Any:
         if not isinstance(data, dict):
-            raise MalformedError(f"expected a {kind.__name__}, not {_excerpt(data)}")
+            raise MalformedError(f"expected a {record_type.__name__}, not {_excerpt(data)}")
         if not data.keys() <= fields.keys():
             unknown = next(name for name in data if name not in fields)
-            raise MalformedError(f"a {kind.__name__} has no {unknown[:40]!r}")
+            raise MalformedError(f"a {record_type.__name__} has no {unknown[:40]!r}")
         rules = known()
-        found = {name: at(name, rules[name].read, value) for name, value in data.items()}
+        found = {name: read_part(name, rules[name].read, value) for name, value in data.items()}
         try:
-            return kind(**found)
+            return record_type(**found)
         except (TypeError, ValueError) as error:
-            raise MalformedError(f"not a {kind.__name__}: {error}") from None
+            raise MalformedError(f"not a {record_type.__name__}: {error}") from None
 
     return Rule(write, read)
 
@@ -104,50 +104,50 @@ def _is_default(default: object, value: object) -> bool:
     return not value if not default and type(default) is not float else repr(value) == repr(default)
 
 
-def at(place: object, read: Convert, data: JsonData) -> Any:
-    """Read a part of a record. An error names the part (``place``), but not for a missing operator."""
+def read_part(location: object, read: Convert, data: JsonData) -> Any:
+    """Read a part of a record. An error names the part (``location``), but not for a missing operator."""
     try:
         return read(data)
     except MissingOperatorError:
         raise
     except MalformedError as error:
-        inner = f"{place}.{error.place}" if error.place else str(place)
+        inner = f"{location}.{error.location}" if error.location else str(location)
         raise MalformedError(error.why, inner, error.hint) from None
     except ArtifactError as error:
-        raise MalformedError(error.message, str(place), error.hint) from None
+        raise MalformedError(error.message, str(location), error.hint) from None
 
 
 def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
-    return tuple(at(i, each.read, part) for i, (each, part) in enumerate(zip(rules, data, strict=False)))
+    return tuple(read_part(i, each.read, part) for i, (each, part) in enumerate(zip(rules, data, strict=False)))
 
 
-def _exact(kind: type) -> Rule:
+def _plain_type_rule(plain_type: type) -> Rule:
     def read(data: JsonData) -> Any:
-        if type(data) is not kind or (isinstance(data, int) and abs(data) >= expressions.LARGEST):
-            raise MalformedError(f"expected a value of type {kind.__name__}, not {_excerpt(data)}")
+        if type(data) is not plain_type or (isinstance(data, int) and abs(data) >= expressions.LARGEST):
+            raise MalformedError(f"expected a value of type {plain_type.__name__}, not {_excerpt(data)}")
         return data
 
-    return Rule(kind, read)
+    return Rule(plain_type, read)
 
 
-def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
+def _check_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
     if not isinstance(data, str) or data not in allowed:
         raise MalformedError(f"expected one of {', '.join(map(repr, allowed))}, not {_excerpt(data)}")
     return data
 
 
-def _union(kinds: tuple[Any, ...]) -> Rule:
+def _union_rule(types: tuple[Any, ...]) -> Rule:
     """Return the rule for an optional type, plain types (told apart by their JSON types), or network attributes."""
-    rest = [kind for kind in kinds if kind is not type(None)]
+    rest = [kind for kind in types if kind is not type(None)]
     if len(rest) == 1:
-        inner = rule(rest[0])
+        inner = rule_for_type(rest[0])
         return Rule(
             lambda value: None if value is None else inner.write(value),
             lambda data: None if data is None else inner.read(data),
         )
     if any(kind not in (bool, int, float, str) for kind in rest):
         return _PLAIN[Any]
-    rules = {kind: rule(kind) for kind in rest}
+    rules = {kind: rule_for_type(kind) for kind in rest}
 
     def read(data: JsonData) -> Any:
         if type(data) not in rules:
@@ -159,26 +159,26 @@ def _union(kinds: tuple[Any, ...]) -> Rule:
     return Rule(lambda value: value, read)
 
 
-def _tuple(kinds: tuple[object, ...]) -> Rule:
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        inner = rule(kinds[0])
+def _tuple_rule(element_types: tuple[object, ...]) -> Rule:
+    if len(element_types) == 2 and element_types[1] is Ellipsis:
+        inner = rule_for_type(element_types[0])
         return Rule(
             lambda value: [inner.write(v) for v in value],
-            lambda data: _read_elements(repeat(inner), _list(data)),
+            lambda data: _read_elements(repeat(inner), _check_list(data)),
         )
-    rules = [rule(kind) for kind in kinds]
+    rules = [rule_for_type(kind) for kind in element_types]
 
     def read(data: JsonData) -> Any:
-        if len(_list(data)) != len(rules):
+        if len(_check_list(data)) != len(rules):
             raise MalformedError(f"expected {len(rules)} elements, not {len(data)}")
         return _read_elements(rules, data)
 
     return Rule(lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)], read)
 
 
-def _mapping(key: Any, value: Any) -> Rule:
+def _mapping_rule(key_type: Any, value_type: Any) -> Rule:
     """Return the rule for a mapping, which is a list of pairs in JSON, to keep the order."""
-    pairs = rule(tuple[tuple[key, value], ...])
+    pairs = rule_for_type(tuple[tuple[key_type, value_type], ...])
 
     def read(data: JsonData) -> Any:
         found = pairs.read(data)
@@ -190,12 +190,12 @@ def _mapping(key: Any, value: Any) -> Rule:
     return Rule(lambda mapping: pairs.write(mapping.items()), read)
 
 
-def _set(kind: Any) -> Rule:
-    inner = rule(tuple[kind, ...])
+def _set_rule(element_type: Any) -> Rule:
+    inner = rule_for_type(tuple[element_type, ...])
     return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
 
 
-def _list(data: JsonData) -> list[JsonData]:
+def _check_list(data: JsonData) -> list[JsonData]:
     if not isinstance(data, list):
         raise MalformedError(f"expected a list, not {_excerpt(data)}")
     return data
@@ -206,13 +206,13 @@ def _excerpt(data: JsonData) -> str:
 
 
 _PLAIN: Mapping[object, Rule] = {
-    **{kind: _exact(kind) for kind in (bool, int, str)},
-    float: Rule(json_values.written_float, json_values.read_float),
-    Any: Rule(json_values.written, json_values.read),
+    **{kind: _plain_type_rule(kind) for kind in (bool, int, str)},
+    float: Rule(json_values.write_float, json_values.read_float),
+    Any: Rule(json_values.to_json, json_values.from_json),
     Json: Rule(lambda value: value, lambda data: data),
-    **{kind: Rule(json_values.dtype_name, partial(json_values.member, kind)) for kind in (torch.dtype, torch.layout)},
+    **{kind: Rule(json_values.dtype_name, partial(torch_attribute, kind)) for kind in (torch.dtype, torch.layout)},
     int | sympy.Expr: Rule(
-        expressions.written,
-        lambda data: _PLAIN[int].read(data) if isinstance(data, int) else expressions.read(data),
+        expressions.to_json,
+        lambda data: _PLAIN[int].read(data) if isinstance(data, int) else expressions.from_json(data),
     ),
 }

@@ -15,7 +15,7 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
-from pipeline.recipes import Recipe, refs
+from pipeline.recipes import Recipe, ref_names
 from pipeline.runtime.call_plan import NUMBERS
 from pipeline.shapes.environment import Range
 
@@ -32,7 +32,7 @@ def check_names(manifest: Manifest) -> None:
 def check_manifest(manifest: Manifest) -> None:
     """Raise an error if `save` cannot have written the manifest."""
     check_names(manifest)
-    if fault := next(_faults(manifest), ""):
+    if fault := next(_manifest_errors(manifest), ""):
         raise ArtifactError(fault)
 
 
@@ -47,12 +47,12 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 def check_program(compiled: Compiled) -> None:
     """Raise an error if networks do not match their segments, or if segments and buffers do not match the graph."""
     values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
-    checks = _segment_faults(compiled), _missing_values(compiled, values), _mismatches(compiled, values)
+    checks = _segment_errors(compiled), _missing_value_errors(compiled, values), _type_errors(compiled, values)
     if fault := next(chain(*checks), ""):
         raise MalformedError(fault)
 
 
-def _segment_faults(compiled: Compiled) -> Iterator[str]:
+def _segment_errors(compiled: Compiled) -> Iterator[str]:
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         counts = len(segment.inputs), len(segment.outputs)
         if counts != (len(network.inputs), len(network.outputs)):
@@ -67,7 +67,7 @@ def _segment_faults(compiled: Compiled) -> Iterator[str]:
             yield f"segment {segment.name[:80]!r} does not compute its output {absent[0][:80]!r}"
 
 
-def _missing_values(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
+def _missing_value_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tensors that a segment or an output reads before they are computed."""
     program = compiled.program
     known = {*program.constants, *program.buffers, *(port.name for port in program.inputs)}
@@ -81,7 +81,7 @@ def _missing_values(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[s
         yield f"nothing computes its output {absent[0][:80]!r}"
 
 
-def _mismatches(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
+def _type_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tensors whose type in the graph differs from the type of a segment's port or of a buffer."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
@@ -98,7 +98,7 @@ def _mismatches(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name[:80]!r} is not a view of the buffer {buffer[:80]!r}"
 
 
-def _faults(manifest: Manifest) -> Iterator[str]:
+def _manifest_errors(manifest: Manifest) -> Iterator[str]:
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in (*segment.inputs, *segment.outputs)))
     known = manifest.shapes.keys()
     for port in ports:
@@ -112,7 +112,7 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         if not output.constant and not isinstance(output.value, str):
             yield f"the value of output {output.name[:80]!r} is not a name"
     for name, recipe in (*manifest.constants.items(), *manifest.refit_map.items()):
-        if why := _recipe_fault(recipe, manifest.parameters.keys()):
+        if why := _recipe_error(recipe, manifest.parameters.keys()):
             yield f"the recipe of {name[:80]!r} {why}"
     for buffer in manifest.buffers.values():
         if buffer not in manifest.parameters:
@@ -122,14 +122,14 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         yield "a range of a size is empty"
 
 
-def _is_range(each: Range) -> bool:
-    return each.min <= each.opt <= each.max
+def _is_range(sizes: Range) -> bool:
+    return sizes.min <= sizes.opt <= sizes.max
 
 
-def _recipe_fault(recipe: Recipe, parameters: Iterable[str]) -> str:
+def _recipe_error(recipe: Recipe, parameters: Iterable[str]) -> str:
     known = {*parameters}
     for step in recipe.steps:
-        if absent := [name for name in refs((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:
+        if absent := [name for name in ref_names((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:
             return f"reads {absent[0][:80]!r}, which is not defined before it"
         if step.name in known:
             return f"has two values called {step.name[:80]!r}"

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from attrs import evolve, frozen
 
-from pipeline.artifact.hashing import SharedFile, SummedWriter
+from pipeline.artifact.hashing import ChecksumWriter, SharedFile
 from pipeline.errors import ArtifactError
 
 ALIGNMENT = 4096
@@ -40,7 +40,7 @@ _COMMENT = 64
 
 
 @frozen
-class Entry:
+class ZipEntry:
     """An entry of the file: the offset of its header, the size of its data in the file, and the CRC-32 and size
     (``inflated``) of the uncompressed data. ``inflated`` is None if the entry is stored uncompressed."""
 
@@ -65,28 +65,28 @@ class Entry:
         pad = -(self.offset + _LOCAL.size + len(name) + len(wide) + 6) % ALIGNMENT
         extra = wide + struct.pack("<HHH", 0xD935, 2 + pad, ALIGNMENT) + bytes(pad)
         version = 45 if big else 20
-        return _LOCAL.pack(0x04034B50, version, *self._fields(), len(name), len(extra)) + name + extra
+        return _LOCAL.pack(0x04034B50, version, *self._shared_header_fields(), len(name), len(extra)) + name + extra
 
-    def _fields(self) -> tuple[int, ...]:
+    def _shared_header_fields(self) -> tuple[int, ...]:
         """Return the fields shared by the local header and the directory: flags, method, time, date, CRC-32, sizes."""
         size = min(self.size, _SMALL)
         inflated, method = (size, 0) if self.inflated is None else (self.inflated, 8)
         return 0, method, 0, _DATE, self.crc, size, inflated
 
-    def row(self) -> bytes:
+    def directory_row(self) -> bytes:
         """Return the entry's row in the zip directory."""
         name, big, far = self.name.encode(), self.size >= _SMALL, self.offset >= _SMALL
         wide = struct.pack("<QQ", self.size, self.size) * big + struct.pack("<Q", self.offset) * far
         extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
         offset, version = min(self.offset, _SMALL), 45 if wide else 20
-        fields = (0x02014B50, version, version, *self._fields(), len(name), len(extra))
+        fields = (0x02014B50, version, version, *self._shared_header_fields(), len(name), len(extra))
         return _CENTRAL.pack(*fields, 0, 0, 0, 0, offset) + name + extra
 
 
-def tail(entries: Sequence[Entry], manifest: str) -> bytes:
+def zip_directory(entries: Sequence[ZipEntry], manifest: str) -> bytes:
     """Return the bytes after the entries: the zip directory, and the end record with the manifest's digest."""
     start = entries[-1].end if entries else 0
-    rows = b"".join(entry.row() for entry in entries)
+    rows = b"".join(entry.directory_row() for entry in entries)
     count, wide = len(entries), b""
     if start >= _SMALL:
         wide = _END64.pack(0x06064B50, _END64.size - 12, 45, 45, 0, 0, count, count, len(rows), start)
@@ -95,19 +95,19 @@ def tail(entries: Sequence[Entry], manifest: str) -> bytes:
     return rows + wide + end + manifest.encode()
 
 
-class Writer(SummedWriter):
+class ContainerWriter(ChecksumWriter):
     """Write entries in order to a seekable file, the manifest last."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.entries: list[Entry] = []
+        self.entries: list[ZipEntry] = []
         self.digests: dict[str, str] = {}
         self.text = 0
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
         """Write an entry whose parts have ``size`` bytes in all; return the SHA-256 of its bytes in the file.
         ``digest``: this SHA-256, if it is known and the entry is not text."""
-        entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
+        entry = ZipEntry(name, self.entries[-1].end if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
             self.text += size
             data = b"".join(parts)
@@ -126,88 +126,88 @@ class Writer(SummedWriter):
 
     def finish(self, manifest: bytes) -> None:
         digest = self.add(MANIFEST, [manifest], len(manifest))
-        self.file.write(tail(self.entries, digest))
+        self.file.write(zip_directory(self.entries, digest))
 
 
-class Reader:
+class ContainerReader:
     """The entries of an open file by name. The constructor checks every byte outside the entries' data; it raises an
     `ArtifactError` if the file is not a saved program, is truncated, or was altered."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = SharedFile(file), name
-        self.size, self.at = self.file.size, self.file.at
-        if self.at(0, 4) != b"PK\x03\x04":
+        self.size, self.read_at = self.file.size, self.file.read_at
+        if self.read_at(0, 4) != b"PK\x03\x04":
             raise ArtifactError(f"{name} is not a saved program", "compiled.save(path) writes one")
-        if _OF_TORCH.fullmatch(self.at(30, int.from_bytes(self.at(26, 2), "little"))):
+        if _OF_TORCH.fullmatch(self.read_at(30, int.from_bytes(self.read_at(26, 2), "little"))):
             hint = "torch.load, torch.jit.load or torch.export.load reads it; compiled.save writes a compiled program"
             raise ArtifactError(f"{name} is a file of torch, not a compiled program", hint)
         try:
-            found, digest = self._directory()
+            found, digest = self._read_directory()
         except (struct.error, UnicodeDecodeError, IndexError):
-            raise self.broken("the end of the file is missing or was altered") from None
+            raise self.damage_error("the end of the file is missing or was altered") from None
         self.entries = {entry.name: entry for entry in found}
         entry = self.entries[MANIFEST]
-        data = self.at(entry.data, entry.size)
+        data = self.read_at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self.broken("the manifest was altered")
-        self.manifest = self._inflated(entry, data)
+            raise self.damage_error("the manifest was altered")
+        self.manifest = self._decompress(entry, data)
 
-    def broken(self, why: str) -> ArtifactError:
+    def damage_error(self, why: str) -> ArtifactError:
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")
 
-    def _directory(self) -> tuple[list[Entry], str]:
+    def _read_directory(self) -> tuple[list[ZipEntry], str]:
         at = self.size - _END.size - _COMMENT
         if at < 0:
-            raise self.broken("the end of the file is missing")
-        end = _END.unpack(self.at(at, _END.size))
-        digest = self.at(at + _END.size, _COMMENT).decode("ascii")
+            raise self.damage_error("the end of the file is missing")
+        end = _END.unpack(self.read_at(at, _END.size))
+        digest = self.read_at(at + _END.size, _COMMENT).decode("ascii")
         start, length = end[6], end[5]
         if start == _SMALL:
             at -= _LOCATOR.size + _END64.size
-            start = _END64.unpack(self.at(max(at, 0), _END64.size))[9]
+            start = _END64.unpack(self.read_at(max(at, 0), _END64.size))[9]
         if end[0] != 0x06054B50 or start + length != at or length > _MOST * 128:
-            raise self.broken("the end of the file was altered")
-        entries = list(_entries(self.at(start, length)))
-        self._check(entries, start, digest)
+            raise self.damage_error("the end of the file was altered")
+        entries = list(_parse_directory(self.read_at(start, length)))
+        self._check_other_bytes(entries, start, digest)
         return entries, digest
 
-    def _check(self, entries: Sequence[Entry], start: int, digest: str) -> None:
+    def _check_other_bytes(self, entries: Sequence[ZipEntry], start: int, digest: str) -> None:
         """Compare every byte except the entries' data with the writer's output."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
-            raise self.broken("the names of entries were altered")
+            raise self.damage_error("the names of entries were altered")
         if sum(entry.inflated or 0 for entry in entries) > MOST_TEXT:
-            raise self.broken(f"text entries have more than {MOST_TEXT} bytes")
+            raise self.damage_error(f"text entries have more than {MOST_TEXT} bytes")
         offset = 0
         for entry in entries:
             header = entry.header()
-            if entry.offset != offset or self.at(offset, len(header)) != header or entry.end > start:
-                raise self.broken(f"the header of entry {entry.name} was altered")
+            if entry.offset != offset or self.read_at(offset, len(header)) != header or entry.end > start:
+                raise self.damage_error(f"the header of entry {entry.name} was altered")
             offset = entry.end
-        if offset != start or self.at(start, self.size) != tail(entries, digest):
-            raise self.broken("the directory of entries was altered")
+        if offset != start or self.read_at(start, self.size) != zip_directory(entries, digest):
+            raise self.damage_error("the directory of entries was altered")
 
-    def verify(self, name: str, digest: str) -> Entry:
+    def verify(self, name: str, digest: str) -> ZipEntry:
         """Compare an entry's data with a SHA-256, and return the entry. Thread-safe."""
-        entry = self._entry(name)
+        entry = self._find_entry(name)
         if self.file.digest(entry.data, entry.size) != digest:
-            raise self.broken(f"entry {name} was altered")
+            raise self.damage_error(f"entry {name} was altered")
         return entry
 
-    def _entry(self, name: str) -> Entry:
+    def _find_entry(self, name: str) -> ZipEntry:
         if name not in self.entries:
-            raise self.broken(f"the entry {name} is missing")
+            raise self.damage_error(f"the entry {name} is missing")
         return self.entries[name]
 
     def read(self, name: str, digest: str) -> bytes:
         """Return an entry's data, verified and uncompressed."""
-        entry = self._entry(name)
-        data = self.at(entry.data, entry.size)
+        entry = self._find_entry(name)
+        data = self.read_at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self.broken(f"entry {name} was altered")
-        return self._inflated(entry, data)
+            raise self.damage_error(f"entry {name} was altered")
+        return self._decompress(entry, data)
 
-    def _inflated(self, entry: Entry, data: bytes) -> bytes:
+    def _decompress(self, entry: ZipEntry, data: bytes) -> bytes:
         """Uncompress the data of an entry to the size that the entry states."""
         if entry.inflated is None:
             return data
@@ -216,18 +216,18 @@ class Reader:
             found = inflate.decompress(data, entry.inflated + 1)
         ends = inflate.eof and not inflate.unused_data and len(found) == entry.inflated
         if not ends or zlib.crc32(found) != entry.crc:
-            raise self.broken(f"entry {entry.name} was altered")
+            raise self.damage_error(f"entry {entry.name} was altered")
         return found
 
 
-def _entries(rows: bytes) -> Iterator[Entry]:
+def _parse_directory(directory: bytes) -> Iterator[ZipEntry]:
     """Yield the entries in the rows of a zip directory; the caller checks the rows' other fields."""
     at = 0
-    while at < len(rows):
-        fields = _CENTRAL.unpack_from(rows, at)
+    while at < len(directory):
+        fields = _CENTRAL.unpack_from(directory, at)
         method, crc, size, inflated, length, extra, offset = *fields[4:5], *fields[7:12], fields[16]
         at += _CENTRAL.size
-        name, wide = rows[at : at + length].decode("ascii"), rows[at + length + 4 : at + length + extra]
+        name, wide = directory[at : at + length].decode("ascii"), directory[at + length + 4 : at + length + extra]
         at += length + extra
         if size == _SMALL:
             size, wide = struct.unpack_from("<Q", wide)[0], wide[16:]
@@ -235,4 +235,4 @@ def _entries(rows: bytes) -> Iterator[Entry]:
             offset = struct.unpack_from("<Q", wide)[0]
         if not NAME.fullmatch(name) or max(size, offset) > _BIG or (method == 8 and not name.endswith(TEXT)):
             raise IndexError(name)
-        yield Entry(name, offset, size, crc, inflated if method == 8 else None)
+        yield ZipEntry(name, offset, size, crc, inflated if method == 8 else None)

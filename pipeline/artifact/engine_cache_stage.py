@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, digests, engine_key, packed, unpacked
-from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, FsspecStore, as_files
+from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, engine_key, pack, tensor_digests, unpack
+from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, FsspecStore, as_file_store
 from pipeline.aten.types import Function
-from pipeline.build.deduplicate import serving
-from pipeline.build.serialized_plans import Order, Plan
+from pipeline.build.deduplicate import engine_for_network
+from pipeline.build.serialized_plans import BuildOrder, Plan
 from pipeline.compose.pipelines import Pipeline, StageLike, report
 from pipeline.errors import ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
@@ -22,7 +22,7 @@ from pipeline.network.handle import NetworkHandle
 from pipeline.program import Built, Converted, Program, Segment
 from pipeline.runtime.engine_refit import refit
 from pipeline.settings import CompilationSettings
-from pipeline.stages.build import build, engine
+from pipeline.stages.build import build, make_engine
 from pipeline.stages.convert import binding_names
 from pipeline.trt import has_gpu
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 
 @frozen
-class Wanted:
+class EngineRequest:
     """An engine that a program needs: the order to build it, and its cache key. ``values``: the SHA-256 of each
     refittable weight by name; a cached engine with this key may have other values."""
 
-    order: Order
+    order: BuildOrder
     handle: NetworkHandle = field(eq=False, repr=False)
     form: Canonical = field(repr=False)
     key: str
@@ -45,19 +45,19 @@ class Wanted:
         """A key that is equal for networks that can share one engine without a refit."""
         return (self.key, *self.values.values())
 
-    def entry(self, engine: Engine) -> EngineEntry:
+    def entry_for(self, engine: Engine) -> EngineEntry:
         """Return the cache entry for an engine that was built by this order."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
         bindings = tuple(engine.bindings.get(name, name) for name in self.form.bindings)  # the plan's names
         weights = tuple(engine.weights.get(name, name) for name in self.form.weights)
         return EngineEntry(self.key, engine.library, engine.digest, bindings, weights, values)
 
-    def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
+    def engine_from_entry(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
         """Return the engine of an entry, refitted if it has other weights; None if it cannot be refitted."""
         found = evolve(
-            engine(self.order, Plan(entry.digest, entry.library), plan),
-            bindings=_entry_names(self.form.bindings, entry.bindings),
-            weights=_entry_names(self.form.weights, entry.weights),
+            make_engine(self.order, Plan(entry.digest, entry.library), plan),
+            bindings=_map_names(self.form.bindings, entry.bindings),
+            weights=_map_names(self.form.weights, entry.weights),
         )
         held = dict(zip(self.form.weights, entry.values, strict=True))
         changed = {name for name, value in self.values.items() if held[name] != value}
@@ -85,78 +85,78 @@ class Cached:
 
     def __call__(self, converted: Converted) -> Built:
         """Return the engines of all networks; equal networks share one plan."""
-        files, wanted = as_files(self.store), list(wanted_engines(converted))
+        files, wanted = as_file_store(self.store), list(engine_requests(converted))
         found = {i: self._load_entry(files, each, i, len(wanted)) for i, each in enumerate(wanted)}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         sources = {each.identity: i for i, each in reversed([*enumerate(wanted)]) if i not in engines}
         if sources:
-            with files.building(key for key, *_ in sources):
+            with files.lock_builds(key for key, *_ in sources):
                 engines |= self._build_missing(files, converted, wanted, sorted(sources.values()))
         for i, each in enumerate(wanted):
             if i not in engines:
                 source = sources[each.identity]
-                engines[i] = serving(engines[source], wanted[source].form, each.order.name, each.form)
+                engines[i] = engine_for_network(engines[source], wanted[source].form, each.order.name, each.form)
         built, computed = tuple(engines[i] for i in range(len(wanted))), converted.computed
         return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
 
     def _build_missing(
-        self, files: FileStore, converted: Converted, wanted: Sequence[Wanted], missing: Sequence[int]
+        self, files: FileStore, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
     ) -> dict[int, Engine]:
         """Return the missing engines: load those that another process has saved meanwhile; build and save the rest."""
-        found = {i: self._load_entry(files, wanted[i], i, len(wanted)) for i in missing}
+        found = {i: self._load_entry(files, requests[i], i, len(requests)) for i in missing}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         if due := [i for i in missing if i not in engines]:
-            engines |= dict(zip(due, self.build(_part(converted, due)).engines, strict=True))
+            engines |= dict(zip(due, self.build(_select_networks(converted, due)).engines, strict=True))
         for i in due if self.keep else ():
-            self._save_entry(files, wanted[i], engines[i])
+            self._save_entry(files, requests[i], engines[i])
         return engines
 
-    def _load_entry(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
+    def _load_entry(self, files: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
         """Return the engine from the store, or None. Errors of the store become warnings."""
         if not self.reuse:
             return None
         try:
-            opened = files.opened(wanted.key)
+            opened = files.open_entry(request.key)
             if opened is None:
                 return None
             with opened[0] as file:
-                engine = wanted.engine(*unpacked(file, opened[1], wanted.key))
+                engine = request.engine_from_entry(*unpack(file, opened[1], request.key))
         except CorruptEntryError as error:
-            why = f"the entry {wanted.key} of the engine cache is dropped: {error}"
-            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
-            files.drop(wanted.key)
+            why = f"the entry {request.key} of the engine cache is dropped: {error}"
+            warn(f"{why}; {request.order.name} is built", ArtifactWarning)
+            files.delete(request.key)
             return None
         except Exception as error:
             why = f"the engine cache failed ({type(error).__name__}: {error})"
-            warn(f"{why}; {wanted.order.name} is built", ArtifactWarning)
+            warn(f"{why}; {request.order.name} is built", ArtifactWarning)
             return None
         if engine is not None:
-            report(done, total, f"{wanted.order.name}: from the cache")
-            log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
+            report(done, total, f"{request.order.name}: from the cache")
+            log.info("%s comes from the engine cache (%s)", request.order.name, request.key)
         return engine
 
-    def _save_entry(self, files: FileStore, wanted: Wanted, engine: Engine) -> None:
+    def _save_entry(self, files: FileStore, request: EngineRequest, engine: Engine) -> None:
         try:
-            files.write(wanted.key, packed(wanted.entry(engine), engine.checked_plan()))
+            files.write(request.key, pack(request.entry_for(engine), engine.checked_plan()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            warn(f"{wanted.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
+            warn(f"{request.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
 
 
-def wanted_engines(converted: Converted) -> Iterator[Wanted]:
+def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
     """Yield the engine of each network, in order."""
     program = converted.partitioned.program
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
-        order = Order.of(segment, network, program.settings)
-        form = canonical(order.network, order.sizes, _roles(program, segment))
-        known = digests({name: handle.weights[name] for name in form.weights})
-        values = {n: digest for n, digest in known.items() if order.replaceable(n) and n in converted.recipes}
+        order = BuildOrder.for_segment(segment, network, program.settings)
+        form = canonical(order.network, order.sizes, _binding_roles(program, segment))
+        known = tensor_digests({name: handle.weights[name] for name in form.weights})
+        values = {n: digest for n, digest in known.items() if order.is_replaceable(n) and n in converted.recipes}
         fixed = {name: digest for name, digest in known.items() if name not in values}
-        yield Wanted(order, handle, form, engine_key(order, form, fixed), values)
+        yield EngineRequest(order, handle, form, engine_key(order, form, fixed), values)
 
 
-def _roles(program: Program, segment: Segment) -> dict[str, str]:
+def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
     """Return the role of each binding in the program: an input, size or output, or else its rank among other inputs. A
     network orders its inputs by their use, so the network alone does not distinguish ``x - y`` from ``y - x``."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
@@ -170,20 +170,20 @@ def _roles(program: Program, segment: Segment) -> dict[str, str]:
     return places
 
 
-def _part(converted: Converted, places: Sequence[int]) -> Converted:
+def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
     segments = converted.partitioned.engine_segments
     return evolve(
         converted,
-        partitioned=evolve(converted.partitioned, segments=tuple(segments[i] for i in places)),
-        networks=tuple(converted.networks[i] for i in places),
-        handles=tuple(converted.handles[i] for i in places),
+        partitioned=evolve(converted.partitioned, segments=tuple(segments[i] for i in indices)),
+        networks=tuple(converted.networks[i] for i in indices),
+        handles=tuple(converted.handles[i] for i in indices),
     )
 
 
-def _entry_names(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
-    if len(ours) != len(theirs):
+def _map_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
+    if len(network_names) != len(entry_names):
         raise CorruptEntryError("the entry belongs to another network")
-    return match_names(ours, theirs)
+    return match_names(network_names, entry_names)
 
 
 def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:
@@ -207,7 +207,7 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
     return Cached(store, stage, reuse, keep)
 
 
-def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:
+def wrap_in_engine_cache(settings: CompilationSettings, stage: StageLike) -> StageLike:
     """Return the stage, wrapped by the engine cache if the settings enable the cache."""
     reuse, keep = settings.reuse_cached_engines, settings.cache_built_engines
     if not (reuse or keep):

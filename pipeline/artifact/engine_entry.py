@@ -20,7 +20,7 @@ from pipeline.artifact import codec
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError
 from pipeline.aten.tensor_type import raw_bytes
-from pipeline.build.serialized_plans import Order
+from pipeline.build.serialized_plans import BuildOrder
 from pipeline.errors import PipelineError
 from pipeline.network.canonical import Canonical
 from pipeline.settings import ENGINE
@@ -30,7 +30,7 @@ FORMAT = "engine 1"
 """The version of keys and entries. A new number makes older entries unreachable."""
 
 
-def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def tensor_digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the SHA-256 of each tensor's bytes; on threads, since this dominates compilations with a warm cache."""
 
     def digest(tensor: torch.Tensor) -> str:
@@ -40,7 +40,7 @@ def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
         return dict(zip(weights, threads.map(digest, weights.values()), strict=True))
 
 
-def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
+def engine_key(order: BuildOrder, network: Canonical, values: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
     It depends on the layers, their arguments and connections; shapes, ranges and dtypes; the builder's settings; the
@@ -48,13 +48,13 @@ def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
     SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
-    held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
+    held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(network.weights))
     streams = f"streamed={order.settings.weight_streaming_budget is not None}"
-    parts = (FORMAT, form.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment())
+    parts = (FORMAT, network.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment_parts())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def environment() -> Iterator[str]:
+def environment_parts() -> Iterator[str]:
     """Yield everything except the program that an engine depends on."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"
@@ -88,18 +88,18 @@ class EngineEntry:
     values: tuple[str, ...] = ()
 
 
-def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
+def pack(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
     """Yield the parts of an entry: the plan (first, for memory-mapping), the description, lengths and digests."""
-    text = json.dumps(codec.written(entry, EngineEntry), separators=(",", ":")).encode()
+    text = json.dumps(codec.to_json(entry, EngineEntry), separators=(",", ":")).encode()
     yield memoryview(plan)
     yield text
     yield _FOOT.pack(len(text), hashlib.sha256(text).digest(), MAGIC)
 
 
-def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
+def unpack(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
     """Read the entry at the start of an open file, and its plan, memory-mapped if the file is on disk. Raise a
     `CorruptEntryError` if the entry was truncated, altered, or saved under another key."""
-    end, read = size - _FOOT.size, SharedFile(file).at
+    end, read = size - _FOOT.size, SharedFile(file).read_at
     if end < 0:
         raise CorruptEntryError("the entry is too short")
     length, digest, magic = _FOOT.unpack(read(end, _FOOT.size))
@@ -109,7 +109,7 @@ def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | 
     if hashlib.sha256(text).digest() != digest:
         raise CorruptEntryError("the engine's description was altered")
     try:
-        entry: EngineEntry = codec.read(json.loads(text), EngineEntry)
+        entry: EngineEntry = codec.from_json(json.loads(text), EngineEntry)
     except (MalformedError, ValueError, RecursionError) as error:
         raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
     if entry.key != key:

@@ -18,12 +18,12 @@ from attrs import field, frozen
 
 from pipeline.artifact.engine_entry import Buffer
 from pipeline.aten.types import Leaf
-from pipeline.errors import ArtifactWarning, require, warn
+from pipeline.errors import ArtifactWarning, require_package, warn
 from pipeline.frozen import FrozenDict
 from pipeline.records.wording import kind_of
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
-from pipeline.runtime.private import MODE, make_private, opened_private
+from pipeline.runtime.private import MODE, make_private, open_private
 
 SUFFIX = ".engine"
 ABANDONED = 3600.0
@@ -48,50 +48,50 @@ class EngineStore(Protocol):
 class FileStore(Protocol):
     """A store whose entries are files, so that plans are memory-mapped and processes can share the store."""
 
-    def opened(self, key: str) -> tuple[BinaryIO, int] | None:
+    def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
         """Return the entry as an open file, and its size in bytes; None if no entry has the key."""
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
         """Save an entry that comes in parts."""
 
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Delete an entry."""
 
-    def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
+    def lock_builds(self, keys: Iterable[str]) -> AbstractContextManager[None]:
         """Return a context in which no other process builds the engines of these keys."""
 
 
 @frozen
-class InMemory:
+class StoreInMemory:
     """Adapter from an `EngineStore` to a `FileStore`; entries are in memory."""
 
     store: EngineStore
 
-    def opened(self, key: str) -> tuple[BinaryIO, int] | None:
+    def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
         data = self.store.load(key)
         return None if data is None else (io.BytesIO(data), len(data))
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
         self.store.save(key, b"".join(parts))
 
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Do nothing: the entry is replaced when its engine is built."""
 
-    def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
+    def lock_builds(self, keys: Iterable[str]) -> AbstractContextManager[None]:
         """Do nothing: two processes may build the same engine, and the later one is saved."""
         return nullcontext()
 
 
-def as_files(store: EngineStore) -> FileStore:
+def as_file_store(store: EngineStore) -> FileStore:
     """Return a store as a `FileStore`."""
-    return store if isinstance(store, FileStore) else InMemory(store)
+    return store if isinstance(store, FileStore) else StoreInMemory(store)
 
 
-def _folder(value: str | os.PathLike[str] | None) -> Path:
+def _to_folder(value: str | os.PathLike[str] | None) -> Path:
     return cache_folder("engines") if value is None else Path(value).expanduser()
 
 
-def _bytes(_: object, __: object, value: object) -> None:
+def _check_size(_: object, __: object, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise TypeError(f"size is a number of bytes, as 5 << 30, not {value!r}")
 
@@ -108,12 +108,12 @@ class DiskStore:
     size: the limit for the bytes of all entries together.
     """
 
-    folder: Path = field(default=None, converter=_folder)
-    size: int = field(default=5 << 30, validator=_bytes)
+    folder: Path = field(default=None, converter=_to_folder)
+    size: int = field(default=5 << 30, validator=_check_size)
 
     def load(self, key: str) -> bytes | None:
         """Return the bytes saved under a key; None without an entry. An altered entry is deleted with a warning."""
-        found = self.opened(key)
+        found = self.open_entry(key)
         if found is None:
             return None
         with found[0] as file:
@@ -122,7 +122,7 @@ class DiskStore:
         if hashlib.sha256(body).digest() == digest:
             return body
         warn(f"the entry {key} of the engine cache {self.folder} was altered; it is dropped", ArtifactWarning)
-        self.drop(key)
+        self.delete(key)
         return None
 
     def save(self, key: str, data: bytes) -> None:
@@ -130,11 +130,11 @@ class DiskStore:
         saved."""
         self.write(key, [data])
 
-    def opened(self, key: str) -> tuple[BinaryIO, int] | None:
+    def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
         """Return an entry's file and size, and mark it as used. In the file the SHA-256 follows the entry."""
         path = self._path(key)
         try:
-            file = opened_private(path)
+            file = open_private(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -154,7 +154,7 @@ class DiskStore:
             make_private(self.folder)
             if path.is_fifo():
                 path.unlink()
-            with replacing(path, mode=MODE, size=lambda: size) as file:
+            with replace_file(path, mode=MODE, size=lambda: size) as file:
                 sha256 = hashlib.sha256()
                 for view in views:
                     sha256.update(view)
@@ -164,13 +164,13 @@ class DiskStore:
         except OSError as error:
             warn(f"an engine cannot be saved to {self.folder}: {error}", ArtifactWarning)
 
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Delete an entry if possible; else the next save replaces it."""
         with suppress(OSError):
             self._path(key).unlink()
 
     @contextmanager
-    def building(self, keys: Iterable[str]) -> Iterator[None]:
+    def lock_builds(self, keys: Iterable[str]) -> Iterator[None]:
         """Lock these keys against other threads and processes. The system releases the locks of a killed process."""
         with ExitStack() as held:
             for stripe in sorted({key[:2] for key in keys}):  # sorted, to avoid deadlocks
@@ -204,7 +204,7 @@ class DiskStore:
     def _evict(self, newest: Path) -> None:
         """Delete the least recently used entries until the rest fits, and partial files of killed processes."""
         with self._lock("all.lock"):
-            found = self._found(f"*{SUFFIX}")
+            found = self._matching_files(f"*{SUFFIX}")
             total = sum(stat.st_size for _, stat in found)
             for path, stat in sorted(found, key=lambda row: row[1].st_mtime_ns):
                 if total <= self.size:
@@ -212,11 +212,11 @@ class DiskStore:
                 if path != newest:
                     path.unlink(missing_ok=True)
                     total -= stat.st_size
-            for part, stat in self._found(f".*{SUFFIX}.*.part"):
+            for part, stat in self._matching_files(f".*{SUFFIX}.*.part"):
                 if time.time() - stat.st_mtime > ABANDONED:
                     part.unlink(missing_ok=True)
 
-    def _found(self, pattern: str) -> list[tuple[Path, os.stat_result]]:
+    def _matching_files(self, pattern: str) -> list[tuple[Path, os.stat_result]]:
         """Return the folder's files that match a pattern, except files that another process deletes meanwhile."""
         found = []
         for path in self.folder.glob(pattern):
@@ -242,7 +242,7 @@ class FsspecStore:
     _root: str = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        require("fsspec", "fsspec")
+        require_package("fsspec", "fsspec")
         from fsspec.core import url_to_fs
 
         if not isinstance(self.url, str):

@@ -11,13 +11,13 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact.json_values import dtype_name
-from pipeline.artifact.named_io import inputs_of, named_outputs
+from pipeline.artifact.named_io import inputs_of, user_outputs_with_names
 from pipeline.artifact.save import INSIDE, save
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled, Format, StrPath
-from pipeline.errors import ArtifactError, require
+from pipeline.errors import ArtifactError, require_package
 from pipeline.program import Output, Port
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.version import __version__
 
 ELEMENTS: Final[Mapping[torch.dtype, str]] = {
@@ -35,7 +35,7 @@ LARGEST: Final = (1 << 31) - (1 << 20)
 OPSET: Final = 21
 
 
-def write(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
+def save_in_format(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
     """Save a program as ``.trtp`` or for ONNX Runtime, as `Compiled.save` documents."""
     if format not in get_args(Format):
         raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
@@ -46,7 +46,7 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
     """Write an ONNX file whose only node is the program's engine, with the model's inputs and outputs. Only the
     TensorRT version that built the plan can load it. ``plan``: ``"inside"`` the ONNX file (at most 2 GiB), or the path
     of a separate file in the same folder or below."""
-    if reason := next(filter(None, _obstacles(compiled)), ""):
+    if reason := next(filter(None, _export_obstacles(compiled)), ""):
         hint = "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take"
         raise ArtifactError(f"the program cannot be an EPContext node: {reason}", hint)
     target, inside = Path(path), os.fspath(plan) == INSIDE
@@ -54,16 +54,16 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
     if inside and content.nbytes > LARGEST:
         why = f"the plan has {content.nbytes} bytes, and an ONNX file at most 2 GiB"
         raise ArtifactError(why, "pass a file for the plan: weights='model.plan'")
-    held = bytes(content) if inside else _relative(Path(plan), target).encode()
-    message = _model(compiled, target.stem, held, inside=inside)
+    held = bytes(content) if inside else _relative_plan_path(Path(plan), target).encode()
+    message = _onnx_model(compiled, target.stem, held, embed_plan=inside)
     if not inside:
-        with replacing(Path(plan), size=lambda: content.nbytes) as file:
+        with replace_file(Path(plan), size=lambda: content.nbytes) as file:
             file.write(content)
-    with replacing(target, size=lambda: len(message)) as file:
+    with replace_file(target, size=lambda: len(message)) as file:
         file.write(message)
 
 
-def _obstacles(compiled: Compiled) -> Iterator[str]:
+def _export_obstacles(compiled: Compiled) -> Iterator[str]:
     """Yield the reasons why a program is not a single plan from tensors to tensors."""
     program, partitioned = compiled.program, compiled.partitioned
     if program.buffers:
@@ -86,19 +86,19 @@ def _port_obstacle(port: Port) -> str:
     """Return why a session of ONNX Runtime cannot accept or return a value; empty if it can."""
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns tensors"
-    if (dtype := _dtype(port)) not in ELEMENTS:
+    if (dtype := _port_dtype(port)) not in ELEMENTS:
         return f"{port.name} is {dtype_name(dtype)}, a dtype that the provider does not take"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
 
 
-def _dtype(port: Port) -> torch.dtype:
+def _port_dtype(port: Port) -> torch.dtype:
     return port.dtype or torch.int64
 
 
 def _output_obstacles(compiled: Compiled) -> Iterator[str]:
     computed = {port.name for port in compiled.partitioned.segments[0].outputs}
     names: dict[str, str] = {}
-    for name, output in _results(compiled):
+    for name, output in _result_outputs(compiled):
         if output.value not in computed:
             yield f"the output {name} is an input or a constant, which no engine computes"
         elif (other := names.setdefault(output.value, name)) != name:
@@ -115,7 +115,7 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
         yield f"its plan, which may be from the engine cache, has {ours} under the name {theirs!r}"
     if len(network.profiles) > 1:
         yield f"it has {len(network.profiles)} profiles, of which the provider uses the first alone"
-    ports = {port.name: port for port in (*inputs_of(compiled.program), *_ports(compiled))}
+    ports = {port.name: port for port in (*inputs_of(compiled.program), *_output_ports(compiled))}
     for tensor in (*network.inputs, *network.outputs):
         if (port := ports.get(tensor.name)) is None:
             yield f"its engine reads {tensor.name}, which no caller passes"
@@ -123,28 +123,28 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
             yield f"its engine has {tensor.name} as {tensor.dtype}, and the model as {port.dtype}"
 
 
-def _results(compiled: Compiled) -> Iterator[tuple[str, Output]]:
-    return ((name, output) for name, output in named_outputs(compiled.program) if not output.constant)
+def _result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
+    return ((name, output) for name, output in user_outputs_with_names(compiled.program) if not output.constant)
 
 
-def _ports(compiled: Compiled) -> list[Port]:
+def _output_ports(compiled: Compiled) -> list[Port]:
     """Return the ports of the outputs, with their names in the model."""
     computed = {port.name: port for port in compiled.partitioned.segments[0].outputs}
-    rows = ((name, computed.get(output.value)) for name, output in _results(compiled))
+    rows = ((name, computed.get(output.value)) for name, output in _result_outputs(compiled))
     return [evolve(port, name=name) for name, port in rows if port is not None]
 
 
-def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> bytes:
+def _onnx_model(compiled: Compiled, name: str, content: bytes, *, embed_plan: bool) -> bytes:
     """Return an ONNX model with a plan, or with the plan's relative path. The node has no attribute ``source``, which
     would have to equal the name under which an application registers the provider."""
-    require("onnx", "onnx")
+    require_package("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 
     def value(port: Port) -> Argument:
         shape = [size if isinstance(size, int) else str(size) for size in port.shape]
-        return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[_dtype(port)]), shape)
+        return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[_port_dtype(port)]), shape)
 
-    inputs, outputs, network = inputs_of(compiled.program), _ports(compiled), compiled.networks[0]
+    inputs, outputs, network = inputs_of(compiled.program), _output_ports(compiled), compiled.networks[0]
     node = helper.make_node(
         "EPContext",
         [tensor.name for tensor in network.inputs],
@@ -152,7 +152,7 @@ def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> by
         name=network.name,
         domain="com.microsoft",
         main_context=1,
-        embed_mode=int(inside),
+        embed_mode=int(embed_plan),
         ep_cache_context=content,
         ep_sdk_version=compiled.engines[0].library.split()[-1],
         hardware_architecture=",".join(compiled.settings.compute_capabilities).replace(".", "") or "80+",
@@ -168,7 +168,7 @@ def _model(compiled: Compiled, name: str, content: bytes, *, inside: bool) -> by
     return data
 
 
-def _relative(plan: Path, model: Path) -> str:
+def _relative_plan_path(plan: Path, model: Path) -> str:
     """Return the path of a plan as the provider finds it: relative to the folder of the ONNX file, and inside it."""
     file, place = (Path(os.path.normpath(path.absolute())) for path in (model, plan))
     if place == file:

@@ -49,8 +49,8 @@ FUNCTIONS: Mapping[str, Any] = {
 }
 
 
-def written(expr: Any) -> JsonData:
-    """Return an int, float, bool or sympy expression as JSON; raise an `ArtifactError` if `read` lacks a function."""
+def to_json(expr: Any) -> JsonData:
+    """Return an int, float, bool or sympy expression as JSON; raise an `ArtifactError` for other functions."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)
@@ -59,18 +59,18 @@ def written(expr: Any) -> JsonData:
     name = type(expr).__name__
     if FUNCTIONS.get(name) is not type(expr):
         raise ArtifactError(f"the size {expr} cannot be saved: it has the function {name}")
-    args = list(map(written, expr.args))
+    args = list(map(to_json, expr.args))
     return [name if expr.func(*expr.args) == expr else f"{name}!", *args]
 
 
 @lru_cache(1024)
-def _symbol(expr: Any) -> list[JsonData]:
+def _symbol_to_json(expr: Any) -> list[JsonData]:
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
     return ["Symbol", expr.name, *(n for n in known if not any(n in IMPLIED.get(other, ()) for other in known))]
 
 
 _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (sympy.Symbol, _symbol),
+    (sympy.Symbol, _symbol_to_json),
     (sympy.Integer, int),
     (sympy.Rational, lambda expr: ["Rational", int(expr.p), int(expr.q)]),
     (sympy.Float, float),
@@ -79,20 +79,20 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 )
 
 
-def read(data: JsonData) -> Any:
+def from_json(data: JsonData) -> Any:
     """Read an expression from JSON, with sympy numbers, without evaluation or reordering. Raise an `ArtifactError` if
-    `written` does not return such JSON, or a value of the expression could be too large."""
-    _Bits().most(data, MOST_DEPTH)
-    return _expression(data)
+    `to_json` does not return such JSON, or a value of the expression could be too large."""
+    _BitBound().bound(data, MOST_DEPTH)
+    return _expression_from_json(data)
 
 
-def _expression(data: JsonData) -> Any:
+def _expression_from_json(data: JsonData) -> Any:
     if not isinstance(data, list):
         return sympy.sympify(data)
     head, *rest = data
     if head == "Symbol":
         return _read_symbol(*rest)
-    args = list(map(_expression, rest))
+    args = list(map(_expression_from_json, rest))
     try:
         return sympy.Rational(*args) if head == "Rational" else FUNCTIONS[head.removesuffix("!")](*args, evaluate=False)
     except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
@@ -106,14 +106,14 @@ def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
     return sympy.Symbol(name, **dict.fromkeys(assumed, True))
 
 
-class _Bits:
+class _BitBound:
     """Compute an upper bound, in bits, of the values in an expression before it is built; a symbol is an int64. Only
     powers can turn a small file into huge values."""
 
     def __init__(self) -> None:
         self.nodes = 0
 
-    def most(self, data: JsonData, depth: int) -> float:
+    def bound(self, data: JsonData, depth: int) -> float:
         self.nodes += 1
         if isinstance(data, (bool, int, float)):
             if abs(data) >= LARGEST:
@@ -127,13 +127,13 @@ class _Bits:
         if head == "Symbol":
             _read_symbol(*rest) if all(type(part) is str for part in rest) else _read_symbol()
             return SYMBOL
-        bits = [self.most(part, depth - 1) for part in rest]
-        found = self.combined(head.removesuffix("!"), rest, bits)
+        bits = [self.bound(part, depth - 1) for part in rest]
+        found = self.bound_function(head.removesuffix("!"), rest, bits)
         if found > MOST_BITS:
             raise ArtifactError(f"a value in the size {str(data)[:80]} can have more than {MOST_BITS} bits")
         return found
 
-    def combined(self, head: str, args: list[JsonData], bits: list[float]) -> float:
+    def bound_function(self, head: str, args: list[JsonData], bits: list[float]) -> float:
         """Return an upper bound for the bits of a function's value, given the bits of its arguments."""
         if head == "Rational" and len(args) == 2 and all(type(arg) is int for arg in args) and args[1] != 0:
             return max(bits)

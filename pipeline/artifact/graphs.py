@@ -14,16 +14,16 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 
 from pipeline.artifact import codec, json_values, op_names
-from pipeline.artifact.allocations import filled
-from pipeline.artifact.codec import Json, at
+from pipeline.artifact.allocations import filled_bytes
+from pipeline.artifact.codec import Json, read_part
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.artifact.json_values import NodeName
-from pipeline.artifact.tensors import SavedTensor, Tensors
+from pipeline.artifact.tensors import SavedTensor, TensorsToSave
 from pipeline.aten.calls import FUNCTIONS
 from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
-from pipeline.aten.types import Argument
-from pipeline.errors import ArtifactError, line_of
+from pipeline.aten.types import Argument, Node
+from pipeline.errors import ArtifactError, source_line_in
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
@@ -56,78 +56,78 @@ class SavedGraph:
     tensors: tuple[tuple[str, SavedTensor], ...] = ()
 
 
-def kept_graph(
-    module: torch.nn.Module, nodes: Sequence[torch.fx.Node], name: str, tensors: Tensors, engines: Collection[str] = ()
+def save_graph(
+    module: torch.nn.Module, nodes: Sequence[Node], name: str, tensors: TensorsToSave, engines: Collection[str] = ()
 ) -> SavedGraph:
     """Return the rows of a module's nodes, with the graphs and tensors that they read; for nodes in ``engines``, only
     names. Modules and source lines of inner graphs are saved with the node that runs the graph."""
-    rows = tuple(_kept_node(node, calls=node.name not in engines) for node in nodes)
+    rows = tuple(_save_node(node, calls=node.name not in engines) for node in nodes)
     graphs: dict[str, SavedGraph] = {}
     held: dict[str, SavedTensor] = {}
     for target in sorted({str(node.target) for node in nodes if node.op == "get_attr"}):
         value, path = attrgetter(target)(module), f"{name}.{target}"
         if isinstance(value, torch.fx.GraphModule):
-            inner = kept_graph(value, list(value.graph.nodes), path, tensors)
+            inner = save_graph(value, list(value.graph.nodes), path, tensors)
             bare = tuple(evolve(row, value=None, module="", where="") for row in inner.nodes)
             graphs[target] = evolve(inner, nodes=bare)
         elif isinstance(value, torch.Tensor):
-            held[target] = tensors.keep(path, value)
+            held[target] = tensors.add(path, value)
         else:
             raise ArtifactError(f"{path} cannot be saved: it is {kind_of(value)}")
     return SavedGraph(rows, tuple(graphs.items()), tuple(held.items()))
 
 
-def _kept_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
+def _save_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
     """Return the row of a node. If ``calls`` is False, its arguments may have any type."""
-    write = json_values.written if calls else _written_or_text
+    write = json_values.to_json if calls else _to_json_or_text
     target = str(node.target)
     if node.op == "call_function":
-        target = op_names.name_of(node.target) if calls else op_names.name_of_any(node.target)
-        if calls and (why := op_names.refused(op_names.known(target))):
+        target = op_names.operator_name(node.target) if calls else op_names.readable_name(node.target)
+        if calls and (why := op_names.refusal_reason(op_names.find_operator(target))):
             raise ArtifactError(f"node {node.name} cannot be saved: {target} {why}")
     elif node.op not in ("placeholder", "get_attr", "output"):
         raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op}")
-    value = written_value(node.meta.get("val")) if "val" in node.meta else None
-    library = op_names.library_of(node.target) if calls else ""
+    value = value_to_json(node.meta.get("val")) if "val" in node.meta else None
+    library = op_names.defining_library(node.target) if calls else ""
     args, kwargs = write(node.args), write(dict(node.kwargs))
-    where = node.meta.get("where") or line_of(node.meta)
+    where = node.meta.get("where") or source_line_in(node.meta)
     return SavedNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
 
 
-def _written_or_text(value: object) -> JsonData:
+def _to_json_or_text(value: object) -> JsonData:
     try:
-        return json_values.written(value)
+        return json_values.to_json(value)
     except ArtifactError:
         return str(value)
 
 
-def written_value(value: object) -> JsonData:
+def value_to_json(value: object) -> JsonData:
     """Return a node's value as JSON: the type of a tensor, the expression of a size, or a tuple of these."""
     if isinstance(value, torch.Tensor):
         value = TensorType(value.dtype, shape_of(value), value.device.type)
     if isinstance(value, TensorType):
-        return {"tensor": codec.written(value, TensorType)}
+        return {"tensor": codec.to_json(value, TensorType)}
     if isinstance(value, (tuple, list)):
-        return {"tuple" if isinstance(value, tuple) else "list": [written_value(part) for part in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [value_to_json(part) for part in value]}
     try:
-        return json_values.written(value)
+        return json_values.to_json(value)
     except ArtifactError:
         return None
 
 
-def read_value(data: JsonData) -> Any:
+def value_from_json(data: JsonData) -> Any:
     """Read a node's value."""
     if not isinstance(data, dict) or len(data) != 1:
-        return json_values.read(data)
+        return json_values.from_json(data)
     name, inner = next(iter(data.items()))
     if name == "tensor":
-        return codec.read(inner, TensorType)
+        return codec.from_json(inner, TensorType)
     if name in ("tuple", "list") and isinstance(inner, list):
-        return (tuple if name == "tuple" else list)(map(read_value, inner))
-    return json_values.read(data)
+        return (tuple if name == "tuple" else list)(map(value_from_json, inner))
+    return json_values.from_json(data)
 
 
-class GraphOfFile(torch.fx.GraphModule):
+class LoadedGraph(torch.fx.GraphModule):
     """A graph from a file, with the graphs and tensors that its nodes read. torch.fx would run it by generating Python
     source, so it refuses to run; `pipeline.aten.interpreter` runs its nodes."""
 
@@ -140,7 +140,7 @@ class GraphOfFile(torch.fx.GraphModule):
 
 
 @frozen
-class Reader:
+class GraphBuilder:
     """Build graphs from their rows. ``tensor`` returns a saved tensor; ``libraries``: the namespaces of allowed
     libraries, or `op_names.ANY`; ``most``: the size limit, in bytes, for a tensor that a node fills."""
 
@@ -148,24 +148,24 @@ class Reader:
     libraries: Collection[str] | None
     most: int
 
-    def module(self, graph: SavedGraph) -> GraphOfFile:
+    def build(self, graph: SavedGraph) -> LoadedGraph:
         """Build a graph; raise a `MissingOperatorError` or a `MalformedError` if a node cannot be added."""
         root = torch.nn.Module()
-        inner = {path: self.module(each) for path, each in graph.graphs}
+        inner = {path: self.build(each) for path, each in graph.graphs}
         held = {path: self.tensor(kept) for path, kept in graph.tensors}
         for path, module in inner.items():
-            parent, name = _parent(root, path)
+            parent, name = _parent_module(root, path)
             parent.add_module(name, module)
         for path, tensor in held.items():
-            parent, name = _parent(root, path)
+            parent, name = _parent_module(root, path)
             parent.register_buffer(name, tensor, persistent=False)
-        nodes = Nodes(self, inner.keys(), held.keys())
+        nodes = NodeBuilder(self, inner.keys(), held.keys())
         for row in graph.nodes:
-            at(f"node {row.name[:80]}", nodes.add, row)
-        return GraphOfFile(root, nodes.graph)
+            read_part(f"node {row.name[:80]}", nodes.add, row)
+        return LoadedGraph(root, nodes.graph)
 
 
-def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
+def _parent_module(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     *parents, name = path.split(".")
     for part in parents:
         if part not in root._modules and not hasattr(root, part):
@@ -179,7 +179,7 @@ def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     return root, name
 
 
-def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argument]) -> str:
+def _argument_mismatch(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argument]) -> str:
     """Return why an operator does not accept ``count`` positional arguments and these keywords; empty if it does."""
     positional = [argument for argument in schema if not argument.kwarg_only]
     if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
@@ -189,40 +189,40 @@ def _misfit(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argumen
     return f"needs its argument {missing[0]!r}" if missing else ""
 
 
-class Nodes:
+class NodeBuilder:
     """Add nodes to a new graph in order. ``graphs``, ``tensors``: the attribute paths that nodes may read."""
 
-    def __init__(self, reader: Reader, graphs: Collection[str], tensors: Collection[str]) -> None:
+    def __init__(self, reader: GraphBuilder, graphs: Collection[str], tensors: Collection[str]) -> None:
         self.reader, self.graphs, self.tensors = reader, graphs, tensors
         self.graph = torch.fx.Graph()
         self.env: dict[str, torch.fx.Node] = {}
 
     def add(self, row: SavedNode) -> None:
-        args, kwargs = json_values.read(row.args), json_values.read(row.kwargs)
+        args, kwargs = json_values.from_json(row.args), json_values.from_json(row.kwargs)
         if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
             raise MalformedError("its arguments are not a tuple and a dict with names")
         if row.name in self.env or not row.name.isidentifier():
             raise MalformedError("its name is taken, or is not an identifier")
-        args, kwargs = map_aggregate(args, self.resolved), map_aggregate(kwargs, self.resolved)
+        args, kwargs = map_aggregate(args, self.resolve_name), map_aggregate(kwargs, self.resolve_name)
         if row.op == "call_function":
-            target = self.target(row, args, kwargs)
+            target = self.find_function(row, args, kwargs)
         else:
             target = row.target
-            self.check_plain(row, args, kwargs)
+            self.check_without_call(row, args, kwargs)
         node = self.graph.create_node(row.op, target, args, kwargs, name=row.name)
         node.name = row.name
         if row.value is not None:
-            node.meta["val"] = read_value(row.value)
+            node.meta["val"] = value_from_json(row.value)
         self.env[row.name] = node
 
-    def resolved(self, value: object) -> Argument:
+    def resolve_name(self, value: object) -> Argument:
         if not isinstance(value, NodeName):
             return value
         if value.name not in self.env:
             raise MalformedError(f"it reads {value.name[:60]!r}, which is not defined before it")
         return self.env[value.name]
 
-    def check_plain(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
+    def check_without_call(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
         """Raise an error if a node that calls nothing is malformed."""
         fits = {
             "placeholder": row.target.isidentifier() and not args,
@@ -234,17 +234,17 @@ class Nodes:
         if kwargs or not fits[row.op]:
             raise MalformedError(f"{row.target[:60]!r} does not exist, or has arguments that a {row.op} does not take")
 
-    def target(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
+    def find_function(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
         """Return the function that a node calls, or its name if an engine runs it."""
         if not row.calls:
-            return FUNCTIONS.get(row.target) or op_names.Named(row.target)
-        target = op_names.target_of(row.target, self.reader.libraries, row.library)
+            return FUNCTIONS.get(row.target) or op_names.OperatorName(row.target)
+        target = op_names.allowed_operator(row.target, self.reader.libraries, row.library)
         schema = target._schema.arguments if isinstance(target, OpOverload) else None
         if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):
             raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
-        if schema is not None and (why := _misfit(schema, len(args), kwargs)):
+        if schema is not None and (why := _argument_mismatch(schema, len(args), kwargs)):
             raise MalformedError(f"{row.target} {why}")
-        if (size := filled(target, args, kwargs)) > (most := self.reader.most):
+        if (size := filled_bytes(target, args, kwargs)) > (most := self.reader.most):
             raise MalformedError(f"it fills {size} bytes, and its file declares at most {most} for a tensor")
         if isinstance(target, HigherOrderOperator):
             count = op_names.GRAPHS[target.name()]

@@ -24,7 +24,7 @@ SYNCED = 1 << 25
 """Bytes between requests to write a file to disk."""
 
 
-def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
+def split_into_pieces(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
     """Split parts into pieces of at most `PIECE` bytes, and join small neighbours to reduce the overhead per piece."""
     small, size = list[memoryview](), 0
     views = (memoryview(part).cast("B") for part in parts if memoryview(part).nbytes)
@@ -40,7 +40,7 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
         yield b"".join(small)
 
 
-class SummedWriter:
+class ChecksumWriter:
     """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces. The threads
     end with this context manager. The caller still has to call fsync."""
 
@@ -71,7 +71,7 @@ class SummedWriter:
             crc = zlib.crc32(piece, crc)
 
         acts: tuple[Callable[[memoryview | bytes], None], ...] = (check,) if digest else (check, sha256.update)
-        for piece in blocks(parts):
+        for piece in split_into_pieces(parts):
             for thread, act in zip(self.hashers, acts, strict=False):
                 if size <= PIECE:
                     act(piece)
@@ -106,7 +106,7 @@ class SharedFile:
         self.file, self.lock = file, threading.Lock()
         self.size = file.seek(0, 2)
 
-    def at(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         with self.lock:
             self.file.seek(offset)
             return self.file.read(max(0, min(size, self.size - offset)))

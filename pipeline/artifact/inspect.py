@@ -8,10 +8,10 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from pipeline.artifact.container import MANIFEST, Reader
+from pipeline.artifact.container import MANIFEST, ContainerReader
 from pipeline.artifact.manifest import KERNELS, Manifest
-from pipeline.artifact.manifest_file import manifest_of, opened
-from pipeline.records.wording import in_bytes
+from pipeline.artifact.manifest_file import open_program_file, read_manifest
+from pipeline.records.wording import format_bytes
 from pipeline.shapes.port_text import output_lines
 
 
@@ -26,29 +26,29 @@ class Description:
     text: str = field(repr=False)
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_description_lines(self))
 
 
 def inspect(path: str | os.PathLike[str]) -> Description:
     """Describe a saved program, after checking every byte against its digest; raise the same errors as `load`."""
-    with opened(Path(path)) as file:
-        reader = Reader(file, os.fspath(path))
-        manifest = manifest_of(reader)
+    with open_program_file(Path(path)) as file:
+        reader = ContainerReader(file, os.fspath(path))
+        manifest = read_manifest(reader)
         for name, digest in manifest.entries.items():
             reader.verify(name, digest)
         sizes = {name: entry.size for name, entry in reader.entries.items()}
         if unlisted := sizes.keys() - {*manifest.entries, MANIFEST}:
-            raise reader.broken(f"the manifest does not list the entry {min(unlisted)}")
+            raise reader.damage_error(f"the manifest does not list the entry {min(unlisted)}")
         large = [*(engine.entry for engine in manifest.engines), *[KERNELS] * bool(manifest.kernels)]
         if lacking := [name for name in large if name not in sizes]:
-            raise reader.broken(f"the entry {lacking[0]} is missing")
+            raise reader.damage_error(f"the entry {lacking[0]} is missing")
         return Description(os.fspath(path), reader.size, manifest, sizes, reader.manifest.decode())
 
 
-def _lines(description: Description) -> Iterator[str]:
+def _description_lines(description: Description) -> Iterator[str]:
     manifest, versions = description.manifest, description.manifest.versions
     by = f"pipeline {versions.pipeline}, torch {versions.torch}, {versions.tensorrt}"
-    yield f"{description.path}: {in_bytes(description.nbytes)}, format {manifest.schema}, written by {by}"
+    yield f"{description.path}: {format_bytes(description.nbytes)}, format {manifest.schema}, written by {by}"
     words = manifest.shapes.words
     yield from (f"input  {port.text(words)}" for port in manifest.inputs)
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in segment.outputs))
@@ -58,13 +58,13 @@ def _lines(description: Description) -> Iterator[str]:
     for engine in manifest.engines:
         targets = f", for {', '.join(versions.targets)}" if versions.targets else ""
         refit = ", refittable" * engine.refittable + ", without weights" * engine.stripped
-        yield f"engine {engine.name}: {in_bytes(description.sizes[engine.entry])}, {engine.library}{targets}{refit}"
+        yield f"engine {engine.name}: {format_bytes(description.sizes[engine.entry])}, {engine.library}{targets}{refit}"
     if manifest.kernels:
-        yield f"compiled kernels: {in_bytes(description.sizes[KERNELS])}, for {manifest.kernels}"
-    yield _weights(description)
+        yield f"compiled kernels: {format_bytes(description.sizes[KERNELS])}, for {manifest.kernels}"
+    yield _weights_text(description)
     if manifest.computed:
-        yield f"constants are computed, the largest has {in_bytes(manifest.computed)}"
-    yield (f"a call takes at most {in_bytes(manifest.call)}" if manifest.call else "a call's memory is unbounded")
+        yield f"constants are computed, the largest has {format_bytes(manifest.computed)}"
+    yield (f"a call takes at most {format_bytes(manifest.call)}" if manifest.call else "a call's memory is unbounded")
     yield from (f"in PyTorch: {fallback}" for fallback in manifest.fallbacks)
     yield from (f"needs the library {name}, imported before it is loaded" for name in manifest.libraries)
     if versions.gpu:
@@ -73,10 +73,11 @@ def _lines(description: Description) -> Iterator[str]:
         yield str(manifest.agreement)
 
 
-def _weights(description: Description) -> str:
+def _weights_text(description: Description) -> str:
     manifest = description.manifest.weights
-    inside = in_bytes(description.sizes.get(manifest.entry, 0))
+    inside = format_bytes(description.sizes.get(manifest.entry, 0))
     if manifest.entry and not manifest.others:
         return f"weights: inside, {inside}"
     constants = f"; constants: inside, {inside}" if manifest.entry else ""
-    return (f"weights: in {manifest.file}, {in_bytes(manifest.size)}" if manifest.file else "weights: none") + constants
+    location = f"in {manifest.file}, {format_bytes(manifest.size)}" if manifest.file else "none"
+    return f"weights: {location}{constants}"

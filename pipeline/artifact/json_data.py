@@ -13,9 +13,9 @@ from pipeline.errors import ArtifactError
 class MalformedError(ArtifactError):
     """Malformed data, and its location in the file; the loader turns this error into the user's error."""
 
-    def __init__(self, why: str, place: str = "", hint: str = "") -> None:
-        super().__init__(f"{place}: {why}" if place else why, hint)
-        self.why, self.place = why, place
+    def __init__(self, why: str, location: str = "", hint: str = "") -> None:
+        super().__init__(f"{location}: {why}" if location else why, hint)
+        self.why, self.location = why, location
 
 
 class MissingOperatorError(ArtifactError):
@@ -31,25 +31,25 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 """Characters that move a terminal's cursor, end lines, or reverse text; tab and line feed are allowed."""
 
 
-def encoded(data: JsonData) -> bytes:
+def encode_json(data: JsonData) -> bytes:
     """Return JSON text, equal for equal data; raise an `ArtifactError` if it has forbidden characters."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     _check_text(text)
     return text.encode()
 
 
-def decoded(data: bytes) -> JsonData:
+def decode_json(data: bytes) -> JsonData:
     """Parse JSON that has no control characters or lone surrogates, which a terminal, a page or a configuration could
     misread. Raise an `ArtifactError` if the bytes are no such JSON; the message begins with a verb."""
     try:
         text = data.decode("utf-8")
         _check_text(text)
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_refuse_number)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"is not JSON ({type(error).__name__})") from None
 
 
-def _no_number(text: str) -> NoReturn:
+def _refuse_number(text: str) -> NoReturn:
     raise ArtifactError(f"has the number {text}, which JSON lacks")
 
 

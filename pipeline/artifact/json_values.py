@@ -18,8 +18,9 @@ from attrs import frozen
 from torch import SymBool, SymFloat, SymInt
 from torch._ops import HigherOrderOperator, OpOverload
 
-from pipeline.artifact import expressions, op_names
+from pipeline.artifact import expressions
 from pipeline.artifact.json_data import JsonData, MalformedError
+from pipeline.artifact.op_names import allowed_operator, operator_name
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref
@@ -34,7 +35,7 @@ class NodeName:
     name: str
 
 
-def written_float(value: float) -> JsonData:
+def write_float(value: float) -> JsonData:
     """Return a float as JSON; infinities and NaN, which JSON lacks, are objects."""
     value = float(value)
     return value if math.isfinite(value) else {"float": str(value)}
@@ -54,11 +55,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def member(kind: type, name: object) -> Any:
+def torch_attribute(attribute_type: type, name: object) -> Any:
     """Return the attribute of torch with this name and type: ``torch.float32`` for ``float32``."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, kind):
-        raise MalformedError(f"{str(name)[:40]!r} is not a {kind.__name__} of torch")
+    if not isinstance(found, attribute_type):
+        raise MalformedError(f"{str(name)[:40]!r} is not a {attribute_type.__name__} of torch")
     return found
 
 
@@ -69,100 +70,100 @@ def _read_device(data: JsonData) -> torch.device:
         raise MalformedError(f"{str(data)[:40]!r} is not a device") from None
 
 
-def _parts(data: JsonData, count: int | None = None) -> list[JsonData]:
+def _read_list(data: JsonData, count: int | None = None) -> list[JsonData]:
     if not isinstance(data, list) or count not in (None, len(data)):
         raise MalformedError(f"expected a list, not {str(data)[:60]!r}")
-    return [read(part) for part in data]
+    return [from_json(part) for part in data]
 
 
 def _read_shape(data: JsonData) -> torch.Size:
     try:
-        return torch.Size(_parts(data))
+        return torch.Size(_read_list(data))
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise MalformedError("expected sizes") from None
+        raise MalformedError(f"expected a list of sizes, not {str(data)[:60]!r}") from None
 
 
 def _read_constant(data: JsonData) -> Constant:
-    dtype, numbers = _list_of(data, 2)
+    dtype, numbers = _as_list(data, 2)
     try:
-        return Constant(torch.tensor(read(numbers), dtype=member(torch.dtype, dtype)))
+        return Constant(torch.tensor(from_json(numbers), dtype=torch_attribute(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
-        raise MalformedError("expected the numbers of a constant") from None
+        raise MalformedError(f"expected the numbers of a constant, not {str(numbers)[:60]!r}") from None
 
 
-def _list_of(data: JsonData, count: int) -> list[JsonData]:
+def _as_list(data: JsonData, count: int) -> list[JsonData]:
     if not isinstance(data, list) or len(data) != count:
         raise MalformedError(f"expected {count} parts, not {str(data)[:60]!r}")
     return data
 
 
 def _read_dict(data: JsonData) -> dict[Any, Any]:
-    rows = [_list_of(row, 2) for row in (data if isinstance(data, list) else [None])]
+    rows = [_as_list(row, 2) for row in (data if isinstance(data, list) else [None])]
     try:
-        return {read(key): read(value) for key, value in rows}
+        return {from_json(key): from_json(value) for key, value in rows}
     except TypeError:
         raise MalformedError("a key of a dict is unhashable") from None
 
 
-def _name(data: JsonData) -> str:
+def _as_str(data: JsonData) -> str:
     if not isinstance(data, str):
         raise MalformedError(f"expected a name, not {str(data)[:60]!r}")
     return data
 
 
-def _written_all(value: Any) -> list[JsonData]:
-    return [written(part) for part in value]
+def _all_to_json(value: Any) -> list[JsonData]:
+    return [to_json(part) for part in value]
 
 
-_FORMS: tuple[tuple[Any, str, Convert, Convert], ...] = (
-    (torch.Size, "shape", _written_all, _read_shape),
-    (tuple, "tuple", _written_all, lambda data: tuple(_parts(data))),
-    (dict, "dict", lambda value: [[written(k), written(v)] for k, v in value.items()], _read_dict),
-    (torch.dtype, "dtype", dtype_name, partial(member, torch.dtype)),
+_JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
+    (torch.Size, "shape", _all_to_json, _read_shape),
+    (tuple, "tuple", _all_to_json, lambda data: tuple(_read_list(data))),
+    (dict, "dict", lambda value: [[to_json(k), to_json(v)] for k, v in value.items()], _read_dict),
+    (torch.dtype, "dtype", dtype_name, partial(torch_attribute, torch.dtype)),
     (torch.device, "device", str, _read_device),
-    (torch.layout, "layout", dtype_name, partial(member, torch.layout)),
-    (torch.memory_format, "memory_format", dtype_name, partial(member, torch.memory_format)),
-    (Constant, "constant", lambda v: [dtype_name(v.value.dtype), written(v.value.tolist())], _read_constant),
-    (complex, "complex", lambda v: _written_all((v.real, v.imag)), lambda v: complex(*map(read_float, _list_of(v, 2)))),
-    (slice, "slice", lambda v: _written_all((v.start, v.stop, v.step)), lambda data: slice(*_parts(data, 3))),
+    (torch.layout, "layout", dtype_name, partial(torch_attribute, torch.layout)),
+    (torch.memory_format, "memory_format", dtype_name, partial(torch_attribute, torch.memory_format)),
+    (Constant, "constant", lambda v: [dtype_name(v.value.dtype), to_json(v.value.tolist())], _read_constant),
+    (complex, "complex", lambda v: _all_to_json((v.real, v.imag)), lambda v: complex(*map(read_float, _as_list(v, 2)))),
+    (slice, "slice", lambda v: _all_to_json((v.start, v.stop, v.step)), lambda data: slice(*_read_list(data, 3))),
     (type(Ellipsis), "ellipsis", lambda value: None, lambda data: ...),
-    (Ref, "ref", attrgetter("name"), lambda data: Ref(_name(data))),
-    (torch.fx.Node, "node", attrgetter("name"), lambda data: NodeName(_name(data))),
-    (sympy.Basic, "size", expressions.written, expressions.read),
-    (SymInt | SymFloat | SymBool, "size", lambda value: expressions.written(value.node.expr), expressions.read),
-    (OpOverload | HigherOrderOperator, "operator", op_names.name_of, lambda data: op_names.target_of(_name(data))),
+    (Ref, "ref", attrgetter("name"), lambda data: Ref(_as_str(data))),
+    (torch.fx.Node, "node", attrgetter("name"), lambda data: NodeName(_as_str(data))),
+    (sympy.Basic, "size", expressions.to_json, expressions.from_json),
+    (SymInt | SymFloat | SymBool, "size", lambda value: expressions.to_json(value.node.expr), expressions.from_json),
+    (OpOverload | HigherOrderOperator, "operator", operator_name, lambda data: allowed_operator(_as_str(data))),
 )
 """The types, name, writer and reader of each form; the first row of which a type is a subclass writes it."""
 _READ: Mapping[str, Convert] = {
-    **{name: read for _, name, _, read in _FORMS},
+    **{name: read for _, name, _, read in _JSON_KINDS},
     "float": lambda data: read_float({"float": data}),
 }
 
 
-def written(value: object) -> JsonData:
+def to_json(value: object) -> JsonData:
     """Return a value as JSON; raise an `ArtifactError` if its type cannot be saved."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if isinstance(value, float):
-        return written_float(value)
+        return write_float(value)
     if isinstance(value, list):
-        return _written_all(value)
-    name, write = _form(type(value))  # type: ignore[arg-type]
+        return _all_to_json(value)
+    name, write = _find_writer(type(value))  # type: ignore[arg-type]
     return {name: write(value)}
 
 
 @cache
-def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
-    for kinds, name, write, _ in _FORMS:
+def _find_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
+    for kinds, name, write, _ in _JSON_KINDS:
         if issubclass(kind, kinds):
             return name, write
     raise ArtifactError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be saved")
 
 
-def read(data: JsonData) -> Any:
+def from_json(data: JsonData) -> Any:
     """Read a value from JSON; raise `MalformedError` if it is malformed."""
     if isinstance(data, list):
-        return _parts(data)
+        return _read_list(data)
     if not isinstance(data, dict):
         return data
     if len(data) != 1 or (name := next(iter(data))) not in _READ:

@@ -18,17 +18,17 @@ from attrs import asdict, evolve
 from attrs.filters import exclude
 
 from pipeline.artifact import graphs, op_names, pytrees, settings_json
-from pipeline.artifact.allocations import allowed_bytes, largest
-from pipeline.artifact.codec import at
+from pipeline.artifact.allocations import allowed_bytes, largest_constant
+from pipeline.artifact.codec import read_part
 from pipeline.artifact.consistency import check_program, check_weights
-from pipeline.artifact.container import Reader
+from pipeline.artifact.container import ContainerReader
 from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
-from pipeline.artifact.manifest_file import json_of, manifest_of, opened, read
-from pipeline.artifact.rebuild import stand_in
-from pipeline.artifact.tensors import SavedTensor, Source
+from pipeline.artifact.manifest_file import decode_entry, open_program_file, read_manifest, read_record
+from pipeline.artifact.rebuild import unsaved_choice
+from pipeline.artifact.tensors import MappedTensors, SavedTensor
 from pipeline.aten.naming import module_meta
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning, warn
@@ -36,11 +36,11 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.validity import first_error
-from pipeline.program import Partitioned, Program, Verdict, version
+from pipeline.program import Partitioned, Program, Verdict, tensor_version
 from pipeline.records.kernels import NO_KERNELS, Kernels
-from pipeline.records.wording import path_of
+from pipeline.records.wording import to_path
 from pipeline.runtime.call_plan import LayoutBuilder
-from pipeline.runtime.inputs import children
+from pipeline.runtime.inputs import child_specs
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
 from pipeline.trt import has_gpu
 
@@ -64,15 +64,15 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
         ArtifactError: the file is not a saved program, was truncated or altered, comes from a newer version, or calls
             an operator that is missing or not allowed; the message names the operator.
     """
-    given = path_of(path, "pipeline.load")
+    given = to_path(path, "pipeline.load")
     place = given / FOLDER if given.is_dir() else given
     if not given.exists():
         raise FileNotFoundError(errno.ENOENT, "there is no such file; compiled.save(path) writes one", str(path))
     if place != given and not place.exists():
         raise ArtifactError(f"{path} cannot be read: it is a folder without {FOLDER}", "pass the file that save wrote")
-    compiled = program(place, operators)
-    with opened(place) as file:
-        record = manifest_of(Reader(file, str(place))).generation
+    compiled = load_program(place, operators)
+    with open_program_file(place) as file:
+        record = read_manifest(ContainerReader(file, str(place))).generation
     if not record:
         return compiled
     data: dict[str, Any] = json.loads(record)
@@ -81,16 +81,16 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     if not found:
         why = f"{place} is a language model of {library[:40]}, which no entry point restores"
         raise ArtifactError(why, "pip install . in the checkout of pipeline adds its entry points")
-    with fitting(str(place)):
-        made: Compiled = found[0](compiled, data, lambda name: program(place.with_name(Path(name).name), operators))
+    with report_altered_file(str(place)):
+        made: Compiled = found[0](compiled, data, lambda n: load_program(place.with_name(Path(n).name), operators))
     return made
 
 
-def program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
+def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
     """Load a program as `load` does, but also a language model's decoder as a program; warn if there is no GPU."""
     if isinstance(operators, str):
         raise TypeError(f'operators={operators!r} is not a set of namespaces: pass {{"{operators}"}}')
-    compiled = loaded(path, frozenset(operators))
+    compiled = load_silently(path, frozenset(operators))
     if not has_gpu():
         warn(f"no GPU here: {path} runs on the CPU reference executor", ArtifactWarning)
     return compiled
@@ -100,15 +100,15 @@ FOLDER: Final = "model.trtp"
 """The name of a language model's file in its folder."""
 
 
-def loaded(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
+def load_silently(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
     """Load a program without the warning about a missing GPU; ``libraries`` are namespaces, or `op_names.ANY`."""
-    with opened(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
+    with open_program_file(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         return Loader(file, Path(path), threads, libraries).compiled()
 
 
-def described(path: Path) -> Compiled:
+def load_description(path: Path) -> Compiled:
     """Return a saved program that can be printed but not run, after checking every byte; raise the errors of `load`."""
-    with opened(path) as file, ThreadPoolExecutor(THREADS) as threads:
+    with open_program_file(path) as file, ThreadPoolExecutor(THREADS) as threads:
         return _Describer(file, path, threads, op_names.ANY).compiled()
 
 
@@ -118,30 +118,30 @@ class Loader:
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
         self.file, self.path, self.libraries = file, path, libraries
-        self.reader = Reader(file, str(path))
-        self.manifest = manifest_of(self.reader)
+        self.reader = ContainerReader(file, str(path))
+        self.manifest = read_manifest(self.reader)
         self.missing, kept = "", self.manifest
         self.most = allowed_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
         large = [*filter(None, [kept.weights.entry]), *(engine.entry for engine in kept.engines)]
         large += [KERNELS] * bool(kept.kernels)
-        digests = {name: self.digest(name) for name in large}
+        digests = {name: self.expected_digest(name) for name in large}
 
         def same(again: BinaryIO) -> bool:
-            reader = Reader(again, str(path))
+            reader = ContainerReader(again, str(path))
             try:
                 return all(reader.verify(name, digest) for name, digest in digests.items())
             except ArtifactError:
                 return False
 
-        self.opened: tuple[OpenedFile, ...] = (_opened_file(file, path, same),)
+        self.opened: tuple[OpenedFile, ...] = (_keep_open(file, path, same),)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
 
     def compiled(self) -> Compiled:
         """Return the program after all checks."""
         kept = self.manifest
-        networks = tuple(map(self.network, kept.networks))
-        self.segments = [self.entry(name, SavedGraph) for name in kept.graphs]
-        self.kept_source = self.entry(kept.source, SavedSource) if kept.source else None
+        networks = tuple(map(self.read_network, kept.networks))
+        self.segments = [self.read_entry(name, SavedGraph) for name in kept.graphs]
+        self.kept_source = self.read_entry(kept.source, SavedSource) if kept.source else None
         self.tensor = self.tensors()
         try:
             check_weights(networks, kept)
@@ -152,7 +152,7 @@ class Loader:
                 networks=networks,
                 engines=self.engines(),
                 refit_map=kept.refit_map,
-                literals=self.named(kept.literals),
+                literals=self.tensors_by_name(kept.literals),
                 agreement=kept.agreement,
                 healed=kept.healed,
                 kernels=self.kernels(),
@@ -160,9 +160,9 @@ class Loader:
         except MissingOperatorError as error:
             raise ArtifactError(f"{self.path}: {error.message}", error.hint) from None
         except MalformedError as error:
-            raise self.reader.broken(error.message) from None
+            raise self.reader.damage_error(error.message) from None
         except RecursionError:
-            raise self.reader.broken("it is nested too deeply") from None
+            raise self.reader.damage_error("it is nested too deeply") from None
         _check_parts(compiled, self.reader)
         return compiled
 
@@ -171,26 +171,26 @@ class Loader:
         manifest = self.manifest
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
-            at("a weight's recipe", lambda name: op_names.target_of(name, self.libraries), target)
-        size = largest(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
+            read_part("a weight's recipe", lambda name: op_names.allowed_operator(name, self.libraries), target)
+        size = largest_constant(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
             limit = f"its file declares at most {self.most} for a tensor"
             raise MalformedError(f"a weight's recipe computes {size} bytes, and {limit}")
 
-    def entry(self, name: str, kind: type[T]) -> T:
-        data = self.reader.read(name, self.digest(name))
-        return read(self.reader, json_of(self.reader, data, name), kind, name)
+    def read_entry(self, name: str, record_type: type[T]) -> T:
+        data = self.reader.read(name, self.expected_digest(name))
+        return read_record(self.reader, decode_entry(self.reader, data, name), record_type, name)
 
-    def network(self, name: str) -> Network:
-        found = self.entry(name, Network)
+    def read_network(self, name: str) -> Network:
+        found = self.read_entry(name, Network)
         if why := first_error(found):
-            raise self.reader.broken(f"entry {name}: {why}")
+            raise self.reader.damage_error(f"entry {name}: {why}")
         return found
 
-    def digest(self, name: str) -> str:
+    def expected_digest(self, name: str) -> str:
         """Return the expected SHA-256 of an entry."""
         if name not in self.manifest.entries:
-            raise self.reader.broken(f"the manifest does not list the entry {name[:80]}")
+            raise self.reader.damage_error(f"the manifest does not list the entry {name[:80]}")
         return self.manifest.entries[name]
 
     def engines(self) -> tuple[Engine, ...]:
@@ -207,67 +207,67 @@ class Loader:
         if not self.manifest.kernels:
             return NO_KERNELS
         at = self.verified[KERNELS].result()
-        return Kernels(self.manifest.kernels, self.reader.at(at.data, at.size))
+        return Kernels(self.manifest.kernels, self.reader.read_at(at.data, at.size))
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
         """Return a function that reads saved tensors, from the file itself or from the separate weights file."""
-        kept, inside = self.manifest.weights, Source()
+        kept, inside = self.manifest.weights, MappedTensors()
         if kept.entry:
             entry = self.verified[kept.entry].result()
-            inside = self.mapped(self.file, entry.data, entry.size)
+            inside = self.map_tensors(self.file, entry.data, entry.size)
         if kept.entry and not kept.others:
             return inside
-        beside = self.beside()
+        beside = self.separate_weights()
         return lambda each: (inside if each.key in inside.rows else beside)(each)
 
-    def beside(self) -> Source:
+    def separate_weights(self) -> MappedTensors:
         """Return the tensors of the weights file; without values if the file is missing or weights were not saved."""
         kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
-            with opened(beside) as file:
+            with open_program_file(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
                     raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
                 same = lambda again: SharedFile(again).digest(0, kept.size) == kept.sha256  # noqa: E731
-                self.opened = (*self.opened, _opened_file(file, beside, same))
-                return self.mapped(file, 0, kept.size)
+                self.opened = (*self.opened, _keep_open(file, beside, same))
+                return self.map_tensors(file, 0, kept.size)
         self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
-        return Source()
+        return MappedTensors()
 
-    def mapped(self, file: BinaryIO, offset: int, size: int) -> Source:
+    def map_tensors(self, file: BinaryIO, offset: int, size: int) -> MappedTensors:
         try:
-            return Source(file, offset, size)
+            return MappedTensors(file, offset, size)
         except ArtifactError as error:
-            raise self.reader.broken(error.message) from None
+            raise self.reader.damage_error(error.message) from None
 
-    def named(self, kept: Mapping[str, SavedTensor]) -> FrozenDict[str, torch.Tensor]:
+    def tensors_by_name(self, saved: Mapping[str, SavedTensor]) -> FrozenDict[str, torch.Tensor]:
         """Return saved tensors by their names in the program."""
-        found = {name: at(name, self.tensor, each) for name, each in kept.items()}
+        found = {name: read_part(name, self.tensor, each) for name, each in saved.items()}
         return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
-        rows = ((each, stand_in(each.converter) if each.supported else None) for each in self.manifest.verdicts)
+        rows = ((each, unsaved_choice(each.converter) if each.supported else None) for each in self.manifest.verdicts)
         return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
     def program(self) -> Program:
-        kept, parameters = self.manifest, self.named(self.manifest.parameters)
+        kept, parameters = self.manifest, self.tensors_by_name(self.manifest.parameters)
         program = Program(
             graph_module=self.graph_module(),
             **saved_fields(kept),
             parameters=parameters,
-            in_spec=at("in_spec", pytrees.read, kept.in_spec),
-            out_spec=at("out_spec", pytrees.read, kept.out_spec),
-            settings=at("settings", settings_json.read, kept.settings),
-            versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
+            in_spec=read_part("in_spec", pytrees.from_json, kept.in_spec),
+            out_spec=read_part("out_spec", pytrees.from_json, kept.out_spec),
+            settings=read_part("settings", settings_json.from_json, kept.settings),
+            versions=FrozenDict({name: tensor_version(tensor) for name, tensor in parameters.items()}),
         )
-        return evolve(program, source=self.decomposed(program))
+        return evolve(program, source=self.source_program(program))
 
-    def decomposed(self, program: Program) -> Program | None:
+    def source_program(self, program: Program) -> Program | None:
         """Build the program before `decompose`; None if the file does not have it, or it calls missing operators."""
         kept = self.kept_source
         if kept is None:
             return None
         try:
-            module = self.module(kept.graph)
+            module = self.build_graph(kept.graph)
         except MissingOperatorError:
             return None
         fields = {name: getattr(kept, name) for name in ("inputs", "outputs", "constants", "buffers")}
@@ -281,10 +281,10 @@ class Loader:
         inner = {path: each for segment in self.segments for path, each in segment.graphs}
         tensors = {path: each for segment in self.segments for path, each in segment.tensors}
         ordered = tuple(rows[name] for name in self.manifest.nodes)
-        return self.module(SavedGraph(ordered, tuple(inner.items()), tuple(tensors.items())))
+        return self.build_graph(SavedGraph(ordered, tuple(inner.items()), tuple(tensors.items())))
 
-    def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
-        module = graphs.Reader(self.tensor, self.libraries, self.most).module(graph)
+    def build_graph(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        module = graphs.GraphBuilder(self.tensor, self.libraries, self.most).build(graph)
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             node.meta.update(module_meta(row.module, self.manifest.modules), where=row.where)
         return module
@@ -298,37 +298,37 @@ class _Describer(Loader):
         for each in self.verified.values():
             each.result()
         self.missing = f"{self.path} was described, not loaded"
-        return Source()
+        return MappedTensors()
 
     def check_recipes(self) -> None:
         """Evaluate nothing."""
 
-    def decomposed(self, program: Program) -> Program | None:
+    def source_program(self, program: Program) -> Program | None:
         return None
 
-    def module(self, graph: SavedGraph) -> torch.fx.GraphModule:
-        module = super().module(_without_calls(graph))
+    def build_graph(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        module = super().build_graph(_remove_calls(graph))
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             if row.calls and row.op == "call_function":
-                node.target = op_names.known(row.target) or node.target
+                node.target = op_names.find_operator(row.target) or node.target
         return module
 
 
-def _without_calls(graph: SavedGraph) -> SavedGraph:
-    inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
+def _remove_calls(graph: SavedGraph) -> SavedGraph:
+    inner = tuple((path, _remove_calls(each)) for path, each in graph.graphs)
     return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)
 
 
-def _opened_file(file: BinaryIO, path: Path, same: Callable[[BinaryIO], bool]) -> OpenedFile:
-    """Keep a file open after loading; ``same`` returns whether it still has the same bytes."""
+def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], bool]) -> OpenedFile:
+    """Keep a file open after loading; ``has_same_bytes`` returns whether it still has the same bytes."""
     again = os.fdopen(os.dup(file.fileno()), "rb")
-    return OpenedFile(again, str(path), lambda: same(again))
+    return OpenedFile(again, str(path), lambda: has_same_bytes(again))
 
 
-def _check_parts(compiled: Compiled, reader: Reader) -> None:
+def _check_parts(compiled: Compiled, reader: ContainerReader) -> None:
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
-    kinds = [child.type for child in children(program.in_spec)]
+    kinds = [child.type for child in child_specs(program.in_spec)]
     fits = {
         "not one network for each engine segment": len(compiled.networks) == len(segments),
         "not one engine for each network": len(compiled.engines) in (0, len(segments)),
@@ -337,18 +337,18 @@ def _check_parts(compiled: Compiled, reader: Reader) -> None:
         "inputs other than positional and keyword arguments": kinds == [tuple, dict],
     }
     if wrong := [what for what, holds in fits.items() if not holds]:
-        raise reader.broken(f"it has {wrong[0]}")
+        raise reader.damage_error(f"it has {wrong[0]}")
     try:
-        with fitting(reader.name):
+        with report_altered_file(reader.name):
             check_program(compiled)
             LayoutBuilder(program, compiled.partitioned.segments).layout()
             compiled.report()
     except MalformedError as error:
-        raise reader.broken(error.message) from None
+        raise reader.damage_error(error.message) from None
 
 
 @contextmanager
-def fitting(name: str) -> Iterator[None]:
+def report_altered_file(name: str) -> Iterator[None]:
     """Turn Python's errors inside the block into the error of an altered file with inconsistent parts."""
     try:
         yield

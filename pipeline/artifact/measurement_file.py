@@ -13,13 +13,13 @@ import torch
 from attrs import field, frozen, validators
 
 from pipeline.artifact import codec
-from pipeline.artifact.json_data import decoded, encoded
+from pipeline.artifact.json_data import decode_json, encode_json
 from pipeline.errors import ArtifactError
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
-from pipeline.runtime.private import MODE, make_private, opened_private
+from pipeline.runtime.private import MODE, make_private, open_private
 from pipeline.settings import CompilationSettings
 from pipeline.trt import LIBRARY, has_gpu
 
@@ -31,13 +31,13 @@ BYTES: Final = 16 << 20
 """The most bytes that are read."""
 
 
-def _time(_: object, field: object, value: Any) -> None:
+def _check_milliseconds(_: object, field: object, value: Any) -> None:
     if value is not None and not 0 <= value < math.inf:
         raise ValueError(f"{value} is not a time: expected milliseconds, at least 0")
 
 
 @frozen
-class Row:
+class MeasurementRow:
     """The milliseconds of ``key`` in TensorRT and in PyTorch (None if it cannot run), with the GPU and versions."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
@@ -45,22 +45,22 @@ class Row:
     capability: str
     tensorrt: str
     torch: str
-    engine_ms: float = field(validator=_time)
-    torch_ms: float | None = field(default=None, validator=_time)
+    engine_ms: float = field(validator=_check_milliseconds)
+    torch_ms: float | None = field(default=None, validator=_check_milliseconds)
 
     @property
-    def place(self) -> tuple[str, str, str, str]:
+    def gpu_and_versions(self) -> tuple[str, str, str, str]:
         """Return the conditions of the measurement: the GPU, its compute capability, and the versions."""
         return self.gpu, self.capability, self.tensorrt, self.torch
 
 
 @frozen
-class Table:
+class MeasurementTable:
     """The contents of a measurement file."""
 
     format: Literal["pipeline measurements"]
     schema: int
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MeasurementRow, ...] = ()
 
 
 @frozen
@@ -79,39 +79,39 @@ class MeasurementFile:
         of the only kind of GPU in the file with the target's compute capability; empty if there are several kinds."""
         here = has_gpu() and is_for_this_gpu(targets)
         name = torch.cuda.get_device_name() if here else ""
-        rows = [row for row in self._rows() or () if row.place[2:] == (LIBRARY, release())]
+        rows = [row for row in self._read_rows() or () if row.gpu_and_versions[2:] == (LIBRARY, torch_release())]
         rows = [r for r in rows if (r.gpu == name if here else not targets or {r.capability} == {*targets})]
         if len({row.gpu for row in rows}) > 1:
             log.warning("%s has measurements of several other kinds of GPU: none is used", self.path)
             return {}
         return {row.key: (row.engine_ms, row.torch_ms) for row in reversed(rows)}  # the first row of a key decides
 
-    def save(self, found: Mapping[str, Pair]) -> None:
+    def save(self, measurements: Mapping[str, Pair]) -> None:
         """Add measurements of the current GPU under keys that the file does not have yet."""
-        place = torch.cuda.get_device_name(), current_capability(), LIBRARY, release()
+        place = torch.cuda.get_device_name(), current_capability(), LIBRARY, torch_release()
         try:
             if self.given is None:
                 make_private(self.path.parent)
             with filelock.FileLock(self.path.with_name(f".{self.path.name}.lock")):
-                before = self._rows()
+                before = self._read_rows()
                 if before is None:
                     return
-                known = {row.key for row in before if row.place == place}
-                rows = [Row(key, *place, *pair) for key, pair in found.items() if key not in known]
-                table = Table("pipeline measurements", 1, (*before, *rows)[-MOST:])
-                with replacing(self.path, mode=MODE if self.given is None else 0o666) as file:
-                    file.write(encoded(codec.written(table, Table)))
+                known = {row.key for row in before if row.gpu_and_versions == place}
+                rows = [MeasurementRow(key, *place, *pair) for key, pair in measurements.items() if key not in known]
+                table = MeasurementTable("pipeline measurements", 1, (*before, *rows)[-MOST:])
+                with replace_file(self.path, mode=MODE if self.given is None else 0o666) as file:
+                    file.write(encode_json(codec.to_json(table, MeasurementTable)))
         except OSError as error:
             log.warning("the measurements cannot be saved to %s: %s", self.path, error)
 
-    def _rows(self) -> tuple[Row, ...] | None:
+    def _read_rows(self) -> tuple[MeasurementRow, ...] | None:
         """Return the file's rows; none if there is no file, None if it cannot be read."""
         try:
-            with opened_private(self.path) if self.given is None else self.path.open("rb") as file:
+            with open_private(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
             if len(data) > BYTES:
                 raise ArtifactError(f"has more than {BYTES} bytes")
-            table: Table = codec.read(decoded(data), Table)
+            table: MeasurementTable = codec.from_json(decode_json(data), MeasurementTable)
             if table.schema != 1:
                 raise ArtifactError(f"has the schema {table.schema}, and this version reads 1")
             return table.rows
@@ -122,12 +122,12 @@ class MeasurementFile:
             return None
 
 
-def release() -> str:
+def torch_release() -> str:
     """Return torch's release, without the platform that it was built for."""
     return str(torch.__version__).partition("+")[0]
 
 
-def kept_by(settings: CompilationSettings) -> Measurements:
+def measurement_store(settings: CompilationSettings) -> Measurements:
     """Return the store that the settings name."""
     chosen = settings.measurements
     if chosen is False:

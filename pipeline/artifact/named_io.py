@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Function, Leaf
-from pipeline.inputs import leaf_of
+from pipeline.inputs import unwrap_constant
 from pipeline.program import Output, Port, Program
 
 
@@ -16,7 +16,7 @@ def inputs_of(program: Program) -> tuple[Port, ...]:
     return tuple(port for port in program.inputs if port.kind != "constant")
 
 
-def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
+def user_outputs_with_names(program: Program) -> tuple[tuple[str, Output], ...]:
     """Return the user's outputs with their names."""
     users = [output for output in program.outputs if output.kind == "user"]
     return tuple((output.name or f"output.{i}", output) for i, output in enumerate(users))
@@ -24,18 +24,18 @@ def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
 
 def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
     """Return the results of a call by output name, without results that are None."""
-    rows = zip(named_outputs(program), tree_leaves(result), strict=True)
+    rows = zip(user_outputs_with_names(program), tree_leaves(result), strict=True)
     return {name: value for (name, _), value in rows if value is not None}
 
 
-def call_by_name(program: Program, given: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
+def named_args(program: Program, values: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
     """Return the arguments of a call, given tensors and numbers by input name."""
-    leaves = [leaf_of(port.value) if port.kind == "constant" else given[port.name] for port in program.inputs]
+    leaves = [unwrap_constant(port.value) if port.kind == "constant" else values[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     return args, kwargs
 
 
-def called_by_name(program: Program, call: Function, given: Mapping[str, Leaf]) -> dict[str, Leaf]:
+def called_by_name(program: Program, call: Function, values: Mapping[str, Leaf]) -> dict[str, Leaf]:
     """Call a program with tensors and numbers by input name; return the results by output name."""
-    args, kwargs = call_by_name(program, given)
+    args, kwargs = named_args(program, values)
     return outputs_by_name(program, call(*args, **kwargs))

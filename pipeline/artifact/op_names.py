@@ -26,7 +26,7 @@ GRAPHS: Final[Mapping[str, int]] = {"cond": 2, "while_loop": 2, "map_impl": 1, "
 
 
 @frozen
-class Named:
+class OperatorName:
     """The name of an operator that an engine runs, so that it is not looked up."""
 
     name: str
@@ -42,25 +42,25 @@ class Named:
         return self.name
 
 
-def name_of(target: object) -> str:
+def operator_name(target: object) -> str:
     """Return the name of an operator or function; raise an `ArtifactError` if it cannot be looked up by name."""
-    name = name_of_any(target)
-    if isinstance(target, (OpOverload, HigherOrderOperator, Named)) or name in FUNCTIONS:
+    name = readable_name(target)
+    if isinstance(target, (OpOverload, HigherOrderOperator, OperatorName)) or name in FUNCTIONS:
         return name
     why = f"{name} cannot be saved: it is not an operator of torch"
     raise ArtifactError(why, "register it with torch.library.custom_op")
 
 
-def name_of_any(target: object) -> str:
+def readable_name(target: object) -> str:
     """Return a readable name for any target of a node."""
-    if isinstance(target, Named):
+    if isinstance(target, OperatorName):
         return target.name
     if isinstance(target, HigherOrderOperator):
         return f"higher_order.{target.name()}"
     return qualified_name(target)
 
 
-def known(name: str) -> Any:
+def find_operator(name: str) -> Any:
     """Return the operator or function of this name, whether allowed or not; None if this process lacks it."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
@@ -68,7 +68,7 @@ def known(name: str) -> Any:
     return torch._ops._higher_order_ops.get(short) if space == "higher_order" else find_operator(name)
 
 
-def target_of(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
+def allowed_operator(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
     """Return the operator or function of this name, if a file may call it.
 
     libraries: the namespaces of other libraries that are allowed; `ANY` for all. library: the module that defines the
@@ -78,11 +78,11 @@ def target_of(name: str, libraries: Collection[str] | None = (), library: str = 
         MissingOperatorError: this process lacks the operator, or its library is not allowed; the hint says what to do.
         MalformedError: a loaded program must not call the operator.
     """
-    target, space = known(name), name.partition(".")[0]
+    target, space = find_operator(name), name.partition(".")[0]
     if target is None:
         hint = f"import {library or space[:60]}, which defines it, before loading" if space not in SPACES else ""
         raise MissingOperatorError(f"this process has no operator {name[:80]}", hint)
-    if why := refused(target, libraries):
+    if why := refusal_reason(target, libraries):
         if space in SPACES or not isinstance(target, OpOverload):
             raise MalformedError(f"it calls {name[:80]}, which {why}")
         hint = f"if you trust the file, load it with operators={{{space!r}}} (--allow-operators {space})"
@@ -90,7 +90,7 @@ def target_of(name: str, libraries: Collection[str] | None = (), library: str = 
     return target
 
 
-def refused(target: Any, libraries: Collection[str] | None = ANY) -> str:
+def refusal_reason(target: Any, libraries: Collection[str] | None = ANY) -> str:
     """Return why a file may not call an operator or function; empty if it may."""
     if isinstance(target, HigherOrderOperator):
         return "" if target.name() in GRAPHS else "runs graphs, and is not one of those that files may call"
@@ -99,7 +99,7 @@ def refused(target: Any, libraries: Collection[str] | None = ANY) -> str:
     return reason_to_refuse(target, (target.namespace,) if libraries is ANY else libraries)
 
 
-def library_of(target: object) -> str:
+def defining_library(target: object) -> str:
     """Return the Python module, or else the namespace, that defines an operator; empty for torch's own."""
     if not isinstance(target, OpOverload) or target.namespace in ("aten", "prims", "prim"):
         return ""

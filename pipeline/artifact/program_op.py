@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from pipeline.artifact.expressions import read, written
+from pipeline.artifact.expressions import from_json, to_json
 from pipeline.artifact.json_values import dtype_name
-from pipeline.artifact.load import loaded
+from pipeline.artifact.load import load_silently
 from pipeline.artifact.op_names import ANY
 from pipeline.artifact.save import save
 from pipeline.aten.tensor_type import TensorType
@@ -43,17 +43,17 @@ _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] 
 """The modules made from the bytes of saved programs, while a graph holds the bytes."""
 
 
-class Entry:
+class OperatorCall:
     """The call of a compiled module in a trace; everything that tracing needs is computed in advance."""
 
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-        self.plain = tuple(_plain(values, o) for o in program.outputs if o.kind == "user")
-        self.refusal = _refusal(program, self.plain)
+        self.plain = tuple(_tensor_or_constant(values, o) for o in program.outputs if o.kind == "user")
+        self.refusal = _trace_obstacle(program, self.plain)
         self.key = uuid.uuid4().hex
-        self.facts = "" if self.refusal else _facts(program, values, self.key)
-        self.kinds = tuple(map(_kind, program.inputs))
+        self.facts = "" if self.refusal else _describe_call(program, values, self.key)
+        self.kinds = tuple(map(_input_kind, program.inputs))
         self.compiled = weakref.ref(compiled)
         _MODULES[self.key] = module
 
@@ -64,17 +64,17 @@ class Entry:
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "tensor"]
         sizes = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "symint"]
-        saved = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _bytes(self)
+        saved = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _to_bytes(self)
         results = iter(torch.ops.pipeline.run(saved, tensors, sizes, self.facts))
-        return module._rebuilt([next(results) if is_tensor else value for is_tensor, value in self.plain])
+        return module._rebuild_outputs([next(results) if is_tensor else value for is_tensor, value in self.plain])
 
 
-def _kind(port: Port) -> str:
+def _input_kind(port: Port) -> str:
     """Return the kind of an input of the operator. Constant tensors are also inputs, since each call checks them."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
-def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
+def _trace_obstacle(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
     """Return why a graph cannot call a program (graphs must know all mutations); empty if it can."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
@@ -86,29 +86,29 @@ def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
     return f"the compiled program returns {numbers[0]}, a number that varies" if numbers else ""
 
 
-def _plain(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
+def _tensor_or_constant(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
     """Return whether an output is a tensor, and the output's value if it is a constant."""
     if output.constant:
         return False, output.value
     return isinstance(values[output.value], torch.Tensor | TensorType), None
 
 
-def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
+def _describe_call(program: Program, values: Mapping[str, Argument], key: str) -> str:
     """Return JSON for the fake implementation: the key, the sizes of inputs, and the dtypes and sizes of results."""
     tensors = [
-        [written(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
+        [to_json(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs
-        if _kind(port) == "tensor"
+        if _input_kind(port) == "tensor"
     ]
-    sizes = [written(port.value) for port in program.inputs if port.kind == "symint"]
+    sizes = [to_json(port.value) for port in program.inputs if port.kind == "symint"]
     given = [values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
-    results = [[dtype_name(value.dtype), [written(size) for size in shape_of(value)]] for value in given]
+    results = [[dtype_name(value.dtype), [to_json(size) for size in shape_of(value)]] for value in given]
     return json.dumps({"key": key, "tensors": tensors, "sizes": sizes, "results": results})
 
 
-def _bytes(entry: Entry) -> torch.Tensor:
+def _to_bytes(call: OperatorCall) -> torch.Tensor:
     """Return the program saved as bytes, for an exported graph that is loaded in another process."""
-    compiled = entry.compiled()
+    compiled = call.compiled()
     if compiled is None:
         hint = "hold the Compiled that pipeline.default() or pipeline.load returned until torch.export is done"
         raise ArtifactError("an export needs the compiled program of the module, which was deleted", hint)
@@ -122,21 +122,21 @@ def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
     """Run a compiled program for ``pipeline::run`` (`artifact.run_op`)."""
-    module = _module(program, _key(facts))
+    module = _module_of_key(program, _module_key(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
-    leaves = [next(given[_kind(port)]) if _kind(port) in given else port.value for port in ports]
+    leaves = [next(given[_input_kind(port)]) if _input_kind(port) in given else port.value for port in ports]
     args, kwargs = tree_unflatten(leaves, module.program.in_spec)
     results = [leaf for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
-    return _unaliased(results, inputs)
+    return _clone_aliases(results, inputs)
 
 
 @lru_cache(maxsize=256)
-def _key(facts: str) -> str:
+def _module_key(facts: str) -> str:
     return str(json.loads(facts)["key"])
 
 
-def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
+def _module_of_key(program: torch.Tensor | None, key: str) -> CompiledModule:
     """Return the module with this key in this process, or make a module from the bytes."""
     if (known := _MODULES.get(key)) is not None:
         return known
@@ -145,19 +145,19 @@ def _module(program: torch.Tensor | None, key: str) -> CompiledModule:
         raise ExecutionError("the compiled module that the graph calls was deleted", hint)
     storage = program.untyped_storage()
     if storage not in _LOADED:
-        _LOADED[storage] = _loaded(program).module()
+        _LOADED[storage] = _load_bytes(program).module()
     return _LOADED[storage]
 
 
-def _loaded(program: torch.Tensor) -> Compiled:
+def _load_bytes(program: torch.Tensor) -> Compiled:
     """Load a program from its bytes. Any operator is allowed, as in the exported graph that contains the bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         path.write_bytes(program.cpu().numpy().tobytes())
-        return loaded(path, ANY)
+        return load_silently(path, ANY)
 
 
-def _unaliased(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Clone results that share memory with inputs or other results, since operators must not return aliases."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     found = []
@@ -168,27 +168,27 @@ def _unaliased(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) 
     return found
 
 
-def fake(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
+def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
     """Return empty tensors with the shapes of a call's results."""
-    tensors, numbers, results = _expressions(facts)
+    tensors, numbers, results = _parse_sizes(facts)
     given = [*zip(numbers, sizes, strict=True)]
     given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]
     known = {expr: size for expr, size in given if isinstance(expr, sympy.Symbol)}
     home = next((x.device for x in inputs if x.device.type != "cpu"), torch.device("cpu"))
-    return [torch.empty([_size(e, known) for e in shape], dtype=dtype, device=home) for dtype, shape in results]
+    return [torch.empty([_eval_size(e, known) for e in shape], dtype=dtype, device=home) for dtype, shape in results]
 
 
-def _size(expr: Argument, known: dict[Argument, Argument]) -> Argument:
+def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argument:
     """Return a size, given the sizes of the inputs; a data-dependent size becomes a new symbol."""
     if isinstance(expr, int):
         return expr
-    for symbol in expr.free_symbols - known.keys():
-        known[symbol] = torch.library.get_ctx().new_dynamic_size()
-    return sympy_interp(PythonReferenceAnalysis, known, expr)
+    for symbol in expr.free_symbols - known_sizes.keys():
+        known_sizes[symbol] = torch.library.get_ctx().new_dynamic_size()
+    return sympy_interp(PythonReferenceAnalysis, known_sizes, expr)
 
 
 @lru_cache(maxsize=64)
-def _expressions(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
+def _parse_sizes(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
     data = json.loads(facts)
-    results = [(getattr(torch, dtype), [read(size) for size in shape]) for dtype, shape in data["results"]]
-    return [[read(s) for s in shape] for shape in data["tensors"]], [read(s) for s in data["sizes"]], results
+    results = [(getattr(torch, dtype), [from_json(size) for size in shape]) for dtype, shape in data["results"]]
+    return [[from_json(s) for s in shape] for shape in data["tensors"]], [from_json(s) for s in data["sizes"]], results

@@ -16,7 +16,7 @@ from pipeline.artifact import json_values as values
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.aten.types import Spec
 from pipeline.errors import ArtifactError
-from pipeline.runtime.inputs import children
+from pipeline.runtime.inputs import child_specs
 
 _leaf: Any = getattr(pytree, "treespec_leaf", pytree.LeafSpec)  # torch up to 2.11 has only the class
 CONTAINERS: Mapping[str, object] = {
@@ -27,7 +27,7 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 
 @frozen
-class Shape:
+class RecordShape:
     """The class that a `Record` replaces: its name, its kind (outputs of transformers' models are mappings), the names
     of its elements, and the names of fields that are None."""
 
@@ -42,10 +42,10 @@ class Record:
     (``r["logits"]``) and attribute (``r.logits``), as in the original."""
 
     __slots__ = ("_shape", "_values")
-    _shape: Shape
+    _shape: RecordShape
     _values: tuple[Any, ...]
 
-    def __init__(self, shape: Shape, values: Iterable[object]) -> None:
+    def __init__(self, shape: RecordShape, values: Iterable[object]) -> None:
         object.__setattr__(self, "_shape", shape)
         object.__setattr__(self, "_values", tuple(values))
 
@@ -106,68 +106,68 @@ pytree.register_pytree_node(
 )
 
 
-def written(spec: Spec) -> JsonData:
+def to_json(spec: Spec) -> JsonData:
     """Return a structure as JSON; a leaf is None. Raise an `ArtifactError` if other data in it cannot be saved."""
     if spec.type is None:
         return None
-    parts = [written(child) for child in children(spec)]
+    parts = [to_json(child) for child in child_specs(spec)]
     if name := next((name for name, kind in CONTAINERS.items() if spec.type is kind), ""):
-        return {"type": name, "context": values.written(spec.context), "children": parts}
+        return {"type": name, "context": values.to_json(spec.context), "children": parts}
     if spec.type is defaultdict:
         factory, keys = spec.context
         if factory is not None and FACTORIES.get(factory.__name__) is not factory:
             raise ArtifactError(f"a defaultdict of {factory!r} cannot be saved")
-        context = [getattr(factory, "__name__", None), values.written(keys)]
+        context = [getattr(factory, "__name__", None), values.to_json(keys)]
         return {"type": "defaultdict", "context": context, "children": parts}
-    return {"type": "class", **_written_class(spec), "children": parts}
+    return {"type": "class", **_class_to_json(spec), "children": parts}
 
 
-def _written_class(spec: Spec) -> dict[str, JsonData]:
-    shape = spec.context if spec.type is Record else _shape(spec)
+def _class_to_json(spec: Spec) -> dict[str, JsonData]:
+    shape = spec.context if spec.type is Record else _record_shape(spec)
     named = {"class": shape.cls, "kind": shape.kind, "names": list(shape.names), "absent": list(shape.absent)}
     try:
-        return named | {"context": None if spec.type in (Record, namedtuple) else values.written(spec.context)}
+        return named | {"context": None if spec.type in (Record, namedtuple) else values.to_json(spec.context)}
     except ArtifactError as error:
         raise ArtifactError(f"outputs or inputs of {shape.cls} cannot be saved: {error.message}") from None
 
 
-def _shape(spec: Spec) -> Shape:
+def _record_shape(spec: Spec) -> RecordShape:
     context, count = spec.context, spec.num_children
     kind = context if spec.type is namedtuple else spec.type
     name = f"{kind.__module__}:{kind.__qualname__}"
     if spec.type is namedtuple:
-        return Shape(name, "namedtuple", tuple(context._fields))
+        return RecordShape(name, "namedtuple", tuple(context._fields))
     if issubclass(kind, tuple) and hasattr(kind, "__match_args__"):
-        return Shape(name, "namedtuple", tuple(kind.__match_args__)[:count])
-    if _are_names(context, count):
-        return Shape(name, "mapping" if issubclass(kind, Mapping) else "object", tuple(context))
-    if isinstance(context, list) and len(context) == 2 and _are_names(context[0], count):
-        return Shape(name, "object", tuple(context[0]), tuple(context[1] or ()))
-    return Shape(name)
+        return RecordShape(name, "namedtuple", tuple(kind.__match_args__)[:count])
+    if _are_field_names(context, count):
+        return RecordShape(name, "mapping" if issubclass(kind, Mapping) else "object", tuple(context))
+    if isinstance(context, list) and len(context) == 2 and _are_field_names(context[0], count):
+        return RecordShape(name, "object", tuple(context[0]), tuple(context[1] or ()))
+    return RecordShape(name)
 
 
-def _are_names(context: object, count: int) -> bool:
+def _are_field_names(context: object, count: int) -> bool:
     return isinstance(context, (list, tuple)) and len(context) == count and all(isinstance(n, str) for n in context)
 
 
-def read(data: JsonData) -> Any:
+def from_json(data: JsonData) -> Any:
     """Read a structure from JSON; raise `MalformedError` if it is malformed."""
     if data is None:
         return _leaf()
     if not isinstance(data, dict) or not isinstance(data.get("children"), list):
         raise MalformedError(f"expected a structure, not {str(data)[:60]!r}")
-    parts, kind = [read(child) for child in data["children"]], str(data.get("type"))
+    parts, kind = [from_json(child) for child in data["children"]], str(data.get("type"))
     if kind == "class":
-        return pytree.TreeSpec(*_class(data, len(parts)), parts)
+        return pytree.TreeSpec(*_read_class(data, len(parts)), parts)
     if kind == "defaultdict":
-        return pytree.TreeSpec(defaultdict, _default_context(data.get("context"), len(parts)), parts)
+        return pytree.TreeSpec(defaultdict, _read_default_context(data.get("context"), len(parts)), parts)
     if kind not in CONTAINERS:
         raise MalformedError(f"{kind[:60]!r} is not a container")
-    return pytree.TreeSpec(CONTAINERS[kind], _context(kind, data.get("context"), len(parts)), parts)
+    return pytree.TreeSpec(CONTAINERS[kind], _read_context(kind, data.get("context"), len(parts)), parts)
 
 
-def _context(kind: str, data: JsonData, count: int) -> Any:
-    context = values.read(data)
+def _read_context(kind: str, data: JsonData, count: int) -> Any:
+    context = values.from_json(data)
     if kind == "deque":
         wrong = context is not None and type(context) is not int
     elif CONTAINERS[kind] in (dict, OrderedDict, immutable_dict):
@@ -187,34 +187,34 @@ def _is_key(value: object) -> bool:
     return True
 
 
-def _default_context(data: JsonData, count: int) -> Any:
+def _read_default_context(data: JsonData, count: int) -> Any:
     if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
         raise MalformedError(f"{str(data)[:60]!r} is not a defaultdict")
-    return [FACTORIES.get(str(data[0])), _context("dict", data[1], count)]
+    return [FACTORIES.get(str(data[0])), _read_context("dict", data[1], count)]
 
 
-def _class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
+def _read_class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
     """Return the class and its pytree context if it is imported and registered with torch, else those of a record."""
     shape = _read_shape(data, count)
-    found = _imported(shape.cls)
+    found = _find_imported_class(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:
         return namedtuple, found
     if found in pytree.SUPPORTED_NODES and found is not Record and not shape.cls.startswith("torch._"):
-        return found, values.read(data.get("context"))
+        return found, values.from_json(data.get("context"))
     return Record, shape
 
 
-def _read_shape(data: Mapping[str, JsonData], count: int) -> Shape:
+def _read_shape(data: Mapping[str, JsonData], count: int) -> RecordShape:
     cls, kind, names, absent = (data.get(key) for key in ("class", "kind", "names", "absent"))
     lists = isinstance(names, list) and isinstance(absent, list) and all(isinstance(n, str) for n in [*names, *absent])
     if not lists or not isinstance(cls, str) or kind not in ("namedtuple", "mapping", "object"):
         raise MalformedError(f"{str(cls)[:60]!r} is not a class")
     if names and len(names) != count:
         raise MalformedError(f"{cls[:60]} has {count} elements and {len(names)} names")
-    return Shape(cls, kind, tuple(names or ()), tuple(absent or ()))
+    return RecordShape(cls, kind, tuple(names or ()), tuple(absent or ()))
 
 
-def _imported(name: str) -> Any:
+def _find_imported_class(name: str) -> Any:
     """Return the class of this name if its module is already imported; else None."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)

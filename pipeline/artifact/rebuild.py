@@ -11,21 +11,21 @@ import torch
 from attrs import evolve
 
 from pipeline.aten.support import Choice, ConverterSupport
-from pipeline.build.deduplicate import built_once
+from pipeline.build.deduplicate import build_without_duplicates
 from pipeline.build.monitor import Monitor
-from pipeline.build.remote_build import RemoteBuild, write
-from pipeline.build.serialized_plans import Order, PlanFile, serialize
+from pipeline.build.remote_build import RemoteBuild, store
+from pipeline.build.serialized_plans import BuildOrder, PlanFile, serialize
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned
-from pipeline.recipes import held
-from pipeline.runtime.snapshot import present
-from pipeline.stages.build import engine
+from pipeline.recipes import narrow_dtype
+from pipeline.runtime.snapshot import find_present
+from pipeline.stages.build import make_engine
 
 
-class NotKept:
+class UnsavedConverter:
     """Stand-in for a converter in a loaded program; the file contains only the converter's name."""
 
     def __init__(self, name: str) -> None:
@@ -37,33 +37,33 @@ class NotKept:
 
 
 @cache
-def stand_in(name: str) -> Choice:
+def unsaved_choice(name: str) -> Choice:
     """Return the stand-in for the converter of this name."""
-    return Choice(ConverterSupport(NotKept(name)))
+    return Choice(ConverterSupport(UnsavedConverter(name)))
 
 
 def is_loaded(compiled: Compiled) -> bool:
     """Return whether a program was loaded from a file."""
     choices = (verdict.choice for verdict in compiled.partitioned.verdicts.values())
-    return any(isinstance(c.support.converter_implementation, NotKept) for c in choices if c is not None)
+    return any(isinstance(c.support.converter_implementation, UnsavedConverter) for c in choices if c is not None)
 
 
-def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     """Return the program with the parameters of ``partitioned``, and engines built from its networks."""
     parameters = partitioned.program.parameters
     rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
-    orders = [Order.of(segment, network, compiled.settings) for segment, network in rows]
+    orders = [BuildOrder.for_segment(segment, network, compiled.settings) for segment, network in rows]
 
     def value(name: str) -> torch.Tensor:
         recipe = compiled.refit_map.get(name)
-        return present(compiled.literals, name) if recipe is None else held(recipe.evaluate(parameters))
+        return find_present(compiled.literals, name) if recipe is None else narrow_dtype(recipe.evaluate(parameters))
 
-    values = [Values(order.network, value) for order in orders]
-    engines = built_once(orders, values, lambda due: [_built(orders[i], values[i]) for i in due])
+    values = [LazyWeights(order.network, value) for order in orders]
+    engines = build_without_duplicates(orders, values, lambda due: [_build_engine(orders[i], values[i]) for i in due])
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
-class Values(Mapping[str, torch.Tensor]):
+class LazyWeights(Mapping[str, torch.Tensor]):
     """The weights of a network by name, each evaluated on access."""
 
     def __init__(self, network: Network, value: Callable[[str], torch.Tensor]) -> None:
@@ -79,11 +79,11 @@ class Values(Mapping[str, torch.Tensor]):
         return len(self.names)
 
 
-def _built(order: Order, weights: Mapping[str, torch.Tensor]) -> Engine:
+def _build_engine(order: BuildOrder, weights: Mapping[str, torch.Tensor]) -> Engine:
     network = order.network
     with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "weights")
-        index = write(path, dict(weights))
-        handle = RemoteBuild(network, path, None, index).opened()
+        index = store(path, dict(weights))
+        handle = RemoteBuild(network, path, None, index).open_network()
         file = PlanFile()
-        return engine(order, serialize(handle, order, file, Monitor()), file.mapped())
+        return make_engine(order, serialize(handle, order, file, Monitor()), file.map_plan())

@@ -16,20 +16,20 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
-from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter
+from pipeline.artifact.adapters import Adapter, adapt, factor_parameters, is_adapter, read_adapters, remove_adapters
 from pipeline.artifact.json_values import dtype_name
-from pipeline.artifact.rebuild import is_loaded, rebuilt
-from pipeline.artifact.tensors import tensors_of
+from pipeline.artifact.rebuild import is_loaded, rebuild_engines
+from pipeline.artifact.tensors import read_tensor_file
 from pipeline.capture.shared_tensors import unwrap_subclasses
 from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
-from pipeline.program import Partitioned, Program, version
-from pipeline.recipes import Recipe, numbers_of
+from pipeline.program import Partitioned, Program, tensor_version
+from pipeline.recipes import Recipe, buffer_numbers
 from pipeline.records.wording import kind_of
 from pipeline.runtime.engine_refit import refit
-from pipeline.runtime.snapshot import present
+from pipeline.runtime.snapshot import find_present
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert
 from pipeline.stages.refit_map import refit_map
@@ -59,21 +59,21 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
-    given = unwrap_subclasses(_tensors(new_weights, program))
-    wrong = missing(given, new_weights, program) | _unfit(given, program)
+    given = unwrap_subclasses(_tensors_by_name(new_weights, program))
+    wrong = missing_weights(given, new_weights, program) | _unfit_weights(given, program)
     if wrong := wrong or _differing_tied_weights(given, program):
         raise RefitError(wrong, "names, shapes and dtypes must be those of compiled.program.parameters")
-    parameters = FrozenDict({**program.parameters, **_copies(given, program)})
-    changed = _made_of(_changed_parameters(program, parameters), compiled)
-    unknown = _made_of(_its_own(given, program.parameters), compiled)
-    return remade(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
+    parameters = FrozenDict({**program.parameters, **_copy_weights(given, program)})
+    changed = _weights_computed_from(_changed_parameters(program, parameters), compiled)
+    unknown = _weights_computed_from(_aliased_parameters(given, program.parameters), compiled)
+    return replace_weights(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
 
 
-def _made_of(parameters: Set[str], compiled: Compiled) -> set[str]:
+def _weights_computed_from(parameters: Set[str], compiled: Compiled) -> set[str]:
     return {name for name, recipe in compiled.refit_map.items() if not parameters.isdisjoint(recipe.parameters)}
 
 
-def remade(
+def replace_weights(
     compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str], unknown: Collection[str] = ()
 ) -> Compiled:
     """Return a compiled program with other parameters or constants; engines are refitted if possible, else rebuilt.
@@ -82,23 +82,23 @@ def remade(
     the model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if
     TensorRT has folded an unknown weight away.
     """
-    refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
+    refits, loaded = has_gpu() and _has_refittable_engines(compiled), is_loaded(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     compiled = evolve(compiled, refit_map=recipes)
-    versions = FrozenDict({name: version(tensor) for name, tensor in program.parameters.items()})
+    versions = FrozenDict({name: tensor_version(tensor) for name, tensor in program.parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, versions=versions))
     if not changed and not unknown and not any(engine.stripped for engine in compiled.engines):
         return evolve(compiled, partitioned=new, agreement=None)  # engines read the others in place
     if refits:
-        return _refitted(compiled, new, changed)
+        return _refit_engines(compiled, new, changed)
     log.info("the engines cannot be refitted (immutable_weights=True), and are rebuilt")
     if loaded:
-        return rebuilt(compiled, new)
+        return rebuild_engines(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
 
 
-def _refittable(compiled: Compiled) -> bool:
+def _has_refittable_engines(compiled: Compiled) -> bool:
     """Return whether all engines with weights are refittable."""
     engines = zip(compiled.engines, compiled.networks, strict=True)
     have = [engine.refittable for engine, network in engines if network.weights]
@@ -110,7 +110,7 @@ def with_lora(
 ) -> Compiled:
     """Return a compiled program with these adapters in place of its current adapters: see `Compiled.with_lora`."""
     if isinstance(adapters, str | os.PathLike):
-        adapters = tensors_of(Path(adapters))
+        adapters = read_tensor_file(Path(adapters))
     if not isinstance(adapters, Mapping):
         due = "PEFT's state dict or its file, or a mapping from parameter to (A, B)"
         raise TypeError(f"adapters are {due}, not {kind_of(adapters)}")
@@ -118,20 +118,20 @@ def with_lora(
         raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
     program = compiled.program
     base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
-    found = adapters_of(adapters, base, fan_in_fan_out)
-    if wrong := missing({}, {}, program) | _tied_parameters(found, program):
+    found = read_adapters(adapters, base, fan_in_fan_out)
+    if wrong := missing_weights({}, {}, program) | _tied_parameters(found, program):
         raise RefitError(wrong, "adapters add to the compiled weights, each of which must be known by one name")
     known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
 
     def changed(recipes: Mapping[str, Recipe]) -> FrozenDict[str, Recipe]:
-        return FrozenDict({name: adapted(bare(recipe), known, scale, dtypes) for name, recipe in recipes.items()})
+        return FrozenDict({name: adapt(remove_adapters(r), known, scale, dtypes) for name, r in recipes.items()})
 
     recipes = RefitMap(changed(compiled.refit_map), compiled.refit_map.computed)
     both = (*compiled.refit_map.items(), *recipes.items())
     affected = {name for name, recipe in both if any(map(is_adapter, recipe.parameters))}
-    parameters = FrozenDict({**base, **factors(found)})
+    parameters = FrozenDict({**base, **factor_parameters(found)})
     new = evolve(program, parameters=parameters, constants=changed(program.constants))
-    return remade(compiled, new, recipes, affected)
+    return replace_weights(compiled, new, recipes, affected)
 
 
 def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
@@ -145,11 +145,11 @@ def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str
     }
 
 
-def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
+def _tensors_by_name(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
     """Return the new weights by name, including a module's plain tensor attributes and an export's constants."""
     if isinstance(weights, torch.nn.Module):
         named = (weights.named_parameters(remove_duplicate=False), weights.named_buffers(remove_duplicate=False))
-        plain = {name: value for name in program.written if (value := _attribute(weights, name)) is not None}
+        plain = {name: value for name in program.written if (value := _tensor_attribute(weights, name)) is not None}
         return {**plain, **{name: tensor for tensors in named for name, tensor in tensors}}
     if isinstance(weights, ExportedProgram):
         specs = weights.graph_signature.input_specs
@@ -161,7 +161,7 @@ def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
     return dict(weights)
 
 
-def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
+def _tensor_attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
     try:
         value = attrgetter(path)(module)
     except AttributeError:
@@ -169,15 +169,15 @@ def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
+def missing_weights(new: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
     """Return the names that a module or export lacks, with the reason. A mapping may lack weights, unless the program
     has no compiled value to keep."""
-    absent = [name for name in program.parameters if name not in given]
+    absent = [name for name in program.parameters if name not in new]
     if isinstance(weights, Mapping):
-        tied = {other for names in tied_names(program.parameters) if given.keys() & names for other in names}
+        tied = {other for names in tied_names(program.parameters) if new.keys() & names for other in names}
         if empty := [name for name in absent if name not in tied and program.parameters[name].is_meta]:
             return dict.fromkeys(empty, "it was loaded without its value, and new_weights does not have it")
-        changed = [name for name in absent if name not in tied and _is_trained(program, name)]
+        changed = [name for name in absent if name not in tied and _was_mutated(program, name)]
         return dict.fromkeys(changed, "it changed in place after compiling, and new_weights does not have it")
     literal = program.written if isinstance(weights, torch.nn.Module) else ()
     fixed = {name for name in absent if name in literal or is_adapter(name)}
@@ -185,15 +185,15 @@ def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progra
     return dict.fromkeys(due, "new_weights has no parameter or buffer of this name")
 
 
-def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+def _unfit_weights(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
     """Return the names that the program lacks, and the names of tensors that do not fit, with the reason."""
     known = program.parameters.keys() | program.aliases
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in new_weights if name not in known]
     found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
-    pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in given.items())
+    pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in new_weights.items())
     found |= {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
-    read = {place.partition("[")[0] for place in program.numbers} & (given.keys() - found.keys())
-    new = {place: number for name in read for place, number in numbers_of(name, given[name])}
+    read = {place.partition("[")[0] for place in program.numbers} & (new_weights.keys() - found.keys())
+    new = {place: number for name in read for place, number in buffer_numbers(name, new_weights[name])}
     return found | {
         place: f"it is {new[place]}, and the model's code read {number} during capture: compile again"
         for place, number in program.numbers.items()
@@ -209,33 +209,33 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def _differing_tied_weights(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    groups = ([name for name in names if name in given] for names in tied_names(program.parameters))
+def _differing_tied_weights(new: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+    groups = ([name for name in names if name in new] for names in tied_names(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"
         for first, *others in filter(None, groups)
         for name in others
-        if not _is_the_same(given[first], given[name])
-        and not torch.equal(given[first].detach().cpu(), given[name].detach().cpu())
+        if not _shares_memory(new[first], new[name])
+        and not torch.equal(new[first].detach().cpu(), new[name].detach().cpu())
     }
 
 
-def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of equal shape and dtype are the same tensor or the same memory."""
     return a is b or (a.layout == torch.strided and a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
 
 
-def _its_own(given: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
+def _aliased_parameters(new_weights: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
     """Return the names of parameters that share memory with the new weights, including all names of tied parameters."""
-    pairs = ((parameters[name], tensor) for name, tensor in given.items() if name in parameters)
-    same = {id(old) for old, new in pairs if _is_the_same(old, new)}
+    pairs = ((parameters[name], tensor) for name, tensor in new_weights.items() if name in parameters)
+    same = {id(old) for old, new in pairs if _shares_memory(old, new)}
     return {name for name, tensor in parameters.items() if id(tensor) in same}
 
 
-def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
+def _copy_weights(new: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
     """Return copies of the new weights; all names of a tied weight share a copy."""
     known = program.parameters
-    copies = {id(known[name]): tensor.detach().clone() for name, tensor in given.items() if name in known}
+    copies = {id(known[name]): tensor.detach().clone() for name, tensor in new.items() if name in known}
     return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
 
 
@@ -253,13 +253,13 @@ def _mismatch(value: object, old: torch.Tensor) -> str:
     return "" if value.layout == old.layout else f"it is {value.layout}, the engine's is {old.layout}"
 
 
-def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
+def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
     """Refit all engines with every weight, including literals, since TensorRT combines weights."""
     parameters = partitioned.program.parameters
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):
         recipes = {w.name: compiled.refit_map[w.name] for w in network.weights if w.name in compiled.refit_map}
-        weights = {w.name: present(compiled.literals, w.name) for w in network.weights if w.name not in recipes}
+        weights = {w.name: find_present(compiled.literals, w.name) for w in network.weights if w.name not in recipes}
         weights |= {name: recipe.evaluate(parameters) for name, recipe in recipes.items()}
         given = engine.stripped and not compiled.settings.immutable_weights
         engines.append(refit(engine, weights, recipes.keys() & changed) if engine.refittable and not given else engine)
@@ -268,7 +268,7 @@ def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[
 
 def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> set[str]:
     """Return the parameters whose values differ from those in the engines; NaN always differs."""
-    changed = {name for name, old in program.parameters.items() if old.is_meta or _is_trained(program, name)}
+    changed = {name for name, old in program.parameters.items() if old.is_meta or _was_mutated(program, name)}
     for name in program.parameters.keys() - changed:
         old, own = program.parameters[name], new[name]
         if own is not old and not torch.equal(own.cpu(), old.cpu()):
@@ -276,7 +276,7 @@ def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> se
     return changed
 
 
-def _is_trained(program: Program, name: str) -> bool:
+def _was_mutated(program: Program, name: str) -> bool:
     """Return whether a weight, which is the model's own tensor, was mutated after compilation."""
     tensor = program.parameters[name]
-    return version(tensor) != program.versions.get(name, version(tensor))
+    return tensor_version(tensor) != program.versions.get(name, tensor_version(tensor))

@@ -15,10 +15,10 @@ from attrs import evolve
 from pipeline.artifact import allocations, codec, pytrees, settings_json
 from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.consistency import check_names
-from pipeline.artifact.container import Writer
-from pipeline.artifact.graphs import SavedGraph, kept_graph
-from pipeline.artifact.hashing import SummedWriter
-from pipeline.artifact.json_data import encoded
+from pipeline.artifact.container import ContainerWriter
+from pipeline.artifact.graphs import SavedGraph, save_graph
+from pipeline.artifact.hashing import ChecksumWriter
+from pipeline.artifact.json_data import encode_json
 from pipeline.artifact.manifest import (
     FORMAT,
     KERNELS,
@@ -31,18 +31,18 @@ from pipeline.artifact.manifest import (
     Versions,
     saved_fields,
 )
-from pipeline.artifact.tensors import Tensors, tensor_file
+from pipeline.artifact.tensors import TensorsToSave, tensor_file_parts
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.naming import module_stack
 from pipeline.compiled import Compiled, StrPath
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.program import Program, version
-from pipeline.records.wording import kind_of, path_of
-from pipeline.runtime.atomic import replacing
+from pipeline.program import Program, tensor_version
+from pipeline.records.wording import kind_of, to_path
+from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.call_memory import call_bytes
-from pipeline.runtime.opened_file import call_bytes_of, check_files
+from pipeline.runtime.opened_file import check_files, stated_call_bytes
 from pipeline.runtime.program_engines import compiled_kernels
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
@@ -59,38 +59,40 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
     """Write a compiled program to a file, as `Compiled.save` documents. Constants of the model's code and adapters are
     always in this file. ``generation``: the JSON from which `load` makes a language model of the program."""
     check_files(compiled.program.parameters)
-    file_path, tensors, plans, others = path_of(path, "save"), Tensors(), dict[str, Any](), dict[str, Any]()
+    file_path, tensors, plans, others = to_path(path, "save"), TensorsToSave(), dict[str, Any](), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below
-    with replacing(file_path, size=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
-        engines = _saved_engines(compiled, plans)
-        first = thread.submit(_add_all, writer, plans)
-        manifest = described(compiled, engines, tensors, others)
-        stored = _weights_location(_checked_place(weights), file_path, compiled.program, tensors, others)
-        rest = thread.submit(_add_all, writer, others)
+    with replace_file(file_path, size=size) as file, ContainerWriter(file) as writer, ThreadPoolExecutor(1) as thread:
+        engines = _save_engines(compiled, plans)
+        first = thread.submit(_write_entries, writer, plans)
+        manifest = describe_program(compiled, engines, tensors, others)
+        stored = _add_weights(_check_weights_location(weights), file_path, compiled.program, tensors, others)
+        rest = thread.submit(_write_entries, writer, others)
         first.result()
         record = evolve(manifest, weights=stored, generation=generation)
         check_names(record)
-        data = codec.written(record, Manifest)
+        data = codec.to_json(record, Manifest)
         rest.result()
-        data["entries"] = codec.written(FrozenDict(writer.digests), FrozenDict[str, str])
-        writer.finish(encoded(data))
+        data["entries"] = codec.to_json(FrozenDict(writer.digests), FrozenDict[str, str])
+        writer.finish(encode_json(data))
 
 
-def _add_all(writer: Writer, entries: Entries) -> None:
+def _write_entries(writer: ContainerWriter, entries: Entries) -> None:
     for name, (parts, size, digest) in entries.items():
         writer.add(name, parts, size, digest)
 
 
-def _checked_place(weights: StrPath) -> str:
+def _check_weights_location(weights: StrPath) -> str:
     if not isinstance(weights, str | os.PathLike):
         raise TypeError(f'weights is {kind_of(weights)}: pass "inside", "none", or the path of a file')
     given = os.fspath(weights)
     if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
-        raise ArtifactError(f"weights={given!r} is not a place", 'pass "inside", "none", or the path of a file')
+        raise ArtifactError(
+            f"weights={given!r} is not a location of weights", 'pass "inside", "none", or the path of a file'
+        )
     return given
 
 
-def _weights_location(weights: str, place: Path, program: Program, tensors: Tensors, entries: Entries) -> SavedWeights:
+def _add_weights(weights: str, path: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
     """Return the location of the tensors; tensors in this file become its last entry before the manifest."""
     names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
@@ -100,14 +102,14 @@ def _weights_location(weights: str, place: Path, program: Program, tensors: Tens
     elif weights == INSIDE:
         kept, inside = SavedWeights(), {**model, **constants}
     else:
-        kept, inside = _weights_beside(Path(weights), place, model), constants
+        kept, inside = _save_separate_weights(Path(weights), path, model), constants
     if not inside:
         return kept
-    entries[WEIGHTS] = (*tensor_file(_present(inside)), "")
+    entries[WEIGHTS] = (*tensor_file_parts(_check_present(inside)), "")
     return evolve(kept, entry=WEIGHTS, others=weights != INSIDE)
 
 
-def _present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _check_present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors; raise an error if a tensor has no values."""
     if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ArtifactError(
@@ -117,49 +119,49 @@ def _present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _weights_beside(path: Path, program: Path, tensors: dict[str, torch.Tensor]) -> SavedWeights:
-    parts, size = tensor_file(_present(tensors))
+def _save_separate_weights(path: Path, program: Path, tensors: dict[str, torch.Tensor]) -> SavedWeights:
+    parts, size = tensor_file_parts(_check_present(tensors))
     if path.resolve() == program.resolve():
         raise ArtifactError(f"{path} is the program's own file", 'weights="inside" saves them in it')
-    with replacing(path, size=lambda: size) as file, SummedWriter(file) as summed:
+    with replace_file(path, size=lambda: size) as file, ChecksumWriter(file) as summed:
         sha256, _ = summed.write(parts, size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
     return SavedWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
 
-def described(compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: Tensors, entries: Entries) -> Manifest:
+def describe_program(
+    compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: TensorsToSave, entries: Entries
+) -> Manifest:
     """Return the manifest, except for the digests of entries and the location of weights. Add the entries that it names
     to ``entries``, and the tensors to save to ``tensors``."""
     program, partitioned = compiled.program, compiled.partitioned
     networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
     for name, network in networks.items():
         _add_json(entries, name, network, Network)
-    segments = _segments(compiled, tensors)
+    segments = _save_graphs(compiled, tensors)
     for name, segment in segments.items():
         _add_json(entries, name, segment, SavedGraph)
     if kernels := compiled_kernels(compiled):
         entries[KERNELS] = ([kernels.data], len(kernels.data), "")
-    if (source := _source(program, tensors)) is not None:
+    if (source := _save_source(program, tensors)) is not None:
         _add_json(entries, SOURCE, source, SavedSource)
     programs = filter(None, (program, program.source))
     return Manifest(
         format=FORMAT,
         schema=SCHEMA,
-        versions=_versions(program),
+        versions=_current_versions(program),
         entries=FrozenDict(),
         weights=SavedWeights(),
         **saved_fields(program),
-        in_spec=pytrees.written(program.in_spec),
-        out_spec=pytrees.written(program.out_spec),
-        settings=settings_json.written(program.settings),
+        in_spec=pytrees.to_json(program.in_spec),
+        out_spec=pytrees.to_json(program.out_spec),
+        settings=settings_json.to_json(program.settings),
         segments=partitioned.segments,
         engines=engines,
         networks=tuple(networks),
         refit_map=compiled.refit_map,
-        parameters=FrozenDict(
-            {name: tensors.keep(name, _unchanged_parameter(program, name)) for name in program.parameters}
-        ),
-        literals=FrozenDict({n: tensors.keep(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
+        parameters=FrozenDict({name: tensors.add(name, _weight_to_save(program, name)) for name in program.parameters}),
+        literals=FrozenDict({n: tensors.add(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
         verdicts=tuple(
             SavedVerdict(v.node, v.target, v.supported, v.reasons, v.where, v.choice.support.name if v.choice else "")
             for v in partitioned.verdicts.values()
@@ -174,12 +176,12 @@ def described(compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: Ten
         source=SOURCE if source is not None else "",
         computed=_largest_computed_bytes(compiled),
         kernels=kernels.machine,
-        call=call_bytes_of(compiled.program.parameters) or call_bytes(compiled),
+        call=stated_call_bytes(compiled.program.parameters) or call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
 
 
-def _saved_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, ...]:
+def _save_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, ...]:
     """Return the manifest's records of the engines, and add the plans, shared by equal engines, to the entries."""
     plans = [engine.digest or str(id(engine.plan)) for engine in compiled.engines]
     found = []
@@ -191,13 +193,13 @@ def _saved_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, .
     return tuple(found)
 
 
-def _source(program: Program, tensors: Tensors) -> SavedSource | None:
+def _save_source(program: Program, tensors: TensorsToSave) -> SavedSource | None:
     """Return the program before `decompose`; None if a part of it cannot be saved."""
     source = program.source
     if source is None:
         return None
     try:
-        graph = kept_graph(source.graph_module, list(source.graph.nodes), "source", tensors)
+        graph = save_graph(source.graph_module, list(source.graph.nodes), "source", tensors)
     except ArtifactError:
         return None
     return SavedSource(graph, source.inputs, source.outputs, source.constants, source.buffers)
@@ -208,21 +210,21 @@ def _largest_computed_bytes(compiled: Compiled) -> int:
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
-    found = allocations.largest([*program.constants.values(), *compiled.refit_map.values()], parameters)
+    found = allocations.largest_constant([*program.constants.values(), *compiled.refit_map.values()], parameters)
     for each in filter(None, (program, program.source)):
         graphs = (m.graph for m in each.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
         nodes = (node for graph in graphs for node in graph.nodes if node.name not in engines or each is not program)
-        found = max([found, *(allocations.filled(n.target, n.args, n.kwargs) for n in nodes)])
+        found = max([found, *(allocations.filled_bytes(n.target, n.args, n.kwargs) for n in nodes)])
     allowed = allocations.allowed_bytes((tensor.nbytes for tensor in program.parameters.values()), 0)
     return found if found > allowed else 0
 
 
-def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:
-    data = encoded(codec.written(record, kind))
+def _add_json(entries: Entries, name: str, record: object, record_type: type) -> None:
+    data = encode_json(codec.to_json(record, record_type))
     entries[name] = ([data], len(data), "")
 
 
-def _versions(program: Program) -> Versions:
+def _current_versions(program: Program) -> Versions:
     gpu = ""
     if has_gpu():
         major, minor = torch.cuda.get_device_capability()
@@ -230,9 +232,9 @@ def _versions(program: Program) -> Versions:
     return Versions(__version__, str(torch.__version__), LIBRARY, program.settings.compute_capabilities, gpu)
 
 
-def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
+def _weight_to_save(program: Program, name: str) -> torch.Tensor:
     tensor = program.parameters[name]
-    if version(tensor) != program.versions.get(name, version(tensor)):
+    if tensor_version(tensor) != program.versions.get(name, tensor_version(tensor)):
         raise ArtifactError(
             f"{name} changed in place after compiling, so the engines have an older value",
             "save before changing the model, or save the result of pipeline.refit_module_weights",
@@ -240,7 +242,7 @@ def _unchanged_parameter(program: Program, name: str) -> torch.Tensor:
     return tensor
 
 
-def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedGraph]:
+def _save_graphs(compiled: Compiled, tensors: TensorsToSave) -> dict[str, SavedGraph]:
     """Return the nodes of each PyTorch segment, and in the last entry all other nodes: inputs, arithmetic on sizes, and
     the nodes in engines, whose operators are saved only by name."""
     module, segments = compiled.program.graph_module, compiled.partitioned.segments
@@ -251,5 +253,5 @@ def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, SavedGraph]:
     for node in module.graph.nodes:
         places[home.get(node.name, len(segments))].append(node)
     rest = places.pop(len(segments))
-    kept = {f"segments/{i}.json": kept_graph(module, nodes, "graph", tensors) for i, nodes in places.items()}
-    return {**kept, "graph.json": kept_graph(module, rest, "graph", tensors, engines)}
+    kept = {f"segments/{i}.json": save_graph(module, nodes, "graph", tensors) for i, nodes in places.items()}
+    return {**kept, "graph.json": save_graph(module, rest, "graph", tensors, engines)}

@@ -12,17 +12,17 @@ import torch
 from attrs import frozen
 
 from pipeline.artifact import named_io
-from pipeline.artifact.batching import batch_of, obstacle
-from pipeline.artifact.container import Reader
+from pipeline.artifact.batching import batch_range, batching_obstacle
+from pipeline.artifact.container import ContainerReader
 from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load
-from pipeline.artifact.manifest_file import manifest_of, opened
+from pipeline.artifact.manifest_file import open_program_file, read_manifest
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.program import Port
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.shapes.environment import Range, shape_of
 
 INTEGERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -37,7 +37,7 @@ TYPES = {
 
 
 @frozen
-class Row:
+class TritonTensor:
     """An input or output for Triton. A dynamic size is -1; the shape of a number or a 0-dim tensor is [1]."""
 
     name: str
@@ -46,7 +46,7 @@ class Row:
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.dims))
-        return f"  {{\n    name: {_text(self.name)}\n    data_type: {TYPES[self.dtype]}\n    dims: [ {sizes} ]\n  }}"
+        return f"  {{\n    name: {_quote(self.name)}\n    data_type: {TYPES[self.dtype]}\n    dims: [ {sizes} ]\n  }}"
 
 
 @frozen
@@ -59,15 +59,15 @@ class ServeConfig:
     """
 
     name: str
-    inputs: tuple[Row, ...]
-    outputs: tuple[Row, ...]
+    inputs: tuple[TritonTensor, ...]
+    outputs: tuple[TritonTensor, ...]
     batch: Range | None
     ranges: tuple[tuple[str, Range], ...]
     obstacle: str = ""
     operators: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self)) + "\n"
+        return "\n".join(_config_lines(self)) + "\n"
 
 
 def serve_config(
@@ -94,28 +94,28 @@ def serve_config(
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ArtifactError(f"{name!r} is not a model's name", "use letters, digits, _, - and .")
-    found, weights = config_of(load(path, operators), name, batching, operators), _weights(path)
+    found, weights = triton_config(load(path, operators), name, batching, operators), _separate_weights(path)
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
         place = Path(folder, name, "1", target)
         place.parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as old, replacing(place) as new:
+        with source.open("rb") as old, replace_file(place) as new:
             shutil.copyfileobj(old, new, 1 << 22)
-    with replacing(Path(folder, name, "config.pbtxt")) as file:
+    with replace_file(Path(folder, name, "config.pbtxt")) as file:
         file.write(str(found).encode())
     return found
 
 
-def config_of(compiled: Compiled, name: str, batching: bool | None, operators: Collection[str]) -> ServeConfig:
+def triton_config(compiled: Compiled, name: str, batching: bool | None, operators: Collection[str]) -> ServeConfig:
     """Return the configuration of a program; see `serve_config`."""
-    given, results = named_io.inputs_of(compiled.program), list(_results(compiled))
+    given, results = named_io.inputs_of(compiled.program), list(_result_ports(compiled))
     ports = [*given, *(port for _, port in results)]
-    batch = batch_of(compiled.program, ports) if batching is not False else None
-    why = obstacle(compiled, ports) if batch is not None and batching is None else ""
+    batch = batch_range(compiled.program, ports) if batching is not False else None
+    why = batching_obstacle(compiled, ports) if batch is not None and batching is None else ""
     batch = None if why else batch
     return ServeConfig(
         name=name,
-        inputs=tuple(_row(port.name, port, batch) for port in given),
-        outputs=tuple(_row(out, port, batch) for out, port in results),
+        inputs=tuple(_triton_tensor(port.name, port, batch) for port in given),
+        outputs=tuple(_triton_tensor(out, port, batch) for out, port in results),
         batch=batch,
         ranges=tuple((f"{p.name}.{dim}", r) for p in given for dim, r in enumerate(p.ranges) if r.min != r.max),
         obstacle=why,
@@ -123,12 +123,12 @@ def config_of(compiled: Compiled, name: str, batching: bool | None, operators: C
     )
 
 
-def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
+def _result_ports(compiled: Compiled) -> Iterator[tuple[str, Port]]:
     """Yield the outputs that are tensors or numbers, with their names; constants are not sent."""
     program, segments = compiled.program, compiled.partitioned.segments
     ports = {p.name: p for p in (*program.inputs, *(p for segment in segments for p in segment.outputs))}
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    for name, output in named_io.named_outputs(program):
+    for name, output in named_io.user_outputs_with_names(program):
         if output.constant or (output.value in ports and ports[output.value].kind == "constant"):
             continue
         value = nodes[output.value]
@@ -140,25 +140,25 @@ def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
             yield name, Port(name, torch.int64, kind="symint")
 
 
-def _row(name: str, port: Port, batch: Range | None) -> Row:
+def _triton_tensor(name: str, port: Port, batch: Range | None) -> TritonTensor:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
         raise ArtifactError(f"{name} is {dtype_name(dtype)}, a dtype that Triton lacks")
     sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch is not None :]
-    return Row(name, dtype, sizes or (1,))
+    return TritonTensor(name, dtype, sizes or (1,))
 
 
-def _weights(path: Path) -> list[tuple[Path, str]]:
+def _separate_weights(path: Path) -> list[tuple[Path, str]]:
     """Return a program's separate weights file and its relative path; empty if the program has none."""
-    with opened(path) as file:
-        kept = manifest_of(Reader(file, str(path))).weights
+    with open_program_file(path) as file:
+        kept = read_manifest(ContainerReader(file, str(path))).weights
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
         raise ArtifactError(f"the weights of {path} are in {kept.file}, outside its folder", "save the weights there")
     return [(path.parent / kept.file, kept.file)] if kept.file else []
 
 
-def _lines(config: ServeConfig) -> Iterator[str]:
-    yield f"name: {_text(config.name)}"
+def _config_lines(config: ServeConfig) -> Iterator[str]:
+    yield f"name: {_quote(config.name)}"
     yield 'backend: "python"'
     if config.obstacle:
         yield f"# requests are not joined: {' '.join(config.obstacle.split())}"
@@ -168,17 +168,17 @@ def _lines(config: ServeConfig) -> Iterator[str]:
     if config.batch:
         yield f"dynamic_batching {{ preferred_batch_size: [ {config.batch.opt} ] }}"
     yield "instance_group [ { kind: KIND_GPU } ]"
-    yield from (_parameter(f"range.{place}", str(found)) for place, found in config.ranges)
+    yield from (_parameter_text(f"range.{place}", str(found)) for place, found in config.ranges)
     if config.operators:
-        yield _parameter("ALLOW_OPERATORS", " ".join(config.operators))
-    yield _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
+        yield _parameter_text("ALLOW_OPERATORS", " ".join(config.operators))
+    yield _parameter_text("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
 
 
-def _parameter(key: str, value: str) -> str:
-    return f"parameters {{ key: {_text(key)} value: {{ string_value: {_text(value)} }} }}"
+def _parameter_text(key: str, value: str) -> str:
+    return f"parameters {{ key: {_quote(key)} value: {{ string_value: {_quote(value)} }} }}"
 
 
-def _text(value: str) -> str:
+def _quote(value: str) -> str:
     plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
     return f'"{"".join(plain)}"'
 

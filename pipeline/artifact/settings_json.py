@@ -17,7 +17,7 @@ PLACES = ("engine_cache_dir", "measurements", "runtime_cache")
 """Settings that may name a folder, which is not saved: a file must not choose where its reader writes."""
 
 
-class Predicate:
+class SavedPredicate:
     """Stand-in for a predicate or a missing operator; it is printed as the name."""
 
     def __init__(self, name: str) -> None:
@@ -28,45 +28,45 @@ class Predicate:
         raise ArtifactError(f"torch_executed_ops has the predicate {entry_name(self)}: {why}")
 
 
-def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
+def to_json(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
     """Return the settings that differ from the default, as JSON by name."""
     default = CompilationSettings()
     given = ((name, getattr(settings, name)) for name in settings.names())
     changed = {n: v for n, v in given if v != getattr(default, n) and not (n in PLACES and isinstance(v, str))}
-    executed = sorted(map(_executed, changed.pop(EXECUTED, ())), key=str)
-    rows = {name: json_values.written(value) for name, value in changed.items()}
+    executed = sorted(map(_executed_op_to_json, changed.pop(EXECUTED, ())), key=str)
+    rows = {name: json_values.to_json(value) for name, value in changed.items()}
     return FrozenDict(sorted((rows | {EXECUTED: executed} if executed else rows).items()))
 
 
-def _executed(entry: object) -> object:
+def _executed_op_to_json(entry: object) -> object:
     if isinstance(entry, str):
         return entry
-    if isinstance(entry, Predicate):
+    if isinstance(entry, SavedPredicate):
         return {"predicate": entry_name(entry)}
     try:
-        return {"operator": op_names.name_of(entry)}
+        return {"operator": op_names.operator_name(entry)}
     except ArtifactError:
         return {"predicate": entry_name(entry)}
 
 
-def read(rows: Mapping[str, object]) -> CompilationSettings:
+def from_json(rows: Mapping[str, object]) -> CompilationSettings:
     """Read settings from JSON; raise `MalformedError` if it is malformed."""
-    fields = {name: json_values.read(row) for name, row in rows.items() if name != EXECUTED}
+    fields = {name: json_values.from_json(row) for name, row in rows.items() if name != EXECUTED}
     fields = {name: value for name, value in fields.items() if not (name in PLACES and isinstance(value, str))}
     executed = rows.get(EXECUTED, [])
     if not isinstance(executed, list):
         raise MalformedError(f"{str(executed)[:60]!r} is not a list of operators")
     try:
-        return CompilationSettings(**fields, torch_executed_ops=map(_read_executed, executed))
+        return CompilationSettings(**fields, torch_executed_ops=map(_executed_op_from_json, executed))
     except (TypeError, ValueError) as error:
         raise MalformedError(str(error)) from None
 
 
-def _read_executed(data: JsonData) -> Any:
+def _executed_op_from_json(data: JsonData) -> Any:
     if isinstance(data, str):
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
     if kind not in ("operator", "predicate") or not isinstance(name, str):
         raise MalformedError(f"{str(data)[:60]!r} is not an operator")
-    found = op_names.known(name) if kind == "operator" else None
-    return found or Predicate(name if kind == "predicate" else f"torch.ops.{name}")
+    found = op_names.find_operator(name) if kind == "operator" else None
+    return found or SavedPredicate(name if kind == "predicate" else f"torch.ops.{name}")

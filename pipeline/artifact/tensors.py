@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.json_values import dtype_name
 from pipeline.aten.tensor_type import raw_bytes
-from pipeline.errors import ArtifactError, worded
+from pipeline.errors import ArtifactError, error_text
 
 PAGE = 4096
 DTYPES: Mapping[torch.dtype, str] = {
@@ -47,13 +47,13 @@ class SavedTensor:
 
 
 @define(eq=False)
-class Tensors:
+class TensorsToSave:
     """The tensors to save. Each tensor is saved once, with the same key for all its uses."""
 
     by_key: dict[str, torch.Tensor] = field(factory=dict)
     _keys: dict[int, SavedTensor] = field(factory=dict)
 
-    def keep(self, name: str, tensor: torch.Tensor) -> SavedTensor:
+    def add(self, name: str, tensor: torch.Tensor) -> SavedTensor:
         if id(tensor) not in self._keys:
             if tensor.layout != torch.strided or tensor.is_quantized:
                 kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"
@@ -63,7 +63,7 @@ class Tensors:
         return self._keys[id(tensor)]
 
 
-def tensor_file(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryview | bytes], int]:
+def tensor_file_parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryview | bytes], int]:
     """Return the parts of a safetensors file, without copies where possible, and its size. The tensor data starts at a
     page boundary, with the widest dtypes first, so that every tensor is aligned without gaps."""
     ordered = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
@@ -80,22 +80,22 @@ def tensor_file(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryvie
     return chain((header,), contents), len(header) + at
 
 
-def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of a safetensors file, such as PEFT's ``adapter_model.safetensors``, or of this file in a folder
     that PEFT saved. Raise an `ArtifactError` for another format."""
     path = path / "adapter_model.safetensors" if path.is_dir() else path
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     with path.open("rb") as file:
         try:
-            source = Source(file, 0, path.stat().st_size)
+            source = MappedTensors(file, 0, path.stat().st_size)
             rows = {name: row for name, row in source.rows.items() if name != "__metadata__"}
             return {n: source(SavedTensor(n, dtypes[row["dtype"]], tuple(row["shape"]))) for n, row in rows.items()}
         except (ArtifactError, KeyError, TypeError) as error:
-            why = f"{path} is no safetensors file: {worded(error)}"
+            why = f"{path} is no safetensors file: {error_text(error)}"
             raise ArtifactError(why, "torch.load reads other files of weights; pass its result") from error
 
 
-class Source:
+class MappedTensors:
     """The tensors of a memory-mapped file, or meta tensors without a file (``size`` 0). They are views of a private
     mapping, so writes to them do not reach the file."""
 
@@ -106,37 +106,37 @@ class Source:
         if file is not None and size:
             down = offset % mmap.ALLOCATIONGRANULARITY
             self.memory = mmap.mmap(file.fileno(), size + down, access=mmap.ACCESS_COPY, offset=offset - down)
-            self.rows, start = _header(memoryview(self.memory)[down:])
+            self.rows, start = _read_header(memoryview(self.memory)[down:])
             self.start = start + down
 
-    def __call__(self, kept: SavedTensor) -> torch.Tensor:
+    def __call__(self, saved: SavedTensor) -> torch.Tensor:
         """Return a tensor, the same object for the same key. Raise an `ArtifactError` if the file lacks the tensor."""
-        if kept.key not in self.found:
-            self.found[kept.key] = self._tensor(kept)
-        found = self.found[kept.key]
-        if found.dtype != kept.dtype or tuple(found.shape) != kept.shape:
-            raise ArtifactError(f"tensor {kept.key} is declared with two types")
+        if saved.key not in self.found:
+            self.found[saved.key] = self._read_tensor(saved)
+        found = self.found[saved.key]
+        if found.dtype != saved.dtype or tuple(found.shape) != saved.shape:
+            raise ArtifactError(f"tensor {saved.key} is declared with two types")
         return found
 
-    def _tensor(self, kept: SavedTensor) -> torch.Tensor:
-        if min((0, *kept.shape)) < 0 or kept.nbytes >= 1 << 62:
-            raise ArtifactError(f"tensor {kept.key} cannot have the sizes {list(kept.shape)}")
+    def _read_tensor(self, saved: SavedTensor) -> torch.Tensor:
+        if min((0, *saved.shape)) < 0 or saved.nbytes >= 1 << 62:
+            raise ArtifactError(f"tensor {saved.key} cannot have the sizes {list(saved.shape)}")
         if self.memory is None:
-            return torch.empty(kept.shape, dtype=kept.dtype, device="meta")
-        row = self.rows.get(kept.key)
+            return torch.empty(saved.shape, dtype=saved.dtype, device="meta")
+        row = self.rows.get(saved.key)
         offsets = row.get("data_offsets") if isinstance(row, dict) else None
         if not isinstance(offsets, list) or len(offsets) != 2 or any(type(v) is not int or v < 0 for v in offsets):
-            raise ArtifactError(f"tensor {kept.key} is not in the file")
+            raise ArtifactError(f"tensor {saved.key} is not in the file")
         low, high = offsets
-        if high - low != kept.nbytes or self.start + high > len(self.memory):
-            raise ArtifactError(f"tensor {kept.key} is not {dtype_name(kept.dtype)}{list(kept.shape)}")
-        if not kept.nbytes:
-            return torch.empty(kept.shape, dtype=kept.dtype)
-        count, at = math.prod(kept.shape), self.start + low
-        return torch.frombuffer(self.memory, dtype=kept.dtype, count=count, offset=at).reshape(kept.shape)
+        if high - low != saved.nbytes or self.start + high > len(self.memory):
+            raise ArtifactError(f"tensor {saved.key} is not {dtype_name(saved.dtype)}{list(saved.shape)}")
+        if not saved.nbytes:
+            return torch.empty(saved.shape, dtype=saved.dtype)
+        count, at = math.prod(saved.shape), self.start + low
+        return torch.frombuffer(self.memory, dtype=saved.dtype, count=count, offset=at).reshape(saved.shape)
 
 
-def _header(data: memoryview) -> tuple[dict[str, JsonData], int]:
+def _read_header(data: memoryview) -> tuple[dict[str, JsonData], int]:
     length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else len(data)
     if length > len(data) - 8:
         raise ArtifactError("the tensors' header is longer than their file")

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 
-from pipeline.build.remote_build import Job, SentJob, SentPlan
+from pipeline.build.remote_build import Job, JobWithWeights, PlanWithBytes
 from pipeline.build.serialized_plans import Plan
 from pipeline.errors import BuildError, PipelineError
 from pipeline.records.wording import kind_of
 
 
-def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
+def collect_plans(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
     """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
     building. The raised `BuildError` is the first error of a worker, or reports that a worker died.
 
@@ -24,19 +24,19 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
     plans: dict[str, Plan] = {}
     try:
         for job in jobs:
-            futures[_submitted(executor, job, job)] = job
+            futures[_submit(executor, job, job)] = job
         pending = {*futures}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 job = futures[future]
-                found = _result(future, futures)
+                found = _wait_for_result(future, futures)
                 if found is None:
-                    again = _submitted(executor, job, SentJob.of(job))
+                    again = _submit(executor, job, JobWithWeights.from_job(job))
                     futures[again] = job
                     pending.add(again)
                     continue
-                plans[str(job.path)] = _checked_plan(job, found)
+                plans[str(job.path)] = _check_plan(job, found)
                 report(len(plans), len(jobs), job.order.name)
     except BaseException:
         for future, job in futures.items():
@@ -46,20 +46,20 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
     return [plans[str(job.path)] for job in jobs]
 
 
-def _checked_plan(job: Job, found: Plan | SentPlan) -> Plan:
+def _check_plan(job: Job, result: Plan | PlanWithBytes) -> Plan:
     """Write the plan's bytes to the job's path, unless the file has them already, and check their digest."""
-    if isinstance(found, SentPlan):
-        job.path.write_bytes(found.data)
-        found = found.plan
+    if isinstance(result, PlanWithBytes):
+        job.path.write_bytes(result.data)
+        result = result.plan
     with job.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != found.digest:
+    if digest != result.digest:
         hint = "build it again; if it happens again, look for a fault of the worker, its disk or the network"
         raise BuildError(f"{job.order.name}: the plan is not the one that its builder reports", hint)
-    return found
+    return result
 
 
-def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Future[object]:
+def _submit(executor: Executor, job: Job, work: Callable[[], object]) -> Future[object]:
     try:
         future: object = executor.submit(work)
     except RuntimeError as error:
@@ -70,7 +70,7 @@ def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Futu
     return future
 
 
-def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Plan | SentPlan | None:
+def _wait_for_result(future: Future[object], futures: Mapping[Future[object], Job]) -> Plan | PlanWithBytes | None:
     name = futures[future].order.name
     try:
         plan = future.result()
@@ -84,7 +84,7 @@ def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Pl
         raise BuildError(f"{names}: a process that was building it ended abruptly ({error})", _ENDED) from error
     except Exception as error:
         raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
-    if not isinstance(plan, Plan | SentPlan | None):
+    if not isinstance(plan, Plan | PlanWithBytes | None):
         raise BuildError(f"{name}: its worker returned {kind_of(plan)} instead of the job's result", _NONE)
     return plan
 

@@ -40,21 +40,21 @@ class MemoryMappedWeights:
     """A memory-mapped file for tensors of known sizes. If the disk has no space, the tensors stay in memory."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.room = sum(_aligned(size) for size in sizes if size >= LEAST)
+        self.room = sum(_align(size) for size in sizes if size >= LEAST)
         self.used = 0
-        self.file = _file(self.room) if self.room else None
+        self.file = _open_unnamed_file(self.room) if self.room else None
         self.mapping = mmap.mmap(self.file.fileno(), self.room) if self.file else None
 
-    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_to_file(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the file and return the copy; return the tensor itself if it is small or does not fit."""
-        if self.mapping is None or tensor.nbytes < LEAST or self.used + _aligned(tensor.nbytes) > self.room:
+        if self.mapping is None or tensor.nbytes < LEAST or self.used + _align(tensor.nbytes) > self.room:
             return tensor
         data = torch.frombuffer(self.mapping, dtype=torch.uint8, count=tensor.nbytes, offset=self.used)
         try:
             self._write(raw_bytes(tensor))
         except OSError:
             return tensor
-        self.used += _aligned(tensor.nbytes)
+        self.used += _align(tensor.nbytes)
         return data.view(tensor.dtype).view(tensor.shape)
 
     def _write(self, data: torch.Tensor) -> None:
@@ -71,27 +71,27 @@ class MemoryMappedWeights:
         if self.file is not None:
             self.file.close()  # the mapping stays valid
 
-    def leave_memory(self) -> None:
-        leave_memory(self.mapping)
+    def drop_pages(self) -> None:
+        drop_pages(self.mapping)
 
 
-def leave_memory(mapping: bytes | mmap.mmap | None) -> None:
+def drop_pages(mapping: bytes | mmap.mmap | None) -> None:
     """Drop the pages of a mapped file from this process's memory; a later read loads them again."""
     if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _file(room: int) -> IO[bytes] | None:
+def _open_unnamed_file(size: int) -> IO[bytes] | None:
     """Return an unnamed file with preallocated space, since a write to a mapping on a full disk kills the process."""
     if not hasattr(os, "posix_fallocate"):
         return None
     file = tempfile.TemporaryFile(prefix="pipeline-weights-")  # noqa: SIM115  # open as long as it is mapped
     try:
-        os.posix_fallocate(file.fileno(), 0, room)
+        os.posix_fallocate(file.fileno(), 0, size)
     except OSError:
         file.close()
         return None

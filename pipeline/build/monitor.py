@@ -16,10 +16,10 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
     next step once `stopped` is set. TensorRT calls the methods from any thread, so they must not raise."""
 
     def __init__(
-        self, tell: Callable[[str], object] = lambda phase: None, stopped: threading.Event | None = None
+        self, report_phase: Callable[[str], object] = lambda phase: None, stopped: threading.Event | None = None
     ) -> None:
         super().__init__()
-        self.tell = tell
+        self.tell = report_phase
         self.stopped = threading.Event() if stopped is None else stopped
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:

@@ -11,24 +11,24 @@ from pipeline.program import Port, Program, Segment
 from pipeline.shapes.environment import LARGEST, Range, Symbols, bounds
 
 
-def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
+def engine_profiles(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
     """Return the distinct profiles that a segment's engine is built for; empty if no input is dynamic. ``is_shape``
     returns whether a number among the inputs determines shapes, so that its value needs a range."""
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
     for port in varying:
-        _check(program, segment, port)
+        _check_size_limit(program, segment, port)
     if segment.profile is not None:
-        symbols = symbols_of(program, segment)
-        varying = [p for p in varying if p.is_number or any(r.min < r.max for r in _narrowed(p, symbols))]
-        return [_profile(varying, symbols)] if varying else []
+        symbols = symbols_in(program, segment)
+        varying = [p for p in varying if p.is_number or any(r.min < r.max for r in _ranges(p, symbols))]
+        return [_make_profile(varying, symbols)] if varying else []
     narrowings = program.profiles or (FrozenDict[str, Range](),)
-    found = [_profile(varying, {**program.shapes, **each} if program.profiles else None) for each in narrowings]
+    found = [_make_profile(varying, {**program.shapes, **each} if program.profiles else None) for each in narrowings]
     return list(dict.fromkeys(found)) if varying else []
 
 
-def _check(program: Program, segment: Segment, port: Port) -> None:
+def _check_size_limit(program: Program, segment: Segment, port: Port) -> None:
     """Raise `BuildError` if an input's size may exceed 32 bits, TensorRT's limit."""
-    sizes = zip(port.shape, _narrowed(port, symbols_of(program, segment)), strict=True) if port.kind == "tensor" else ()
+    sizes = zip(port.shape, _ranges(port, symbols_in(program, segment)), strict=True) if port.kind == "tensor" else ()
     for size, range in sizes:
         if range.max >= 2**31:
             ends = "no bound" if range.max == LARGEST else f"sizes up to {range.max}"
@@ -40,18 +40,18 @@ def _check(program: Program, segment: Segment, port: Port) -> None:
             )
 
 
-def symbols_of(program: Program, segment: Segment) -> Symbols:
+def symbols_in(program: Program, segment: Segment) -> Symbols:
     """Return the ranges of a program's symbols in a segment: its profile's ranges if it has a profile."""
     return program.shapes if segment.profile is None else {**program.shapes, **program.profiles[segment.profile]}
 
 
-def _profile(ports: list[Port], symbols: Symbols | None) -> Profile:
-    rows = [(port.name, port.ranges if symbols is None else _narrowed(port, symbols)) for port in ports]
+def _make_profile(ports: list[Port], symbols: Symbols | None) -> Profile:
+    rows = [(port.name, port.ranges if symbols is None else _ranges(port, symbols)) for port in ports]
     return Profile(
         tuple((n, tuple(r.min for r in of), tuple(r.opt for r in of), tuple(r.max for r in of)) for n, of in rows)
     )
 
 
-def _narrowed(port: Port, symbols: Symbols) -> tuple[Range, ...]:
+def _ranges(port: Port, symbols: Symbols) -> tuple[Range, ...]:
     """Return the ranges of a port's sizes, given the ranges of symbols."""
     return tuple(bounds(size, symbols) for size in (port.shape if port.kind == "tensor" else (port.value,)))

@@ -14,20 +14,20 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from pipeline.aten.tensor_type import raw_bytes
-from pipeline.build.memory import leave_memory
+from pipeline.build.memory import drop_pages
 from pipeline.build.monitor import Monitor
-from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, room_for, serialize
+from pipeline.build.serialized_plans import BuildOrder, Plan, PlanFile, map_file, report_full_disk, serialize
 from pipeline.errors import BuildError
 from pipeline.network.description import Network, Weight, describe
 from pipeline.network.handle import PACKED, NetworkHandle
 from pipeline.network.replay import ReplayError, replay
-from pipeline.trt import Log, dtype_called, trt
+from pipeline.trt import Log, trt, trt_dtype
 
 ALIGNMENT = 256
 
 
 @frozen
-class Stored:
+class StoredWeight:
     """A weight in a file: its dtype, TensorRT's count of its elements, and the offset of its bytes."""
 
     dtype: str
@@ -36,14 +36,14 @@ class Stored:
     nbytes: int
 
 
-Index: TypeAlias = Mapping[str, Stored]
+Index: TypeAlias = Mapping[str, StoredWeight]
 
 
 @define(eq=False)
 class RemoteBuild:
     """A picklable build of a network. In the process that created it, its handle is the network itself.
 
-    The first pickling writes the weights to ``path``. In other processes, ``opened`` maps this file and replays the
+    The first pickling writes the weights to ``path``. In other processes, `open_network` maps it and replays the
     description. All processes of a machine share the mapped pages, so that the weights are in memory only once.
     """
 
@@ -57,15 +57,15 @@ class RemoteBuild:
     def __reduce__(self) -> tuple[object, ...]:
         with self._lock:
             if self.index is None and self.handle is not None:
-                self.index = write(self.path, self.handle.weights, {w.name: w.dtype for w in self.network.weights})
+                self.index = store(self.path, self.handle.weights, {w.name: w.dtype for w in self.network.weights})
         return RemoteBuild, (self.network, self.path, None, self.index)
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         """Return whether this process has the network, or can access the file with its weights."""
-        return self.handle is not None or is_there(self.path, self.index or {})
+        return self.handle is not None or has_weights(self.path, self.index or {})
 
-    def opened(self) -> NetworkHandle:
+    def open_network(self) -> NetworkHandle:
         """Return the network; in another process it is replayed, with a `BuildError` if that fails."""
         try:
             self.handle = self.handle or _replay(self.network, self.path, self.index or {})
@@ -75,22 +75,22 @@ class RemoteBuild:
         return self.handle
 
 
-def is_there(path: Path, index: Index) -> bool:
+def has_weights(path: Path, index: Index) -> bool:
     """Return whether this machine has the file with the weights of an index. The folder has a random name, so no other
     file can be mistaken for it."""
     size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
     return path.is_file() and path.stat().st_size == size + 1
 
 
-def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
+def store(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
     """Write the tensors in order, without copies; 4-bit values in the dtype that networks use."""
-    index: dict[str, Stored] = {}
-    with room_for("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
+    index: dict[str, StoredWeight] = {}
+    with report_full_disk("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
         for name, tensor in weights.items():
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             dtype = dtypes.get(name, str(tensor.dtype).removeprefix("torch."))
             count = tensor.numel() * (2 if dtype in PACKED else 1)
-            index[name] = Stored(dtype, count, file.tell(), tensor.nbytes)
+            index[name] = StoredWeight(dtype, count, file.tell(), tensor.nbytes)
             file.write(memoryview(raw_bytes(tensor).numpy()))  # type: ignore[arg-type]
         file.write(b"\0")  # an empty file cannot be mapped
     return index
@@ -100,10 +100,10 @@ class MappedFile:
     """The weights of a remote build, read only."""
 
     def __init__(self, path: Path) -> None:
-        self.mapping = mapped(path)
+        self.mapping = map_file(path)
 
-    def leave_memory(self) -> None:
-        leave_memory(self.mapping)
+    def drop_pages(self) -> None:
+        drop_pages(self.mapping)
 
 
 def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
@@ -114,7 +114,7 @@ def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
 
     def weight_of(name: str) -> object:
         stored = index[name]
-        return trt.Weights(dtype_called(stored.dtype), data.ctypes.data + stored.offset, stored.count)
+        return trt.Weights(trt_dtype(stored.dtype), data.ctypes.data + stored.offset, stored.count)
 
     log = Log()
     builder = trt.Builder(log)
@@ -130,20 +130,20 @@ def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
 class Job:
     """An engine to build. Its plan is written to ``path``; the file exists as soon as a worker has started."""
 
-    order: Order
+    order: BuildOrder
     remote_build: RemoteBuild
     path: Path
 
     def __call__(self) -> Plan | None:
         """Build the engine in a worker; return the plan, or None if the worker cannot access this machine's files."""
-        if not self.remote_build.reachable:
+        if not self.remote_build.is_reachable:
             return None
         file = PlanFile(self.path)
-        return serialize(self.remote_build.opened(), self.order, file, Monitor(stopped=self.remote_build.stopped))
+        return serialize(self.remote_build.open_network(), self.order, file, Monitor(stopped=self.remote_build.stopped))
 
 
 @frozen
-class SentPlan:
+class PlanWithBytes:
     """A plan that was returned as bytes."""
 
     plan: Plan
@@ -151,26 +151,26 @@ class SentPlan:
 
 
 @frozen
-class SentJob:
+class JobWithWeights:
     """An engine to build on a machine that cannot access this machine's files: the weights are sent as bytes."""
 
-    order: Order
+    order: BuildOrder
     index: Index = field(repr=False)
     weights: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, job: Job) -> SentJob:
+    def from_job(cls, job: Job) -> JobWithWeights:
         """Return a `Job` as one with its weights as bytes, read from the file that pickling writes."""
         build = job.remote_build
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())
 
-    def __call__(self) -> SentPlan:
+    def __call__(self) -> PlanWithBytes:
         """Build the engine in a worker, from a temporary file that the worker writes."""
         with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder, "weights")
             path.write_bytes(self.weights)
             file = PlanFile()
-            handle = RemoteBuild(self.order.network, path, None, self.index).opened()
+            handle = RemoteBuild(self.order.network, path, None, self.index).open_network()
             plan = serialize(handle, self.order, file, Monitor())
-            return SentPlan(plan, bytes(file.mapped()))
+            return PlanWithBytes(plan, bytes(file.map_plan()))

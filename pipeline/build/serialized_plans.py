@@ -23,7 +23,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network, Profile
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Segment
-from pipeline.runtime.atomic import FULL, full
+from pipeline.runtime.atomic import FULL, disk_full_error
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY, compute_capability, has_gpu, trt
 
@@ -39,7 +39,7 @@ second plan without one, which is less below 128 MB."""
 
 
 @frozen
-class Order:
+class BuildOrder:
     """A request for an engine: the network to build, its inputs that are sizes, and the settings."""
 
     network: Network
@@ -47,13 +47,13 @@ class Order:
     settings: CompilationSettings
 
     @classmethod
-    def of(cls, segment: Segment, network: Network, settings: CompilationSettings) -> Order:
+    def for_segment(cls, segment: Segment, network: Network, settings: CompilationSettings) -> BuildOrder:
         """Create the order for a segment, without the settings about PyTorch, which the builder does not need and whose
         predicates cannot be pickled."""
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
         return cls(network, sizes, settings.evolve(torch_executed_ops=()))
 
-    def replaceable(self, name: str) -> bool:
+    def is_replaceable(self, name: str) -> bool:
         """Return whether the engine's weight of this name can be refitted."""
         settings = self.settings
         return not settings.immutable_weights or any(fnmatchcase(name, each) for each in settings.refittable_weights)
@@ -61,7 +61,7 @@ class Order:
     @property
     def refittable(self) -> bool:
         """Return whether any weight of the engine can be refitted."""
-        return any(self.replaceable(weight.name) for weight in self.network.weights)
+        return any(self.is_replaceable(weight.name) for weight in self.network.weights)
 
     @property
     def stripped(self) -> bool:
@@ -93,7 +93,7 @@ class Plan:
     bindings: FrozenDict[str, str] = field(factory=FrozenDict)
 
 
-def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
+def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor: Monitor) -> Plan:
     """Let TensorRT build the network and write the plan to a file; TensorRT-RTX needs no GPU. A `BuildError` quotes
     TensorRT's message; Ctrl-C is raised at the builder's next step."""
     if order.refit_flags and not has_gpu():
@@ -103,46 +103,46 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
         raise BuildError(why, hint)
     names: dict[str, str] = {}
     for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():
-        if order.replaceable(weight):
+        if order.is_replaceable(weight):
             handle.net.mark_weights_refittable(weight)
     for layer in map(handle.net.get_layer, range(handle.net.num_layers)):
         layer.metadata = layer.name  # the plan then lists the layers of fused kernels (inspector, `build.kernels`)
     with (
-        room_for(f"{order.name}: its plan", plan),
+        report_full_disk(f"{order.name}: its plan", plan),
         interruptible(monitor),
-        _repeating(handle.leave_memory),
-        _temporary_names(handle.net, names),
+        _repeat(handle.drop_pages),
+        _restore_names(handle.net, names),
     ):
-        mark = handle.log.mark()
-        while not (built := _write_plan(handle, _config(handle.builder, order, names, monitor), plan)):
-            if not _rename(handle, names, handle.log.messages_since(mark)):
+        mark = handle.log.position()
+        while not (built := _write_plan(handle, _builder_config(handle.builder, order, names, monitor), plan)):
+            if not _rename_duplicate(handle, names, handle.log.messages_since(mark)):
                 break
-            mark = handle.log.mark()
+            mark = handle.log.position()
         plan.file.flush()
     return_free_memory()
     if not built:
-        raise refused(order, handle.log.messages_since(mark))
+        raise build_error(order, handle.log.messages_since(mark))
     return Plan(plan.sha256.hexdigest(), LIBRARY, FrozenDict(names))
 
 
 @contextmanager
-def room_for(what: str, written: PlanFile | int) -> Iterator[None]:
+def report_full_disk(description: str, target: PlanFile | int) -> Iterator[None]:
     """Return a context in which a write to a full disk raises a `BuildError` with the needed and the free space.
-    ``written``: the plan's file, or the number of bytes to write."""
+    ``target``: the plan's file, or the number of bytes to write."""
     try:
         yield
-        if isinstance(written, PlanFile) and written.full is not None:
-            raise written.full
+        if isinstance(target, PlanFile) and target.full is not None:
+            raise target.full
     except OSError as error:
         if error.errno not in FULL:
             raise
-        size = written.size if isinstance(written, PlanFile) else written
-        place = getattr(written, "place", None) or tempfile.gettempdir()
+        size = target.size if isinstance(target, PlanFile) else target
+        place = getattr(target, "place", None) or tempfile.gettempdir()
         hint = "set TMPDIR to a folder with more room"
-        raise BuildError(f"{what} cannot be written: {full(error, place, size)}", hint) from error
+        raise BuildError(f"{description} cannot be written: {disk_full_error(error, place, size)}", hint) from error
 
 
-def refused(order: Order, message: str) -> BuildError:
+def build_error(order: BuildOrder, message: str) -> BuildError:
     """Return the error for an engine that TensorRT did not build, with its message."""
     cannot = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple >= (1, 5)
     settings, names = order.settings, ("refittable_weights", "strip_engine_weights", "refit_identical_engine_weights")
@@ -156,23 +156,23 @@ def refused(order: Order, message: str) -> BuildError:
 _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
 
 
-def _rename(handle: NetworkHandle, names: dict[str, str], message: str) -> bool:
+def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message: str) -> bool:
     """Rename an input or output if TensorRT reported its name as a duplicate, and return whether it did. TensorRT-RTX
     1.4 to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
     tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(message)
     if found is None or found[1] not in tensors:
         return False
-    given = {plan: name for name, plan in names.items()}.get(found[1], found[1])
-    tensors[found[1]].name = names[given] = make_unique(f"{given}_", {*tensors})
+    given = {plan: name for name, plan in plan_names.items()}.get(found[1], found[1])
+    tensors[found[1]].name = plan_names[given] = make_unique(f"{given}_", {*tensors})
     return True
 
 
 @contextmanager
-def _temporary_names(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
+def _restore_names(net: trt.INetworkDefinition, plan_names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        given = {plan: name for name, plan in names.items()}
+        given = {plan: name for name, plan in plan_names.items()}
         for tensor in _bindings(net):
             tensor.name = given.get(tensor.name, tensor.name)
 
@@ -183,7 +183,7 @@ def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
 
 
 @contextmanager
-def _repeating(act: Callable[[], object]) -> Iterator[None]:
+def _repeat(act: Callable[[], object]) -> Iterator[None]:
     """Return a context that repeats an action every 10 ms: it drops pages of weights that TensorRT has read."""
     done = threading.Event()
 
@@ -237,7 +237,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
         finally:
             beside.join()
 
-    def mapped(self) -> mmap.mmap:
+    def map_plan(self) -> mmap.mmap:
         """Return the plan, memory-mapped read-only; the mapping outlives this object."""
         return mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -246,13 +246,15 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
             self.file.close()
 
 
-def mapped(path: Path) -> mmap.mmap:
+def map_file(path: Path) -> mmap.mmap:
     """Memory-map a file, read-only; the data stays available even if the file is deleted."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _config(builder: trt.Builder, order: Order, names: Mapping[str, str], monitor: Monitor) -> trt.IBuilderConfig:
+def _builder_config(
+    builder: trt.Builder, order: BuildOrder, plan_names: Mapping[str, str], monitor: Monitor
+) -> trt.IBuilderConfig:
     config, settings = builder.create_builder_config(), order.settings
     streams = settings.weight_streaming_budget is not None
     wanted = {"VERSION_COMPATIBLE": settings.version_compatible, "WEIGHT_STREAMING": streams}
@@ -274,19 +276,19 @@ def _config(builder: trt.Builder, order: Order, names: Mapping[str, str], monito
         for i, target in enumerate(targets):
             config.set_compute_capability(compute_capability(target), i)
     for each in order.network.profiles:
-        _add_profile(builder, config, order, each, names)
+        _add_profile(builder, config, order, each, plan_names)
     return config
 
 
 def _add_profile(
-    builder: trt.Builder, config: trt.IBuilderConfig, order: Order, given: Profile, names: Mapping[str, str]
+    builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, sizes: Profile, plan_names: Mapping[str, str]
 ) -> None:
     profile = builder.create_optimization_profile()
-    for name, low, opt, high in given.ranges:
+    for name, low, opt, high in sizes.ranges:
         set_range = profile.set_shape_input if name in order.sizes else profile.set_shape
         try:
-            set_range(names.get(name, name), low, opt, high)
+            set_range(plan_names.get(name, name), low, opt, high)
         except RuntimeError as error:
             raise BuildError(f"{order.name}: TensorRT refused sizes of {name} from {low} to {high}: {error}") from error
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"{order.name}: TensorRT refused the profile {given}")
+        raise BuildError(f"{order.name}: TensorRT refused the profile {sizes}")

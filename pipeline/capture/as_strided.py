@@ -19,7 +19,7 @@ from pipeline.aten.graphs import copy_node, graph_module
 from pipeline.aten.naming import make_unique
 from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.aliases import may_alias, storage_id
-from pipeline.errors import CaptureError, line_of
+from pipeline.errors import CaptureError, source_line_in
 from pipeline.shapes.environment import expression, shape_of
 
 AS_STRIDED: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
@@ -133,5 +133,5 @@ def _dims_by_stride(value: torch.Tensor) -> list[int] | None:
 
 
 def _unknown_contents_error(node: Node) -> CaptureError:
-    place = line_of(node.meta).partition(",")[0] or node.name
+    place = source_line_in(node.meta).partition(",")[0] or node.name
     return CaptureError(f"{node.target} at {place} reads memory whose contents the graph does not determine", HINT)

@@ -21,11 +21,11 @@ from pipeline.capture.lifting import program_of_export
 from pipeline.capture.origin import record_origin
 from pipeline.capture.output_names import name_outputs
 from pipeline.capture.shared_tensors import flatten_subclasses
-from pipeline.distributed.sharded import as_local
+from pipeline.distributed.sharded import use_local_tensors
 from pipeline.export_fixes import ExportNotes, export, interruptible, open_onnx_model, patch_for_device, signature_of
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
-from pipeline.recipes import numbers_of
+from pipeline.recipes import buffer_numbers
 from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
@@ -72,7 +72,7 @@ def capture(
     settings = (settings or CompilationSettings()).evolve(**({} if device is None else {"device": device}))
     model, args = open_onnx_model(model, args, kwargs)
     with one_export, patch_for_device(settings.device, settings.compute_capabilities):
-        with as_local(model, args, kwargs, settings.device) as local:
+        with use_local_tensors(model, args, kwargs, settings.device) as local:
             if isinstance(model, ExportedProgram):
                 exported, notes = (model, check_export(model, args, kwargs, dynamic_shapes, profiles, settings.device))
             else:
@@ -82,12 +82,12 @@ def capture(
             program = program_of_export(exported, notes, settings)
             for step in (flatten_subclasses, mark_decisions, fix_constants, check_dtypes, check_resizes, _add_numbers):
                 program = step(program, notes)
-            program = local.described(add_profiles(program, notes))
+            program = local.add_sharding(add_profiles(program, notes))
     return record_origin(evolve(name_outputs(program, output_names), signature=signature_of(model)), model)
 
 
 def _add_numbers(program: Program, notes: ExportNotes) -> Program:
     """Return the program with the values of the buffers whose numbers Python read."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
-    numbers = {place: number for name, buffer in read for place, number in numbers_of(name, buffer)}
+    numbers = {place: number for name, buffer in read for place, number in buffer_numbers(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.naming import make_unique
 from pipeline.aten.types import aten
-from pipeline.errors import CaptureError, line_of
+from pipeline.errors import CaptureError, source_line_in
 from pipeline.export_fixes import ExportNotes, ProfileRanges
 from pipeline.frozen import FrozenDict
 from pipeline.program import Port, Program
-from pipeline.recipes import identity
+from pipeline.recipes import parameter_recipe
 from pipeline.shapes.environment import Range, ShapeEnvironment
 from pipeline.shapes.from_export import balanced_split_ranges
 from pipeline.shapes.linear import solve_for
@@ -52,7 +52,7 @@ def fix_constants(program: Program, notes: ExportNotes) -> Program:
         node.meta = dict(placeholders[name].meta)
         placeholders[name].replace_all_uses_with(node, delete_user_cb=lambda user: user.op != "output")
         inputs[place] = Port(name, kind="constant", value=constant)
-        added[node.name], tensors[target] = identity(target), constant.value
+        added[node.name], tensors[target] = parameter_recipe(target), constant.value
     program.graph_module.recompile()
     return evolve(
         program,
@@ -91,7 +91,7 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
         if node.name in given or not data.isdisjoint(node.all_input_nodes):
             data.add(node)
         if node.target in DATA_ASSERTIONS or _assumes_selected_count(node, data):
-            place = line_of(node.meta).partition(",")[0] or node.name
+            place = source_line_in(node.meta).partition(",")[0] or node.name
             (checks if node.target in DATA_ASSERTIONS else picks)[place] = None
     if checks:
         log.warning("the model checks its data at %s; engines assume that the checks pass", ", ".join(checks))

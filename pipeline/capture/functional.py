@@ -25,7 +25,7 @@ from pipeline.aten.types import Argument, Node
 from pipeline.capture.aliases import UnknownAliasError
 from pipeline.capture.mutation import functionalize_subgraphs, remove_mutation
 from pipeline.capture.shared_tensors import merge_aliased_constants
-from pipeline.errors import CaptureError, line_of
+from pipeline.errors import CaptureError, source_line_in
 from pipeline.export_fixes import has_transforms, is_determined_by_sizes, patch_for_export, undo_at_exit
 from pipeline.shapes.environment import expression, expression_text
 from pipeline.shapes.from_export import ONE_SIZE_HINT
@@ -36,7 +36,7 @@ def _check_declared_writes(module: torch.fx.GraphModule) -> None:
     norms = (torch.ops.aten.native_batch_norm.default, torch.ops.aten.instance_norm.default)
     for node in (node for node in module.graph.nodes if node.target in norms):
         if node.args[5] and node.args[3] is not None:  # training, with running statistics
-            why = f"{node.target} at {line_of(node.meta) or node.name} updates its running statistics"
+            why = f"{node.target} at {source_line_in(node.meta) or node.name} updates its running statistics"
             raise CaptureError(f"{why}, which torch.export loses", "call model.eval() first")
 
 

@@ -23,8 +23,8 @@ from pipeline.errors import CaptureError, source_line
 from pipeline.export_fixes import GENERATOR_MESSAGE, ExportNotes
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Output, Port, Program, port, version
-from pipeline.recipes import Recipe, identity
+from pipeline.program import Output, Port, Program, make_port, tensor_version
+from pipeline.recipes import Recipe, parameter_recipe
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import ShapeEnvironment
 from pipeline.shapes.from_export import shape_environment
@@ -69,7 +69,7 @@ def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: C
         in_spec=exported.call_spec.in_spec,
         out_spec=exported.call_spec.out_spec,
         settings=settings,
-        versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
+        versions=FrozenDict({name: tensor_version(tensor) for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
         examples=FrozenDict(examples),
         written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
@@ -121,14 +121,14 @@ def _lifted_tensors(
         if target in mutated:
             buffers[name] = target
         else:
-            constants[name] = identity(target)
+            constants[name] = parameter_recipe(target)
     return parameters, constants, buffers
 
 
 def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
-    return port(argument.name, values[argument.name], shapes)
+    return make_port(argument.name, values[argument.name], shapes)
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:

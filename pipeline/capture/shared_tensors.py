@@ -22,10 +22,10 @@ from pipeline.capture.aliases import storage_id
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import ExportNotes
 from pipeline.frozen import FrozenDict
-from pipeline.program import Program, rewired, version
-from pipeline.recipes import Recipe, identity, qualified_name
+from pipeline.program import Program, rename_outputs, tensor_version
+from pipeline.recipes import Recipe, parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of
-from pipeline.runtime.memory_overlap import overlap
+from pipeline.runtime.memory_overlap import overlaps
 
 
 def merge_aliased_constants(
@@ -65,7 +65,7 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], written: Mapping[str, st
     """
     for name, line in written.items():
         for other in read:
-            if other != name and overlap(tensors[name], tensors[other]):
+            if other != name and overlaps(tensors[name], tensors[other]):
                 writes = f"the model writes to {name}{line and f' ({line})'}"
                 why = f"{writes}, and reads {other}, which lies in the same memory"
                 raise CaptureError(f"{why}: programs store each separately", f"compute {other} from {name} in forward")
@@ -127,9 +127,9 @@ def flatten_subclasses(program: Program, _: ExportNotes) -> Program:
         graph,
         constants=FrozenDict(constants),
         parameters=FrozenDict(kept),
-        versions=FrozenDict({name: version(tensor) for name, tensor in kept.items()}),
+        versions=FrozenDict({name: tensor_version(tensor) for name, tensor in kept.items()}),
         aliases=program.aliases | frozenset(kept),
-        outputs=rewired(program.outputs, graph),
+        outputs=rename_outputs(program.outputs, graph),
     )
 
 
@@ -144,7 +144,7 @@ def _replace_by_inner_tensors(graph: torch.fx.Graph, node: Node, name: str, cons
         made.target, made.meta = made.name, {"val": user.meta["val"]}
         user.replace_all_uses_with(made)
         graph.erase_node(user)
-        constants[made.name] = identity(path)
+        constants[made.name] = parameter_recipe(path)
         _replace_by_inner_tensors(graph, made, path, constants)
     if not node.users:
         graph.erase_node(node)

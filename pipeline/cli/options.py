@@ -15,7 +15,7 @@ from pipeline.cli.sources import Source, load
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import Pipeline
-from pipeline.defaults import PRECISIONS, default, in_precision
+from pipeline.defaults import PRECISIONS, add_precision_stage, default
 from pipeline.inputs import Input
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
@@ -43,7 +43,7 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
     if options.precision_exclude and PRECISIONS[options.precision] is None:
         raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
     try:
-        return in_precision(default(_settings(options)), options.precision, options.precision_exclude)
+        return add_precision_stage(default(_settings(options)), options.precision, options.precision_exclude)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

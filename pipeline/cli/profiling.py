@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.artifact.load import program as load
+from pipeline.artifact.load import load_program as load
 from pipeline.cli.agreement import drawn
 from pipeline.cli.saved_program_commands import input_value, inputs_by_name
 from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
-from pipeline.inputs import leaf_of
+from pipeline.inputs import unwrap_constant
 from pipeline.profiling.measure import RUNS
 from pipeline.runtime.engine_load import require_gpu
 from pipeline.viewing.page import write_report
@@ -57,7 +57,7 @@ def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
         if port.name in found:
             yield input_value(port, found[port.name])
         elif port.kind == "constant":
-            yield leaf_of(port.value)
+            yield unwrap_constant(port.value)
         elif port.kind != "tensor" or port.dtype is None:
             yield port.ranges[0].opt
         else:

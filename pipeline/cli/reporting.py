@@ -25,7 +25,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.records.agreement import Agreement as Verification
 from pipeline.records.agreement import Healed, versions
-from pipeline.records.costs import Entry
+from pipeline.records.costs import StageCost
 from pipeline.viewing.collect import view
 from pipeline.viewing.sources import write_view
 
@@ -73,7 +73,7 @@ class CompilationReport:
     not_refittable: FrozenDict[str, str] = field(factory=FrozenDict)
     precision: str = "fp32"
     dtypes: FrozenDict[str, int] = field(factory=FrozenDict)
-    ledger: tuple[Entry, ...] = ()
+    ledger: tuple[StageCost, ...] = ()
     verification: Verification | None = None
     healed: tuple[Healed, ...] = ()
     unreached: tuple[Unreached, ...] = ()

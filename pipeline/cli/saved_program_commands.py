@@ -11,14 +11,14 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from pipeline.artifact.load import program as load
-from pipeline.artifact.named_io import call_by_name, called_by_name, inputs_of
+from pipeline.artifact.load import load_program as load
+from pipeline.artifact.named_io import called_by_name, inputs_of, named_args
 from pipeline.artifact.serving import serve_config
 from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.stages.verify import verify
 
 
@@ -74,7 +74,7 @@ def ran(options: argparse.Namespace) -> str:
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
     if options.output is not None:
-        with replacing(options.output) as file:
+        with replace_file(options.output) as file:
             np.savez(file, **{name: _array(value) for name, value in outputs.items()})
     return "\n".join(f"{name}: {_describe(value)}" for name, value in outputs.items())
 
@@ -83,7 +83,7 @@ def verified(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
     check_there(options.file)
     program = _load_program(options)
-    calls = [call_by_name(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
+    calls = [named_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 

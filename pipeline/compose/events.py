@@ -74,7 +74,7 @@ class Run:
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = list(observers)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Notify every observer in turn; progress that an observer reports is ignored."""
         with _reporting_to(None, ""):
             for observer in tuple(self._observers):
@@ -87,25 +87,21 @@ class Run:
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:
         """Call the function and report it as the stage of this name; an exception gets a note that names the stage."""
-        self.tell(Event("started", name, record=record))
+        self.emit(Event("started", name, record=record))
         start = perf_counter()
         try:
-            result = interruptible(self._reported)(name, function)
+            result = interruptible(_reporting_to(self.emit, name)(function))()
         except BaseException as error:
             error.add_note(f"in stage {name!r} of the pipeline")
-            self.tell(Event("failed", name, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
+            self.emit(Event("failed", name, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
             raise
-        self.tell(Event("finished", name, perf_counter() - start, result))
+        self.emit(Event("finished", name, perf_counter() - start, result))
         return result
-
-    def _reported(self, name: str, function: Callable[[], object]) -> object:
-        with _reporting_to(self.tell, name):
-            return function()
 
 
 @contextmanager
-def _reporting_to(tell: Callable[[Event], None] | None, name: str) -> Iterator[None]:
-    tokens = _progress.set(tell), _stage.set(name)
+def _reporting_to(notify: Callable[[Event], None] | None, name: str) -> Iterator[None]:
+    tokens = _progress.set(notify), _stage.set(name)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from pipeline.records.wording import did_you_mean, kind_of
 from pipeline.settings import CompilationSettings
 
 
-def what(model: object) -> str:
+def describe_argument(model: object) -> str:
     """Describe an argument that was passed as a model, for errors."""
     if isinstance(model, type):
         return f"the class {model.__name__} (an instance is {model.__name__}(…))"
@@ -31,7 +31,7 @@ def what(model: object) -> str:
     return kind_of(model)
 
 
-def _model_instead(model: object, takes: str) -> str:
+def _model_hint(model: object, takes: str) -> str:
     """Return the hint what to pass instead of an argument that is not a model."""
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
@@ -47,12 +47,12 @@ def _model_instead(model: object, takes: str) -> str:
     return f"{made}pass {due}"
 
 
-def empty(arguments: object) -> bool:
+def is_empty(arguments: object) -> bool:
     """Return whether there are no arguments; a tensor passed by mistake is not converted to a bool."""
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
-def checked(step: AnyStage, record: object) -> Any:
+def run_stage(step: AnyStage, record: object) -> Any:
     result = step(record)
     if not is_instance(result, step.gives):
         raise TypeError(f"stage {step.name!r} returned {kind_of(result)}, not the {type_name(step.gives)} it declares")
@@ -66,12 +66,12 @@ class _NoStageError(KeyError):
         return str(self.args[0])
 
 
-def index_of(name: str, names: Sequence[str]) -> int:
+def stage_index(name: str, stage_names: Sequence[str]) -> int:
     """Return the index of the stage with this name; raise a `KeyError` that lists the names."""
-    if name not in names:
-        known = ", ".join(names) or "none"
-        raise _NoStageError(f"no stage {name!r}; the stages are {known}{did_you_mean(name, names)}")
-    return names.index(name)
+    if name not in stage_names:
+        known = ", ".join(stage_names) or "none"
+        raise _NoStageError(f"no stage {name!r}; the stages are {known}{did_you_mean(name, stage_names)}")
+    return stage_names.index(name)
 
 
 def check_joins(stages: Sequence[AnyStage]) -> None:
@@ -86,13 +86,13 @@ def check_joins(stages: Sequence[AnyStage]) -> None:
             raise TypeError(f"stage {before.name!r} returns {type_name(before.gives)}, but {takes}")
 
 
-def check_front_door(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
+def check_first_stage(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
     """Raise `TypeError` unless the first stage accepts a `Program` and this is a model; then call `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
             return check_ready(stages, settings)
-        raise TypeError(f"{what(model)} cannot be compiled: {_model_instead(model, takes)}")
+        raise TypeError(f"{describe_argument(model)} cannot be compiled: {_model_hint(model, takes)}")
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"
     why = f"call it with that record alone, not with {type(model).__name__} or args"
     raise TypeError(f"this pipeline starts {first}: {why}; to compile a model, begin with the stage 'decompose'")
@@ -106,7 +106,7 @@ def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> No
             check(settings)
 
 
-def check_known(unknown: Mapping[str, object]) -> None:
+def refuse_unknown_arguments(unknown: Mapping[str, object]) -> None:
     """Raise a `TypeError` for unknown arguments of a pipeline; the message suggests what to write instead."""
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
     for name in unknown:
@@ -119,7 +119,7 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
 
 
-def under(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
+def apply_settings(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
     """Return a program with those settings replaced that differ from the defaults; return any other record unchanged.
     Stages check what a program needs on this machine.
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from pipeline.compose.events import Event
-from pipeline.compose.resident import Reader, Sampler
+from pipeline.compose.resident import Sampler, SamplingThread
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
-from pipeline.records.costs import Entry
+from pipeline.records.costs import StageCost
 
 HOLDERS = ("model", "folded", "literals", "plans")
 
@@ -24,8 +24,8 @@ class Ledger:
     """
 
     def __init__(self, interval: float = 0.01) -> None:
-        self.entries: list[Entry] = []
-        self._reader = Reader(interval)
+        self.entries: list[StageCost] = []
+        self._reader = SamplingThread(interval)
         self._running: dict[str, Sampler] = {}
 
     def __call__(self, event: Event) -> None:
@@ -34,13 +34,13 @@ class Ledger:
         elif event.kind in ("finished", "failed"):
             sampler = self._running.pop(event.stage)
             sampler.__exit__()
-            entry = Entry(
+            entry = StageCost(
                 stage=event.stage,
                 seconds=event.seconds or 0.0,
                 growth=sampler.last.total - sampler.first.total,
                 peak=sampler.total - sampler.first.total,
                 anonymous=sampler.anonymous - sampler.first.anonymous,
-                held=FrozenDict(held(event.record)),
+                held=FrozenDict(weight_bytes_by_holder(event.record)),
                 failed=event.kind == "failed",
             )
             self.entries.append(entry)
@@ -51,10 +51,10 @@ class Ledger:
         return {entry.stage: entry.seconds for entry in self.entries}
 
     def __str__(self) -> str:
-        return table(self.entries)
+        return format_table(self.entries)
 
 
-def table(entries: list[Entry] | tuple[Entry, ...]) -> str:
+def format_table(entries: list[StageCost] | tuple[StageCost, ...]) -> str:
     """Return the entries as text, one line each; memory in MB (10^6 bytes)."""
     head = ("stage", "seconds", "growth MB", "peak MB", "anonymous MB", *(f"{holder} MB" for holder in HOLDERS))
     return "\n".join(
@@ -63,33 +63,33 @@ def table(entries: list[Entry] | tuple[Entry, ...]) -> str:
     )
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
+def _cells(entry: StageCost) -> tuple[str, ...]:
     memory = (entry.growth, entry.peak, entry.anonymous, *(entry.held.get(holder, 0) for holder in HOLDERS))
     return f"{entry.stage}{'!' * entry.failed}", f"{entry.seconds:.2f}", *(f"{size / 1e6:.1f}" for size in memory)
 
 
-def held(record: object) -> Iterator[tuple[str, int]]:
+def weight_bytes_by_holder(record: object) -> Iterator[tuple[str, int]]:
     """Yield the bytes of weights in a record, by holder; nothing for records without weights."""
-    program = _program(record)
+    program = _find_program(record)
     if program is not None:
-        own = _storages(program.parameters)
+        own = _storage_bytes(program.parameters)
         yield "model", sum(own.values())
-        literals = _storages(getattr(record, "literals", {}))
+        literals = _storage_bytes(getattr(record, "literals", {}))
         yield "literals", sum(literals.values())
         weights = [handle.weights for handle in record.handles] if isinstance(record, Converted) else []
-        made = {key: size for each in weights for key, size in _storages(each).items()}
+        made = {key: size for each in weights for key, size in _storage_bytes(each).items()}
         yield "folded", sum(size for key, size in made.items() if key not in own and key not in literals)
         yield "plans", sum(engine.nbytes for engine in getattr(record, "engines", ()))
 
 
-def _program(record: object) -> Program | None:
+def _find_program(record: object) -> Program | None:
     """Return the program that a record contains; None for other records."""
     while record is not None and not isinstance(record, Program):
         record = getattr(record, "program", None) or getattr(record, "partitioned", None)
     return record
 
 
-def _storages(tensors: Mapping[str, torch.Tensor]) -> dict[int, int]:
+def _storage_bytes(tensors: Mapping[str, torch.Tensor]) -> dict[int, int]:
     """Return the bytes of each storage by address, so that shared storages count once."""
     storages = (tensor.untyped_storage() for tensor in tensors.values())
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

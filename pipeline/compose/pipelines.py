@@ -19,16 +19,16 @@ from pipeline.capture.capture import Model, capture
 from pipeline.compiled import Compiled
 from pipeline.compose.events import Event, Observer, Run, as_observers, report
 from pipeline.compose.joins import (
-    check_front_door,
+    apply_settings,
+    check_first_stage,
     check_joins,
-    check_known,
     check_settings,
-    checked,
-    empty,
-    index_of,
-    under,
+    is_empty,
+    refuse_unknown_arguments,
+    run_stage,
+    stage_index,
 )
-from pipeline.compose.recording import ledger_of
+from pipeline.compose.recording import select_ledger
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,
@@ -36,12 +36,12 @@ from pipeline.compose.stage_signature import (
     Takes,
     check_signature,
     is_instance,
-    name_of,
     record_types,
+    stage_name,
     type_name,
 )
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
-from pipeline.records.wording import immutable, kind_of
+from pipeline.records.wording import kind_of, refuse_assignment
 from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
@@ -51,7 +51,7 @@ Other = TypeVar("Other")
 StageLike: TypeAlias = AnyStage | Callable[[Any], Any]
 
 
-class _Joined:
+class _Composable:
     """A mixin for stages: the operator `|` and the repr."""
 
     def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
@@ -60,11 +60,11 @@ class _Joined:
 
     def __repr__(self: AnyStage) -> str:
         """Return the stage's name, and the record types of its input and output."""
-        return f"<stage {described(self)}>"
+        return f"<stage {describe_stage(self)}>"
 
 
 @attrs.frozen(slots=False, repr=False)
-class FunctionStage(_Joined, Generic[Takes, Gives]):
+class FunctionStage(_Composable, Generic[Takes, Gives]):
     """A stage from a function, or from a frozen record with `__call__`; the annotations declare its input and output.
 
     Forward references are resolved at the first read of the types. Calling the stage calls the function.
@@ -105,7 +105,7 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
 
 
 @attrs.frozen(repr=False)
-class Named(_Joined, Generic[Takes, Gives]):
+class Named(_Composable, Generic[Takes, Gives]):
     """A stage under another name."""
 
     stage: Stage[Takes, Gives]
@@ -133,8 +133,8 @@ def stage(function: Callable[[Any], object] | None = None, /, *, name: str | Non
     Raises a `TypeError` that names what is missing if the parameter or the result is not annotated.
     """
     if function is None:
-        return lambda function: FunctionStage(function, name_of(function) if name is None else name)
-    return FunctionStage(function, name_of(function))
+        return lambda function: FunctionStage(function, stage_name(function) if name is None else name)
+    return FunctionStage(function, stage_name(function))
 
 
 def as_stage(value: object) -> AnyStage:
@@ -150,21 +150,23 @@ def as_stage(value: object) -> AnyStage:
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
         raise TypeError(f"{type(value).__name__} can be changed; a stage is frozen (attrs.frozen)")
-    return FunctionStage(value, name_of(value))
+    return FunctionStage(value, stage_name(value))
 
 
-def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
-    """Pass the preceding stages to a stage that compiles again, such as `verify`, if it has a method ``following``."""
+def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
+    """Pass the preceding stages to a stage that compiles again, such as `verify`, if it has a method `following`."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
-        return Named(following(inner, before), step.name)
-    return step if method is None else as_stage(Named(as_stage(method(before)), step.name))
+        return Named(pass_earlier_stages(inner, earlier), step.name)
+    return step if method is None else as_stage(Named(as_stage(method(earlier)), step.name))
 
 
-def described(step: AnyStage) -> str:
+def describe_stage(step: AnyStage) -> str:
     """Describe a stage in a line: its name, its implementation if that has another name, and its record types."""
-    own = name_of(step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step)
+    own = stage_name(
+        step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
+    )
     try:
         types = f"{type_name(step.takes)} -> {type_name(step.gives)}"
     except TypeError:
@@ -172,13 +174,13 @@ def described(step: AnyStage) -> str:
     return f"{step.name}{f' ({own})' if own != step.name else ''}: {types}"
 
 
-def _stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
+def _to_stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
     if not isinstance(value, Iterable):
         raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not {kind_of(value)}")
     return tuple(as_stage(item) for item in value)
 
 
-@immutable("replace, insert, without, until and | return others")
+@refuse_assignment("replace, insert, without, until and | return others")
 @attrs.frozen(repr=False)
 class Pipeline(Generic[Takes, Gives]):
     """A sequence of stages, which is callable, immutable, and itself a stage.
@@ -195,7 +197,7 @@ class Pipeline(Generic[Takes, Gives]):
     duplicate name. Pipelines are equal if their fields are. `Pipeline()` is the identity of `|`, which is associative.
     """
 
-    stages: tuple[AnyStage, ...] = attrs.field(default=(), converter=_stages)
+    stages: tuple[AnyStage, ...] = attrs.field(default=(), converter=_to_stages)
     _settings: CompilationSettings | None = attrs.field(default=None, validator=check_settings)
     observers: tuple[Observer, ...] = attrs.field(default=(), converter=as_observers)
 
@@ -233,23 +235,23 @@ class Pipeline(Generic[Takes, Gives]):
         output_names: the names of the model's outputs in engines, reports and files; None: their keys. Returns the last
         stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
-        check_known(unknown)
-        ledger = ledger_of(self.observers, self.settings.progress, self.names)
+        refuse_unknown_arguments(unknown)
+        ledger = select_ledger(self.observers, self.settings.progress, self.names)
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
-        alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
+        alone = is_empty(args) and is_empty(kwargs) and all(x is None for x in (dynamic_shapes, output_names, profiles))
         if alone and is_instance(model, self.takes):
-            record = under(self._settings, model, self.stages)
+            record = apply_settings(self._settings, model, self.stages)
         else:
-            check_front_door(self.stages, model, self.settings)
+            check_first_stage(self.stages, model, self.settings)
             front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
             record = run.call("capture", partial(front, profiles=profiles))
         made = self._run(run, record)
         return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
     def _run(self, run: Run, record: object) -> Any:
-        steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]
+        steps = [pass_earlier_stages(step, self.stages[:i]) for i, step in enumerate(self.stages)]
         with without_autocast():
-            return reduce(lambda given, step: run.call(step.name, lambda: checked(step, given), given), steps, record)
+            return reduce(lambda given, step: run.call(step.name, lambda: run_stage(step, given), given), steps, record)
 
     @property
     def settings(self) -> CompilationSettings:
@@ -278,12 +280,12 @@ class Pipeline(Generic[Takes, Gives]):
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
         """Return this pipeline followed by the other, with the first settings that are set and all observers."""
-        after = _pipeline(other)
+        after = _to_pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
 
     def __ror__(self, other: Callable[[Other], Takes]) -> "Pipeline[Other, Gives]":
-        return _pipeline(other) | self
+        return _to_pipeline(other) | self
 
     @overload
     def replace(self, name: Literal["decompose", "improve"], stage: Callable[[Program], Program]) -> Self: ...
@@ -307,7 +309,7 @@ class Pipeline(Generic[Takes, Gives]):
         at, made = self._index(name), as_stage(stage)
         if made.name != name:
             made = Named(made.stage if isinstance(made, Named) else made, name)
-        return self._with((*self.stages[:at], made, *self.stages[at + 1 :]))
+        return self._with_stages((*self.stages[:at], made, *self.stages[at + 1 :]))
 
     @overload
     def insert(self, stage: Callable[[Other], Other], *, before: str = ..., after: str = ...) -> Self: ...
@@ -318,7 +320,7 @@ class Pipeline(Generic[Takes, Gives]):
         if (before is None) == (after is None):
             raise TypeError("insert takes either before= or after=, the name of a stage")
         at = self._index(before) if before is not None else self._index(after or "") + 1
-        new = _pipeline(stage)
+        new = _to_pipeline(stage)
         stages = (*self.stages[:at], *new.stages, *self.stages[at:])
         return Pipeline(stages, self._settings, self.observers + new.observers)
 
@@ -329,7 +331,7 @@ class Pipeline(Generic[Takes, Gives]):
     def without(self, name: str) -> Any:
         """Return the pipeline without this stage."""
         at = self._index(name)
-        return self._with(self.stages[:at] + self.stages[at + 1 :])
+        return self._with_stages(self.stages[:at] + self.stages[at + 1 :])
 
     @overload
     def until(self, name: Literal["decompose", "improve"]) -> "Pipeline[Takes, Program]": ...
@@ -347,17 +349,17 @@ class Pipeline(Generic[Takes, Gives]):
     def until(self, name: str) -> "Pipeline[Takes, Any]": ...
     def until(self, name: str) -> Any:
         """Return the pipeline up to and including this stage; a call returns this stage's result."""
-        return self._with(self.stages[: self._index(name) + 1])
+        return self._with_stages(self.stages[: self._index(name) + 1])
 
     def observed_by(self, *observers: Observer) -> Self:
         """Return the pipeline with these observers added after the existing observers."""
         return attrs.evolve(self, observers=self.observers + observers)
 
-    def _with(self, stages: tuple[AnyStage, ...]) -> "Pipeline[Any, Any]":
+    def _with_stages(self, stages: tuple[AnyStage, ...]) -> "Pipeline[Any, Any]":
         return Pipeline(stages, self._settings, self.observers)
 
     def _index(self, name: str) -> int:
-        return index_of(name, self.names)
+        return stage_index(name, self.names)
 
     def __getitem__(self, name: str) -> AnyStage:
         """Return the stage of this name; raise a `KeyError` that lists the names."""
@@ -380,8 +382,8 @@ class Pipeline(Generic[Takes, Gives]):
         """Return a line for each stage: its name, and the record types of its input and output."""
         facts = [repr(self._settings)] if self._settings is not None else []
         facts += [f"{len(self.observers)} observer{'s'[: len(self.observers) != 1]}"] if self.observers else []
-        return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {described(step)}" for step in self.stages)])
+        return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {describe_stage(step)}" for step in self.stages)])
 
 
-def _pipeline(part: StageLike) -> Pipeline[Any, Any]:
+def _to_pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))

@@ -9,13 +9,13 @@ from pipeline.compose.events import Observer
 from pipeline.compose.ledger import Ledger
 
 
-def ledger_of(observers: Sequence[Observer], progress: bool | None, names: Sequence[str]) -> Ledger:
+def select_ledger(observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]) -> Ledger:
     """Return the first ledger among the observers, so that memory is read only once; else a new ledger that reads it
-    less often. The new ledger draws ``progress`` if set (None: on a terminal). ``names``: the run's stages."""
+    less often. The new ledger draws ``progress`` if set (None: on a terminal). ``stage_names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
         return known
-    if names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
+    if stage_names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
         from pipeline.compose.progress import RunProgress  # rich takes a while to import
 
-        return RunProgress(names[-1])
+        return RunProgress(stage_names[-1])
     return Ledger(interval=0.05)

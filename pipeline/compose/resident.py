@@ -14,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 @frozen
-class Resident:
+class ResidentMemory:
     """Resident bytes: ``anonymous`` memory of the process, and pages of a ``file``, which the system may drop."""
 
     anonymous: int = 0
@@ -25,20 +25,20 @@ class Resident:
         """Return the resident set size: the sum of both."""
         return self.anonymous + self.file
 
-    def __add__(self, other: Resident) -> Resident:
-        return Resident(self.anonymous + other.anonymous, self.file + other.file)
+    def __add__(self, other: ResidentMemory) -> ResidentMemory:
+        return ResidentMemory(self.anonymous + other.anonymous, self.file + other.file)
 
 
-def resident(pid: int | None = None) -> Resident:
+def process_memory(pid: int | None = None) -> ResidentMemory:
     """Return the resident memory of a process (None: this process); zero if it has ended, or without /proc."""
     try:
-        _, total, shared, *_ = _numbers(f"/proc/{pid or 'self'}/statm")
+        _, total, shared, *_ = _read_numbers(f"/proc/{pid or 'self'}/statm")
     except (OSError, ValueError):
-        return Resident()
-    return Resident((total - shared) * _PAGE, shared * _PAGE)
+        return ResidentMemory()
+    return ResidentMemory((total - shared) * _PAGE, shared * _PAGE)
 
 
-def children(pid: int | None = None) -> Iterator[int]:
+def descendants(pid: int | None = None) -> Iterator[int]:
     """Yield the descendants of a process (None: this process)."""
     threads = f"/proc/{pid or 'self'}/task"
     try:
@@ -47,15 +47,15 @@ def children(pid: int | None = None) -> Iterator[int]:
         return
     for name in names:
         try:
-            begun = _numbers(f"{threads}/{name}/children")
+            begun = _read_numbers(f"{threads}/{name}/children")
         except OSError:
             continue
         for child in begun:
             yield child
-            yield from children(child)
+            yield from descendants(child)
 
 
-def _numbers(path: str) -> list[int]:
+def _read_numbers(path: str) -> list[int]:
     """Return the numbers in a /proc file, with a single read: five times as fast as a file object."""
     file = os.open(path, os.O_RDONLY)
     try:
@@ -64,12 +64,12 @@ def _numbers(path: str) -> list[int]:
         os.close(file)
 
 
-def family(pid: int | None = None) -> Resident:
+def process_tree_memory(pid: int | None = None) -> ResidentMemory:
     """Return the resident memory of a process and its descendants; shared file pages are counted for each process."""
-    return sum(map(resident, children(pid)), resident(pid))
+    return sum(map(process_memory, descendants(pid)), process_memory(pid))
 
 
-class Reader:
+class SamplingThread:
     """A thread in which samplers read memory every ``interval`` seconds; it ends when no sampler is left."""
 
     def __init__(self, interval: float = 0.01) -> None:
@@ -103,17 +103,17 @@ class Reader:
 
 
 class Sampler:
-    """A context that records the peak memory, of each kind, of a process and its descendants. A `Reader` (by default
-    a new one) triggers the reads. Peaks shorter than the interval can be missed."""
+    """A context that records the peak memory, of each kind, of a process and its descendants. A `SamplingThread`
+    (by default a new one) triggers the reads. Peaks shorter than the interval can be missed."""
 
-    def __init__(self, pid: int | None = None, interval: float = 0.01, reader: Reader | None = None) -> None:
+    def __init__(self, pid: int | None = None, interval: float = 0.01, reader: SamplingThread | None = None) -> None:
         self.pid = pid
-        self.first = self.last = Resident()
+        self.first = self.last = ResidentMemory()
         self.total = self.anonymous = 0
-        self._reader = reader or Reader(interval)
+        self._reader = reader or SamplingThread(interval)
 
     def sample(self) -> None:
-        self.last = family(self.pid)
+        self.last = process_tree_memory(self.pid)
         self.total, self.anonymous = max(self.total, self.last.total), max(self.anonymous, self.last.anonymous)
 
     def __enter__(self) -> Self:

@@ -36,7 +36,7 @@ class Stage(Protocol[Takes, Gives]):
 AnyStage: TypeAlias = Stage[Any, Any]
 
 
-def name_of(function: object) -> str:
+def stage_name(function: object) -> str:
     """Return the `name` or `__name__` of a function or record, or its class in snake case."""
     for attribute in ("name", "__name__"):
         name = getattr(function, attribute, None)
@@ -80,32 +80,29 @@ def accepts(takes: object, gives: object) -> bool:
     """Return whether every record annotated as `gives` may be passed to a parameter annotated as `takes`."""
 
     def fits(one: object, other: object) -> bool:
-        given, taken = _class(one), _class(other)
+        given, taken = _checkable_class(one), _checkable_class(other)
         return given is None or taken is None or issubclass(given, taken)
 
-    return all(any(fits(one, other) for other in _members(takes)) for one in _members(gives))
+    return all(any(fits(one, other) for other in _union_members(takes)) for one in _union_members(gives))
 
 
 def is_instance(record: object, annotation: object) -> bool:
     """Return whether the record is of the annotated type."""
-    classes = [_class(member) for member in _members(annotation)]
+    classes = [_checkable_class(member) for member in _union_members(annotation)]
     return any(known is None or isinstance(record, known) for known in classes)
 
 
 def type_name(annotation: object) -> str:
     """Return the name of a type in errors and reprs."""
-    return " | ".join("None" if member is NoneType else _member_name(member) for member in _members(annotation))
+    members = ((m, getattr(m, "__name__", m) if get_origin(m) is None else m) for m in _union_members(annotation))
+    return " | ".join("None" if member is NoneType else str(name) for member, name in members)
 
 
-def _member_name(member: object) -> str:
-    return str(getattr(member, "__name__", member)) if get_origin(member) is None else str(member)
-
-
-def _members(annotation: object) -> tuple[object, ...]:
+def _union_members(annotation: object) -> tuple[object, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def _class(member: object) -> type | None:
+def _checkable_class(member: object) -> type | None:
     """Return the class to check against; None for a type that cannot be checked."""
     known = get_origin(member) or member
     unchecked = getattr(known, "_is_protocol", False) and not getattr(known, "_is_runtime_protocol", False)

@@ -16,7 +16,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.context import NetworkError
 from pipeline.network.net import Net
-from pipeline.runtime.ranks import backend_of, ranks_of
+from pipeline.runtime.ranks import group_backend, group_ranks
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
@@ -38,7 +38,7 @@ def check_collective(node: Node, settings: CompilationSettings) -> bool | Reject
     groups = process_groups(node.graph.nodes)
     if len(groups) > 1:
         return Rejection(f"an engine has one communicator, and the program's collectives join {len(groups)} groups")
-    if "nccl" not in (backend := backend_of(groups[0])):
+    if "nccl" not in (backend := group_backend(groups[0])):
         return Rejection(
             f"an engine's collectives need NCCL, and the process group's backend is {backend or 'unknown'}"
         )
@@ -84,7 +84,7 @@ def collective(
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]
     layer = net.add("dist_collective", base.tensor(net, input), *kinds, -1, None)
     layer.metadata = f"{operation} {reduction}"
-    layer.num_ranks = len(ranks_of(group_name)) if group_size is None else group_size
+    layer.num_ranks = len(group_ranks(group_name)) if group_size is None else group_size
     return layer.get_output(0)
 
 

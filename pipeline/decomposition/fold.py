@@ -23,7 +23,7 @@ from pipeline.decomposition.quantized_forms import FORMS
 from pipeline.decomposition.quantized_scales import schema_name
 from pipeline.decomposition.sizes import replace_size_reads
 from pipeline.frozen import FrozenDict
-from pipeline.program import Program, rewired
+from pipeline.program import Program, rename_outputs
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
 
 MAX_GROWN_ELEMENTS = 1 << 20
@@ -68,7 +68,7 @@ def fold_constants(program: Program) -> Program:
             graph.erase_node(node)  # the graph is functional, so it has no other effect
     alive = {n.name for n in graph.nodes}
     constants = FrozenDict({n: r for n, r in recipes.known.items() if n in alive})
-    return evolve(program, constants=constants, outputs=rewired(program.outputs, graph))
+    return evolve(program, constants=constants, outputs=rename_outputs(program.outputs, graph))
 
 
 class _Recipes:

@@ -28,7 +28,7 @@ from pipeline.decomposition.quantized_arithmetic import Facts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
 from pipeline.decomposition.quantized_scales import is_replaceable, schema_name
 from pipeline.decomposition.templates import Templates, argument_nodes
-from pipeline.program import Program, is_operator, rewired
+from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_untested
 
 CODE_DTYPES: Final = frozenset({torch.int8, torch.float8_e4m3fn})
@@ -90,7 +90,7 @@ class _Normalizer:
         for node in self.program.graph.nodes:
             self.constant[node] = is_constant(node, self.constant, self.program)
             self.env[node] = self.rewrite_node(node)
-        outputs = rewired(self.program.outputs, self.graph)
+        outputs = rename_outputs(self.program.outputs, self.graph)
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def rewrite_node(self, node: Node) -> Argument:

@@ -25,7 +25,7 @@ from pipeline.decomposition.complex_rules import RULES, cast_rule_results
 from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Call, Templates, argument_nodes
-from pipeline.errors import ConversionError, line_of, worded
+from pipeline.errors import ConversionError, error_text, source_line_in
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import bounds, shape_of
@@ -162,9 +162,9 @@ class Rewriter:
             module = str(getattr(function, "__module__", "")).partition(".")[0]
             whose = {"torch": "PyTorch's", "pipeline": "pipeline's"}.get(module)
             own = f"its decomposition {function_name(function)} is wrong"
-            why = f"{whose} decomposition of it fails: {worded(error)}" if whose else f"{own}: {worded(error)}"
+            why = f"{whose} decomposition of it fails: {error_text(error)}" if whose else f"{own}: {error_text(error)}"
             name = str(call.target)
-            raise ConversionError(call.name or name, name, line_of(call.meta), why) from error
+            raise ConversionError(call.name or name, name, source_line_in(call.meta), why) from error
 
     def inline_pairs(self, call: Call) -> tuple[Argument] | None:
         """Return the outputs of an operator's rule on pairs, complex outputs joined; None if it has no rule."""

@@ -29,50 +29,50 @@ IN_PLACE: Final = {
 copy of its result."""
 
 
-def traced() -> AbstractContextManager[None]:
+def trace_collectives() -> AbstractContextManager[None]:
     """Return a context for exports in which collectives become operators and DTensors add nothing to the graph."""
-    return _places("torch.distributed.tensor" in sys.modules).activate("sharded")
+    return _replacements("torch.distributed.tensor" in sys.modules).activate("sharded")
 
 
 @cache
-def _places(_: bool) -> Patches:
+def _replacements(_: bool) -> Patches:
     """Return the replacements; those in DTensor's modules only if these modules are imported."""
     why = "calls a process group, and torch.export knows operators only"
     rows = [
-        Replacement(torch.distributed, name, partial(_operator, own), why, "sharded") for name, own in IN_PLACE.items()
+        Replacement(torch.distributed, name, partial(_call_op, own), why, "sharded") for name, own in IN_PLACE.items()
     ]
     why = "stops at a DTensor that is made inside: its placements are no nodes"
-    rows.append(Replacement(wrappers, "_emit_flat_apply_call", _nothing, why, "sharded"))
+    rows.append(Replacement(wrappers, "_emit_flat_apply_call", _do_nothing, why, "sharded"))
     modules = [each for name, each in sys.modules.items() if name.startswith("torch.distributed.tensor.")]
     why, name = "traces its own calls of an operator, the first time", "_propagate_tensor_meta_non_cached"
     owners = {vars(each)["ShardingPropagator"] for each in modules if "ShardingPropagator" in vars(each)}
     rows += [Replacement(each, name, _untraced, why, "sharded", before=(2, 13)) for each in owners]
     why = "bounds a varying size, to shard it where it need not be"
     asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
-    return Patches((*rows, *(Replacement(each, "is_tensor_shardable", _always, why, "sharded") for each in asking)))
+    return Patches((*rows, *(Replacement(each, "is_tensor_shardable", _can_shard, why, "sharded") for each in asking)))
 
 
-def _nothing(_: Function, **__: object) -> None:
+def _do_nothing(_: Function, **__: object) -> None:
     """Add nothing to the graph."""
 
 
-def _untraced(own: Function, *args: Argument) -> object:
+def _untraced(original: Function, *args: Argument) -> object:
     with disable_proxy_modes_tracing():
-        return own(*args)
+        return original(*args)
 
 
-def _operator(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
+def _call_op(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
     """Call a functional collective in place of a collective of torch.distributed."""
     names = functional.REDUCE_OP_TO_STR
     named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
     collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
 
 
-def _always(own: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
+def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
     """Return whether a tensor can be sharded at its smallest sizes, and so at all its sizes."""
-    return own([_least(size) for size in shape], *args, **kwargs)
+    return original([_smallest_size(size) for size in shape], *args, **kwargs)
 
 
-def _least(size: Argument) -> int:
+def _smallest_size(size: Argument) -> int:
     node = getattr(size, "node", None)
     return size if node is None else int(node.shape_env.bound_sympy(node.expr).lower)

@@ -39,55 +39,55 @@ class LocalFunctions(TorchFunctionMode):
         reads = getattr(function, "__name__", "") == "__get__" and getattr(owner, "__name__", "") not in TENSORS
         if reads or not any(isinstance(each, DTensor) for each in given):
             return function(*args, **(kwargs or {}))
-        return _replayed(function, given, form)
+        return _replay_on_local_tensors(function, given, form)
 
 
-def _replayed(function: Function, given: Sequence[Argument], form: Argument) -> Argument:
+def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], structure: Argument) -> Argument:
     """Trace a function on DTensors, and call the traced operators on the local tensors in its place."""
-    places = [i for i, each in enumerate(given) if isinstance(each, torch.Tensor | torch.SymInt)]
-    masks = _masks(given)
-    local = [*map(_local, (given[place] for place in places)), *(mask.data for mask in masks)]
+    places = [i for i, each in enumerate(arguments) if isinstance(each, torch.Tensor | torch.SymInt)]
+    masks = _mask_buffers(arguments)
+    local = [*map(_to_local, (arguments[place] for place in places)), *(mask.data for mask in masks)]
     made: list[Argument] = []
 
     def traced(*values: Argument) -> list[Argument]:
-        own = list(given)
+        own = list(arguments)
         for mask, value in zip(masks, values[len(places) :], strict=True):
             mask.data = value
         for place, value in zip(places, values, strict=False):
-            own[place] = sharded_like(given[place], value)
-        args, kwargs = tree_unflatten(own, form)
+            own[place] = shard_like(arguments[place], value)
+        args, kwargs = tree_unflatten(own, structure)
         results, shape = tree_flatten(function(*args, **kwargs))
-        known = {id(own[place]): given[place] for place in places}
-        made[:] = results, shape, known, _masks([*given, *results])
-        return [*map(_local, results), *(mask.data for mask in made[3])]
+        known = {id(own[place]): arguments[place] for place in places}
+        made[:] = results, shape, known, _mask_buffers([*arguments, *results])
+        return [*map(_to_local, results), *(mask.data for mask in made[3])]
 
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        graph = make_fx(traced)(*map(_fake, local))
+        graph = make_fx(traced)(*map(_inner_fake_tensor, local))
     results, shape, known, masks = made
     values = _Replay(graph).run(*local)
     for mask, value in zip(masks, values[len(results) :], strict=True):
         mask.data = value
-    whole = [known.get(id(was), sharded_like(was, value)) for was, value in zip(results, values, strict=False)]
+    whole = [known.get(id(was), shard_like(was, value)) for was, value in zip(results, values, strict=False)]
     return tree_unflatten(whole, shape)
 
 
-def sharded_like(tensor: Argument, value: Argument) -> Argument:
+def shard_like(tensor: Argument, value: Argument) -> Argument:
     """Return a local tensor as a DTensor with the layout of ``tensor``, or unchanged if ``tensor`` is no DTensor."""
     return DTensor(value, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else value
 
 
-def _local(tensor: Argument) -> Argument:
+def _to_local(tensor: Argument) -> Argument:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _masks(tensors: Iterable[Argument]) -> list[Argument]:
+def _mask_buffers(tensors: Iterable[Argument]) -> list[Argument]:
     """Return the mask buffers of sharded embedding look-ups; a mask marks the rows that another rank holds."""
     placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
     masks = (getattr(each, "mask_buffer", None) for each in placements)
     return list({id(mask): mask for mask in masks if mask is not None and mask.data is not None}.values())
 
 
-def _fake(value: Argument) -> Argument:
+def _inner_fake_tensor(value: Argument) -> Argument:
     """Return the fake tensor inside a functional tensor of an export."""
     if isinstance(value, FunctionalTensor):
         value = torch._from_functional_tensor(value.elem)

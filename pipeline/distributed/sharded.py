@@ -21,7 +21,7 @@ from pipeline.export_fixes.interrupts import undo_at_exit
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
-from pipeline.runtime.ranks import ranks_of, runs_on_host
+from pipeline.runtime.ranks import group_ranks, runs_on_host
 
 WRAPPERS: Final = {
     "FSDPModule": "whose hooks gather its parameters for each call",
@@ -33,20 +33,20 @@ UNWRAPPED: Final = "compile the module as it was before: shard it by parallelize
 
 
 @frozen(eq=False)
-class Place:
+class ShardedTensor:
     """A parameter or buffer that is a DTensor (``whole``), and the dict of its module that contains it."""
 
     registered: MutableMapping[str, Argument]
     name: str
     whole: Argument
 
-    def put(self, value: object) -> None:
+    def replace(self, value: object) -> None:
         """Register another tensor under the same name."""
         self.registered[self.name] = value
 
 
 @frozen(eq=False)
-class Local:
+class LocalExport:
     """The local inputs of an export, and the layouts of the inputs and outputs that are DTensors."""
 
     args: Sequence[object]
@@ -54,58 +54,58 @@ class Local:
     inputs: tuple[tuple[int, Layout], ...] = ()
     outputs: list[tuple[int, Layout]] = field(factory=list)
 
-    def described(self, program: Program) -> Program:
+    def add_sharding(self, program: Program) -> Program:
         """Return the program with its `Sharding`; unchanged if it has no collectives and no DTensors."""
         names = process_groups(program.graph.nodes)
         if not (names or self.inputs or self.outputs):
             return program
         if not dist.is_available() or not dist.is_initialized():  # an ExportedProgram: modules of it are refused
             return program
-        groups = {name: ranks_of(name) for name in names}
+        groups = {name: group_ranks(name) for name in names}
         rank = Sharding(dist.get_rank(), dist.get_world_size(), FrozenDict(groups), self.inputs, tuple(self.outputs))
         return evolve(program, sharding=rank)
 
 
 @contextmanager
-def as_local(
+def use_local_tensors(
     model: object, args: Sequence[object], kwargs: Mapping[str, object] | None, device: str | None = None
-) -> Iterator[Local]:
+) -> Iterator[LocalExport]:
     """Return a context for exporting a module. In it, parameters and inputs that are DTensors are replaced by their
     local tensors, and collectives are operators. Without an initialized torch.distributed nothing changes."""
     if not dist.is_available() or not dist.is_initialized():
-        yield Local(args, kwargs)
+        yield LocalExport(args, kwargs)
         return
-    from pipeline.distributed.collectives import traced
+    from pipeline.distributed.collectives import trace_collectives
 
     if "torch.distributed.tensor" not in sys.modules:  # then nothing is a DTensor
-        with traced():
-            yield Local(args, kwargs)
+        with trace_collectives():
+            yield LocalExport(args, kwargs)
         return
     from torch.distributed.tensor import DTensor
 
     given, form = tree_flatten((tuple(args), dict(kwargs or {})))
     wholes = [value if isinstance(value, DTensor) else None for value in given]
-    layouts = tuple((i, layout_of(value)) for i, value in enumerate(wholes) if value is not None)
-    with traced():
+    layouts = tuple((i, tensor_layout(value)) for i, value in enumerate(wholes) if value is not None)
+    with trace_collectives():
         if not isinstance(model, nn.Module):
-            yield Local(args, kwargs)
+            yield LocalExport(args, kwargs)
             return
-        places = _places(model)
+        places = _sharded_tensors(model)
         _check_wrappers(model)
         _check_device(places, device)
         own = [value.to_local() if isinstance(value, DTensor) else value for value in given]
         positional, named = tree_unflatten(own, form)
-        local = Local(positional, named, layouts)
-        by_path = dict(zip(local_paths(given, form), wholes, strict=True))
-        with _over_local_tensors(model, places, by_path, local):
+        local = LocalExport(positional, named, layouts)
+        by_path = dict(zip(input_paths(given, form), wholes, strict=True))
+        with _run_on_local_tensors(model, places, by_path, local):
             yield local
 
 
-def local_paths(leaves: Sequence[object], form: Argument) -> list[tuple[object, ...]]:
+def input_paths(leaves: Sequence[object], structure: Argument) -> list[tuple[object, ...]]:
     """Return the pytree path of each input in ``(args, kwargs)``."""
     from torch.utils._pytree import tree_flatten_with_path
 
-    return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, form))[0]]
+    return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, structure))[0]]
 
 
 def _check_wrappers(model: nn.Module) -> None:
@@ -116,9 +116,9 @@ def _check_wrappers(model: nn.Module) -> None:
                 raise CaptureError(f"the model is of {kind.__name__}, {WRAPPERS[kind.__name__]}", UNWRAPPED)
 
 
-def _check_device(places: Sequence[Place], device: str | None) -> None:
+def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
     """Raise a CaptureError if a sharded module would be captured for a device type other than its mesh's."""
-    found = next((each.whole.device_mesh.device_type for each in places), None)
+    found = next((each.whole.device_mesh.device_type for each in sharded), None)
     if device is not None and found is not None and torch.device(device).type != found:
         why = f"the model is sharded over a mesh of {found}, and is captured as on {device}"
         raise CaptureError(why, f"shard it over a mesh of {device}, a rank a device, or leave device out")
@@ -126,14 +126,14 @@ def _check_device(places: Sequence[Place], device: str | None) -> None:
 
 def check_callable(model: nn.Module) -> None:
     """Raise a CaptureError if a call would crash the process: gloo reads GPU memory as host memory (torch 2.11)."""
-    places = _places(model) if "torch.distributed.tensor" in sys.modules else []
+    places = _sharded_tensors(model) if "torch.distributed.tensor" in sys.modules else []
     meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
     if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
         why = f"{type(model).__name__} is sharded over GPUs with gloo, which torch cannot call, and a call is needed"
         raise CaptureError(why, 'use the backend "nccl"; pipeline.compile(model, …) needs no call')
 
 
-def layout_of(tensor: Argument) -> Layout:
+def tensor_layout(tensor: Argument) -> Layout:
     """Return the layout of a DTensor.
 
     Raises:
@@ -154,19 +154,19 @@ def layout_of(tensor: Argument) -> Layout:
     return Layout(mesh.device_type, shape, ranks, names, tuple(placements), sizes if static else ())
 
 
-def _places(model: nn.Module) -> list[Place]:
+def _sharded_tensors(model: nn.Module) -> list[ShardedTensor]:
     from torch.distributed.tensor import DTensor
 
     spaces = (space for each in model.modules() for space in (each._parameters, each._buffers))
-    return [Place(space, *item) for space in spaces for item in space.items() if isinstance(item[1], DTensor)]
+    return [ShardedTensor(space, *item) for space in spaces for item in space.items() if isinstance(item[1], DTensor)]
 
 
 @contextmanager
-def _over_local_tensors(
-    model: nn.Module, places: Sequence[Place], wholes: Mapping[tuple[object, ...], Argument], notes: Local
+def _run_on_local_tensors(
+    model: nn.Module, params: Sequence[ShardedTensor], wholes: Mapping[tuple[object, ...], Argument], notes: LocalExport
 ) -> Iterator[None]:
     local: dict[int, Argument] = {}
-    for each in places:
+    for each in params:
         if id(each.whole) not in local:
             tensor, kept = each.whole.detach().to_local(), isinstance(each.whole, nn.Parameter)
             local[id(each.whole)] = nn.Parameter(tensor, requires_grad=False) if kept else tensor
@@ -174,51 +174,51 @@ def _over_local_tensors(
 
     @functools.wraps(forward, updated=())
     def called(*args: Argument, **kwargs: Argument) -> Argument:
-        from pipeline.distributed.functions import LocalFunctions, sharded_like
+        from pipeline.distributed.functions import LocalFunctions, shard_like
 
-        held = [each.registered[each.name] for each in places]
-        whole = {id(value): sharded_like(each.whole, value) for each, value in zip(places, held, strict=True)}
+        held = [each.registered[each.name] for each in params]
+        whole = {id(value): shard_like(each.whole, value) for each, value in zip(params, held, strict=True)}
         given, form = tree_flatten((args, kwargs))
-        paths = local_paths(given, form)
-        own = [_input_like(wholes.get(path), value) for path, value in zip(paths, given, strict=True)]
+        paths = input_paths(given, form)
+        own = [_input_as_dtensor(wholes.get(path), value) for path, value in zip(paths, given, strict=True)]
         positional, named = tree_unflatten(own, form)
         try:
-            for each, value in zip(places, held, strict=True):
-                each.put(whole[id(value)])
+            for each, value in zip(params, held, strict=True):
+                each.replace(whole[id(value)])
             with LocalFunctions():
                 return _local_results(forward(*positional, **named), notes)
         finally:
-            for each, value in zip(places, held, strict=True):
-                each.put(value)
+            for each, value in zip(params, held, strict=True):
+                each.replace(value)
 
     def restore() -> None:
         space.pop("forward", None)
         space.update({} if before is None else {"forward": before})
-        for each in places:
-            each.put(each.whole)
+        for each in params:
+            each.replace(each.whole)
 
     with undo_at_exit(restore):
         space["forward"] = called
-        for each in places:
-            each.put(local[id(each.whole)])
+        for each in params:
+            each.replace(local[id(each.whole)])
         yield
 
 
-def _input_like(whole: Argument, value: Argument) -> Argument:
+def _input_as_dtensor(dtensor: Argument, value: Argument) -> Argument:
     """Return an input as a DTensor if the caller passes a DTensor. Dynamic sizes are assumed equal on all ranks."""
     from torch.distributed.tensor import DTensor
 
-    if whole is None:
+    if dtensor is None:
         return value
     if all(isinstance(size, int) for size in value.shape):
-        return DTensor(value, whole._spec, requires_grad=False)
-    return DTensor.from_local(value, whole.device_mesh, whole.placements, run_check=False)
+        return DTensor(value, dtensor._spec, requires_grad=False)
+    return DTensor.from_local(value, dtensor.device_mesh, dtensor.placements, run_check=False)
 
 
-def _local_results(results: Argument, notes: Local) -> Argument:
+def _local_results(results: Argument, notes: LocalExport) -> Argument:
     """Return the local tensors of results, and note the layouts of those that are DTensors."""
     from torch.distributed.tensor import DTensor
 
     leaves = tree_leaves(results)
-    notes.outputs[:] = [(i, layout_of(value)) for i, value in enumerate(leaves) if isinstance(value, DTensor)]
+    notes.outputs[:] = [(i, tensor_layout(value)) for i, value in enumerate(leaves) if isinstance(value, DTensor)]
     return tree_map(lambda value: value._local_tensor if isinstance(value, DTensor) else value, results)

@@ -20,7 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from pipeline.aten.dtypes import short_name
 from pipeline.aten.types import Argument
-from pipeline.errors import CaptureError, DtypeError, folder_of, worded
+from pipeline.errors import CaptureError, DtypeError, error_text, package_folder
 from pipeline.inputs import Input, is_input
 from pipeline.records.wording import kind_of
 
@@ -28,7 +28,7 @@ Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Rows: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
 """The leaves of inputs, with their paths."""
 
-NOT_MODEL_CODE: Final = (folder_of("torch"), folder_of("pipeline"), "<")
+NOT_MODEL_CODE: Final = (package_folder("torch"), package_folder("pipeline"), "<")
 """Path prefixes of files that contain no code of a model."""
 
 GENERATOR_MESSAGE: Final = (
@@ -87,14 +87,16 @@ def error_with_cause(
                     if not _exports_with_dtype(export, inputs, [w for w in wrong if w != path], due)
                 ]
                 said = [_input_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
-                return DtypeError(", ".join(said), short_name(dtype), short_name(due), worded(error))
+                return DtypeError(", ".join(said), short_name(dtype), short_name(due), error_text(error))
     return (
         _device_error(error, model, rows)
         or _data_branch_error(error, model)
         or _unsupported_type_error(error, model, rows)
         or _not_a_tensor_error(error, model, inputs)
         or _one_size_error(error, model)
-        or CaptureError(f"torch.export cannot capture {type(model).__name__}{_line_of_error(error)}: {worded(error)}")
+        or CaptureError(
+            f"torch.export cannot capture {type(model).__name__}{_line_of_error(error)}: {error_text(error)}"
+        )
     )
 
 
@@ -180,10 +182,10 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
     if len(every) == 1 and line is not None:
         where = "a tensor that the model creates or holds is on another device than the model and its inputs"
         hint = "create it on the same device: torch.tensor(…, device=x.device)"
-        return CaptureError(f"{where}: {line_text(line[0].co_filename, line[1])}: {worded(error)}", hint)
+        return CaptureError(f"{where}: {line_text(line[0].co_filename, line[1])}: {error_text(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
-    return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)
+    return CaptureError(f"{', '.join(found)}: {error_text(error)}", hint)
 
 
 def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:

@@ -31,7 +31,7 @@ from pipeline.aten.graphs import results_of
 from pipeline.aten.naming import make_unique, origin_of
 from pipeline.aten.own_ops import SIZE
 from pipeline.aten.types import Argument, Node, Target, aten
-from pipeline.errors import CaptureError, line_of
+from pipeline.errors import CaptureError, source_line_in
 from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, line_text
 from pipeline.export_fixes.patching import Kernel
 
@@ -196,7 +196,9 @@ class _NumberTensors:
         operator = TENSOR_OPERATORS.get(target)
         first = next((self.tensor_of(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
-            why = f"the data-dependent number at {line_of(number.meta) or number.name} cannot be checked in a call"
+            why = (
+                f"the data-dependent number at {source_line_in(number.meta) or number.name} cannot be checked in a call"
+            )
             raise CaptureError(f"{why} ({target})", HINT)
         given = [
             self.tensor_of(arg) if isinstance(arg, Node) else self.emit_constant(number, arg, first) for arg in args

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Spec
-from pipeline.errors import CaptureError, PipelineError, source_line, worded
+from pipeline.errors import CaptureError, PipelineError, error_text, source_line
 from pipeline.export_fixes import branches, input_checks, module_methods, packed_sequence
 from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, FirstExport, TraceMode, clear_remembered_shapes
@@ -204,7 +204,7 @@ class _Exporter:
                         return exported
                     log.debug("%s: the attempt %r gave other ranges, or fixed a number", name, attempt.name)
                 except Exception as error:
-                    log.debug("%s: the attempt %r failed: %s", name, attempt.name, worded(error))
+                    log.debug("%s: the attempt %r failed: %s", name, attempt.name, error_text(error))
         return None
 
     def has_ranges(self, exported: ExportedProgram, shapes: Spec) -> bool:

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
-from pipeline.errors import CaptureError, folder_of
+from pipeline.errors import CaptureError, package_folder
 from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, line_text
 from pipeline.export_fixes.patching import Kernel
 
@@ -89,9 +89,9 @@ def hide_tracing_from_model(orig: Kernel) -> bool:
     need. Calls through the module are wrapped, as in transformers, but not ``from torch.compiler import is_exporting``.
     """
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(folder_of("pipeline")) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(package_folder("pipeline")) and frame.f_back is not None:
         frame = frame.f_back
-    return bool(orig()) and frame.f_code.co_filename.startswith(folder_of("torch"))
+    return bool(orig()) and frame.f_code.co_filename.startswith(package_folder("torch"))
 
 
 def reject_seeding(orig: Callable[..., object], *args: object, **kwargs: object) -> object:

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from pipeline.aten.naming import make_unique
 from pipeline.aten.types import Argument
-from pipeline.errors import CaptureError, require
+from pipeline.errors import CaptureError, require_package
 from pipeline.inputs import Input
 
 Proto: TypeAlias = Argument
@@ -139,8 +139,8 @@ def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
         CaptureError: it is not an ONNX file, or onnx2fx does not support a node, which the message names.
         ImportError: onnx or onnx2fx is not installed.
     """
-    require("onnx", "onnx")
-    require("onnx2fx", "onnx")
+    require_package("onnx", "onnx")
+    require_package("onnx2fx", "onnx")
     import onnx2fx
     from onnx2fx.utils.dtype import DTYPE_MAP
 

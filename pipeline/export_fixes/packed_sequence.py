@@ -24,7 +24,7 @@ from torch.nn.utils import rnn
 
 from pipeline.aten.packed_rnn_ops import BATCH_SIZES, LAYERS, PACKED_ROWS, PADDED_ROWS
 from pipeline.aten.types import Argument, Function, Target
-from pipeline.errors import CaptureError, line_of
+from pipeline.errors import CaptureError, source_line_in
 from pipeline.export_fixes.patching import ModelCall
 
 DATA_ATTRIBUTE: Final = "_pipeline_packed_data"
@@ -185,7 +185,7 @@ def remove_unused_data(exported: ExportedProgram) -> None:
     sizes, data = (graph.find_nodes(op="call_function", target=target) for target in (BATCH_SIZES, PACKED_ROWS))
     for node in sizes:
         if node.users:
-            why = f"{line_of(node.meta)}: the model reads the batch_sizes of a packed sequence"
+            why = f"{source_line_in(node.meta)}: the model reads the batch_sizes of a packed sequence"
             raise CaptureError(why, "read the lengths that pad_packed_sequence returns instead")
         graph.erase_node(node)
     for node in reversed(data):

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
 from pipeline.export_fixes.interrupts import undo_at_exit
-from pipeline.program import version
+from pipeline.program import tensor_version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
 PLAIN: Final = (bool, int, float, str, torch.dtype, torch.device)
@@ -47,7 +47,7 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     beside = [each for _, each in held_objects(model)]
     objects = [Snapshot.of(vars(each)) for each in beside]
     caches = [(cache, cache.cache_info().misses) for cache in _lru_caches(chain(model.modules(), beside))]
-    buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
+    buffers = [(b, b.detach().clone(), tensor_version(b)) for b in model.buffers() if b.numel() == 1]
 
     def restore() -> None:
         for space in (*spaces, *(each for each in objects if each.has_fakes())):
@@ -56,7 +56,7 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
             if cache.cache_info().misses != misses:  # what it has made since may be fake, and cannot be looked at
                 cache.cache_clear()
         for buffer, value, at in buffers:
-            if version(buffer) != at:
+            if tensor_version(buffer) != at:
                 buffer.data.copy_(value)
 
     return undo_at_exit(restore)

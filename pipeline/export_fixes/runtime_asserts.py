@@ -26,16 +26,16 @@ from attrs import define, field
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import CaptureError, folder_of
+from pipeline.errors import CaptureError, package_folder
 from pipeline.export_fixes.error_attribution import BRANCH_HINT, NOT_MODEL_CODE, line_text
 from pipeline.export_fixes.interrupts import set_variable
 from pipeline.export_fixes.patching import ModelCall
 from pipeline.shapes import guard_provenance
 
-EXPORT: Final = folder_of("torch.export")
-LIBRARY_CODE: Final = (folder_of("torch"), folder_of("pipeline"))
+EXPORT: Final = package_folder("torch.export")
+LIBRARY_CODE: Final = (package_folder("torch"), package_folder("pipeline"))
 STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
-CHECKING_CODE: Final = (folder_of("torch.distributions"), str(torch.nn.functional.__file__))
+CHECKING_CODE: Final = (package_folder("torch.distributions"), str(torch.nn.functional.__file__))
 """Where torch itself checks data, as a model would."""
 CHECKING_FUNCTIONS: Final = (torch.nn.functional.gaussian_nll_loss,)
 """Functions of torch that check data, and whose calls torch.export does not see."""
@@ -75,7 +75,7 @@ def reject_caught_errors() -> Iterator[None]:
             frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
             for file, line in reversed(frames):
                 is_pythons = file.startswith(STANDARD_LIBRARY) and "-packages" not in file
-                if is_pythons or file.startswith((*NOT_MODEL_CODE, folder_of("sympy"))):
+                if is_pythons or file.startswith((*NOT_MODEL_CODE, package_folder("sympy"))):
                     continue  # code there may ask for a value and go on without one
                 why = "the branch at {} is data-dependent, and the model catches torch.export's error"
                 raise CaptureError(why.format(line_text(file, line)), BRANCH_HINT)

@@ -73,7 +73,7 @@ def _add_layer(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool
 ) -> ITensor:
     norm = trt.AttentionNormalizationOp.SOFTMAX
-    mark = net.ctx.log.mark()
+    mark = net.ctx.log.position()
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
         raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.messages_since(mark)})")

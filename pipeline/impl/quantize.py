@@ -13,7 +13,7 @@ from pipeline.impl import base, elementwise
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block as building_block
 from pipeline.network.net import Net
-from pipeline.trt import dtype_called, to_trt, trt
+from pipeline.trt import to_trt, trt, trt_dtype
 
 NAMES: Final = MappingProxyType(
     {"int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn_x2", "e8m0": "float8_e8m0fnu"}
@@ -72,7 +72,7 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
 def quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
     x = base.tensor(net, x)
     scales = layer_scale(net, scale, block, base.dtype_of(x))
-    return _set_axis(net.add("quantize", x, scales, dtype_called(NAMES[type])), block)
+    return _set_axis(net.add("quantize", x, scales, trt_dtype(NAMES[type])), block)
 
 
 def _set_axis(layer: Any, block: Sequence[int]) -> ITensor:
@@ -104,8 +104,8 @@ def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> IT
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
     """Quantize and dequantize with scales computed per block of the last dim: E8M0, or E4M3 times ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
-    of_scales = dtype_called(NAMES["e8m0" if scale is None else "fp8"])
-    layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, dtype_called(NAMES[type]), of_scales)
+    of_scales = trt_dtype(NAMES["e8m0" if scale is None else "fp8"])
+    layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, trt_dtype(NAMES[type]), of_scales)
     if scale is None:
         return net.add("dequantize", layer.get_output(0), layer.get_output(1), to_trt(dtype)).get_output(0)
     tensor_scale = layer_scale(net, scale, [-1], torch.float32)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from pipeline.trt import dtype_called, dtype_name, enum_name, trt
+from pipeline.trt import dtype_name, enum_name, trt, trt_dtype
 
 Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None
 Read: TypeAlias = Callable[[Any, str], Value]
@@ -84,7 +84,7 @@ def _read_number(layer: trt.ILayer, name: str) -> Value:
 plain = Type(getattr, setattr)
 dims = Type(read_dims, setattr)
 enum = Type(lambda layer, name: enum_name(getattr(layer, name)), _set_member)
-dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), make_writer(dtype_called))
+dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), make_writer(trt_dtype))
 mask = Type(_read_axes, make_writer(axes_to_bits))
 permutation = Type(_read_permutation, make_writer(lambda order: trt.Permutation(order)))
 scales = Type(_read_scales, make_writer(list))

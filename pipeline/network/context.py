@@ -17,11 +17,11 @@ from pipeline.errors import PipelineError
 from pipeline.network.description import Weight
 from pipeline.network.handle import low_bit_weights
 from pipeline.network.marks import Marks
-from pipeline.recipes import held
+from pipeline.recipes import narrow_dtype
 from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Shape, Symbols, is_on_host, shape_of
-from pipeline.trt import Log, to_trt, trt, weights_of
+from pipeline.trt import Log, as_weights, to_trt, trt
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class ConversionContext:
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
         """Add a layer named ``name:kind`` with ``net.add_<kind>``; on failure, raise TensorRT's message as an error."""
-        mark = self.log.mark()
+        mark = self.log.position()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
             raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.messages_since(mark)})")
@@ -174,7 +174,7 @@ class ConversionContext:
 
     def trt_weights(self, value: torch.Tensor) -> Any:
         """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided ones are copied."""
-        tensor = held(value.detach().cpu().contiguous())
+        tensor = narrow_dtype(value.detach().cpu().contiguous())
         constant = self.find_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
         known = self.weights.get(tensor.data_ptr())
@@ -184,7 +184,7 @@ class ConversionContext:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
         self._keep_alive(name, tensor)
-        return weights_of(tensor)
+        return as_weights(tensor)
 
     def trt_quantized_weights(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
         """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype; a byte stores two 4-bit values."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from pipeline.network.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS, Value, read_dims
-from pipeline.trt import dtype_name, layer_kind, layer_of, trt, weights_pointer
+from pipeline.trt import dtype_name, layer_kind, trt, typed_layer, weights_pointer
 
 __all__ = [
     "ATTRIBUTES",
@@ -174,7 +174,7 @@ WeightName: TypeAlias = Callable[[int], Weight | None]
 def network_weights(net: "trt.INetworkDefinition") -> Iterator[LayerWeights]:
     """Yield the weights of every layer, in the order of the layers."""
     for index in range(net.num_layers):
-        yield from layer_weights(layer_of(net, index))
+        yield from layer_weights(typed_layer(net, index))
 
 
 def layer_weights(layer: trt.ILayer) -> Iterator[LayerWeights]:
@@ -220,7 +220,7 @@ class _NetworkReader:
         outputs = [net.get_output(i) for i in range(net.num_outputs)]
         for index, output in enumerate(outputs):
             self.tensor_name(output, f"output.{index}")
-        handles = [layer_of(net, i) for i in range(net.num_layers)]
+        handles = [typed_layer(net, i) for i in range(net.num_layers)]
         taken: set[str] = set()
         names = [_make_unique(layer.name or f"layer.{i}", taken) for i, layer in enumerate(handles)]
         for layer, own in zip(handles, names, strict=True):  # first: a recurrence reads a tensor of a later layer

@@ -11,7 +11,7 @@ import torch
 from attrs import define, field
 
 from pipeline.network.description import Weight
-from pipeline.trt import Log, dtype_called, trt, weights_of
+from pipeline.trt import Log, as_weights, trt, trt_dtype
 
 
 @define(eq=False)
@@ -33,10 +33,10 @@ class NetworkHandle:
         """Free everything that the network references together with it, even if the lists are referenced elsewhere."""
         weakref.finalize(self, _clear, self.kept, self.weights)
 
-    def leave_memory(self) -> None:
+    def drop_pages(self) -> None:
         """Evict weights in mapped files from memory; they are read again when needed."""
         for file in self.mapped:
-            file.leave_memory()
+            file.drop_pages()
 
     @property
     def nbytes(self) -> int:
@@ -64,9 +64,9 @@ PACKED: Final = ("int4", "float4_e2m1fn_x2")
 def low_bit_weights(tensor: torch.Tensor, dtype: str) -> Any:
     """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory; the caller must keep it alive."""
     count = tensor.numel() * (2 if dtype in PACKED and tensor.dtype == torch.uint8 else 1)
-    return trt.Weights(dtype_called(dtype), tensor.data_ptr(), count)
+    return trt.Weights(trt_dtype(dtype), tensor.data_ptr(), count)
 
 
 def weights_of_tensor(tensor: torch.Tensor, weight: Weight) -> Any:
     """Return ``trt.Weights`` of a layer's weight, from the tensor that stores its values or quantized values."""
-    return low_bit_weights(tensor, weight.dtype) if weight.dtype in PACKED else weights_of(tensor)
+    return low_bit_weights(tensor, weight.dtype) if weight.dtype in PACKED else as_weights(tensor)

@@ -13,7 +13,7 @@ from pipeline.network.attributes import ATTRIBUTES, Value
 from pipeline.network.description import Layer, Network
 from pipeline.network.handle import name_dimensions
 from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED
-from pipeline.trt import Log, dtype_called, layer_of, new_network, trt
+from pipeline.trt import Log, new_network, trt, trt_dtype, typed_layer
 
 __all__ = ["ReplayError", "WeightOf", "replay"]
 
@@ -44,7 +44,7 @@ class _Replay:
     def run(self) -> trt.INetworkDefinition:
         self.net.name = self.network.name
         for tensor in self.network.inputs:
-            new_input = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
+            new_input = self.net.add_input(tensor.name, trt_dtype(tensor.dtype), tensor.shape)
             name_dimensions(new_input, tensor.dimension_names)
             self.tensors[tensor.name] = new_input
         layers = [self.create_layer(row) for row in self.network.layers]
@@ -58,7 +58,7 @@ class _Replay:
 
     def create_layer(self, row: Layer) -> trt.ILayer:
         """Create the row's layer, with its name and attributes; inputs from later layers are still missing."""
-        mark = self.log.mark()
+        mark = self.log.position()
         layer = self.add_layer(row)
         if layer is None:
             raise self.error(row, self.log.messages_since(mark))
@@ -90,7 +90,7 @@ class _Replay:
     def attention(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
         """Create an attention's boundary layer: TensorRT creates both at once, with the first."""
         if row.kind == "ATTENTION_OUTPUT":
-            return layer_of(self.net, self.net.num_layers - 1)
+            return typed_layer(self.net, self.net.num_layers - 1)
         norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")
         if kind is None:
             attention = self.net.add_attention(*inputs[:3], norm, row.attribute("causal"))
@@ -99,11 +99,11 @@ class _Replay:
         if attention is None:
             return None
         attention.decomposable = row.attribute("decomposable")
-        return layer_of(self.net, self.net.num_layers - 2)
+        return typed_layer(self.net, self.net.num_layers - 2)
 
     def weight(self, row: Layer, role: str) -> Any:
         name = row.weight(role)
-        return trt.Weights(dtype_called(row.outputs[0].dtype)) if name is None else self.weight_of(name)
+        return trt.Weights(trt_dtype(row.outputs[0].dtype)) if name is None else self.weight_of(name)
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
         """Set the attributes whose values in the row differ from the new layer's."""

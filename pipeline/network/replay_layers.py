@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from pipeline.network.attributes import axes_to_bits
 from pipeline.network.description import Layer
-from pipeline.trt import dtype_called, trt
+from pipeline.trt import trt, trt_dtype
 
 Encode: TypeAlias = Callable[[Any], Any]
 Weights: TypeAlias = Callable[[str], Any]
@@ -76,13 +76,13 @@ def _slice(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITenso
 
 
 def _fill(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    operation, dtype = _enum_member("FillOperation")(row.attribute("operation")), dtype_called(row.attribute("to_type"))
+    operation, dtype = (_enum_member("FillOperation")(row.attribute("operation")), trt_dtype(row.attribute("to_type")))
     return net.add_fill(row.attribute("shape", (0,)), operation, dtype)
 
 
 def _topk(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     operation, axes = _enum_member("TopKOperation")(row.attribute("op")), axes_to_bits(row.attribute("axes"))
-    return net.add_topk(tensors[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
+    return net.add_topk(tensors[0], operation, row.attribute("k", 1), axes, trt_dtype(row.attribute("indices_type")))
 
 
 def _collective(net: trt.INetworkDefinition, row: Layer, inputs: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
@@ -98,7 +98,7 @@ def _collective(net: trt.INetworkDefinition, row: Layer, inputs: Sequence[trt.IT
 def _dynamic_quantize(
     net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights
 ) -> trt.ILayer:
-    types = {"to_type": dtype_called, "scale_type": dtype_called}
+    types = {"to_type": trt_dtype, "scale_type": trt_dtype}
     if row.attribute("block_shape"):
         return _add_layer("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, tensors, weights)
     return _add_layer("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, tensors, weights)
@@ -108,13 +108,13 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
     {
         "ACTIVATION": _add_layer("activation", 1, type=_enum_member("ActivationType")),
         "ASSERTION": _add_layer("assertion", 1, message=str),
-        "CAST": _add_layer("cast", 1, to_type=dtype_called),
+        "CAST": _add_layer("cast", 1, to_type=trt_dtype),
         "CONCATENATION": _add_layer_with_list("concatenation"),
         "CONSTANT": _constant,
         "CONVOLUTION": _convolution("convolution"),
         "CUMULATIVE": _add_layer("cumulative", 2, op=_enum_member("CumulativeOperation"), exclusive=bool, reverse=bool),
         "DECONVOLUTION": _convolution("deconvolution"),
-        "DEQUANTIZE": _add_layer("dequantize", 2, to_type=dtype_called),
+        "DEQUANTIZE": _add_layer("dequantize", 2, to_type=trt_dtype),
         "DIST_COLLECTIVE": _collective,
         "DYNAMIC_QUANTIZE": _dynamic_quantize,
         "EINSUM": _add_layer_with_list("einsum", equation=str),
@@ -126,14 +126,14 @@ LAYERS: Mapping[str, Make] = MappingProxyType(
         "KV_CACHE_UPDATE": _add_layer("kv_cache_update", 3, cache_mode=_enum_member("KVCacheMode")),
         "LRN": _add_layer("lrn", 1, window_size=int, alpha=float, beta=float, k=float),
         "MATRIX_MULTIPLY": _matmul,
-        "NMS": _add_layer("nms", 3, indices_type=dtype_called),
-        "NON_ZERO": _add_layer("non_zero", 1, indices_type=dtype_called),
+        "NMS": _add_layer("nms", 3, indices_type=trt_dtype),
+        "NON_ZERO": _add_layer("non_zero", 1, indices_type=trt_dtype),
         "NORMALIZATION": _normalization,
         "ONE_HOT": _add_layer("one_hot", 3, axis=int),
         "PADDING": _add_layer("padding_nd", 1, pre_padding_nd=tuple, post_padding_nd=tuple),
         "PARAMETRIC_RELU": _add_layer("parametric_relu", 2),
         "POOLING": _add_layer("pooling_nd", 1, type=_enum_member("PoolingType"), window_size_nd=tuple),
-        "QUANTIZE": _add_layer("quantize", 2, to_type=dtype_called),
+        "QUANTIZE": _add_layer("quantize", 2, to_type=trt_dtype),
         "RAGGED_SOFTMAX": _add_layer("ragged_softmax", 2),
         "REDUCE": _add_layer("reduce", 1, op=_enum_member("ReduceOperation"), axes=axes_to_bits, keep_dims=bool),
         "RESIZE": _add_layer("resize", 1),

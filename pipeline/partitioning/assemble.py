@@ -22,7 +22,7 @@ from pipeline.partitioning.flow import (
     sizes_of,
     symbols_of,
 )
-from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, port
+from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, make_port
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import bounds, engine_operands, is_on_host
 
@@ -205,7 +205,7 @@ class _SegmentAssembler:
 
     def _port(self, node: Node) -> Port:
         if node not in self.ports:
-            self.ports[node] = port(node.name, node.meta["val"], self.program.shapes)
+            self.ports[node] = make_port(node.name, node.meta["val"], self.program.shapes)
         return self.ports[node]
 
     def _fallbacks(self) -> Iterator[Fallback]:

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from pipeline.aten.naming import module_path, node_name
 from pipeline.build.kernels import Kernel, steps
 from pipeline.compiled import Compiled
-from pipeline.errors import line_of
+from pipeline.errors import source_line_in
 from pipeline.profiling.kernels import Span, timed, usual
 from pipeline.profiling.matching import matched
 from pipeline.program import Segment, is_operator
@@ -122,5 +122,5 @@ def _nodes(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[Node
             times[name] += layer.milliseconds / len(layer.nodes)
             shared[name] = max(shared[name], len(layer.nodes) - 1)
     for node in (node for node in compiled.program.graph.nodes if node.name in times):
-        name, where = node.name, node.meta.get("where") or line_of(node.meta)
+        name, where = node.name, node.meta.get("where") or source_line_in(node.meta)
         yield NodeTime(name, times[name], module_path(node), where, qualified_name(node.target), shared[name])

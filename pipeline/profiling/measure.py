@@ -19,7 +19,7 @@ from pipeline.profiling.kernels import Span, by_segment
 from pipeline.profiling.matching import metadata_of
 from pipeline.program import Segment
 from pipeline.records.profile import Profile
-from pipeline.runtime.call_plan import SegmentRunner, Turn
+from pipeline.runtime.call_plan import RunOptions, SegmentRunner
 from pipeline.runtime.cuda_worker import EngineStep
 from pipeline.runtime.module import ProgramModule
 from pipeline.trt import LIBRARY, has_gpu, trt
@@ -132,12 +132,12 @@ class Ahead:
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
 
-    def __call__(self, run: SegmentRunner, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
+    def __call__(self, run: SegmentRunner, inputs: list[Leaf], options: RunOptions) -> Sequence[Leaf]:
         """Run the segment. The first run measures the host's time, and is not recorded."""
         if self.host is not None:
             busy(int(1.5 * self.host * CYCLES))
         start, since = mark(), perf_counter()
-        outputs = run(inputs, turn)
+        outputs = run(inputs, options)
         end, took = mark(), perf_counter() - since
         if self.host is not None:
             self.marks.append((start, end))
@@ -218,11 +218,11 @@ def layer_times(
 
 
 def recorded(
-    run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], turn: Turn
+    run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
     """Run an engine and report its times; other segments may run in the same context."""
     context.profiler = recorder  # type: ignore[attr-defined]
-    outputs = run(inputs, turn)
+    outputs = run(inputs, options)
     torch.cuda.synchronize()
     if not recorder.rows:
         context.report_to_profiler()  # type: ignore[attr-defined]
@@ -255,13 +255,13 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
 
 
 def bounded(
-    order: list[str], name: str, ahead: Ahead, run: SegmentRunner, inputs: list[Leaf], turn: Turn
+    order: list[str], name: str, ahead: Ahead, run: SegmentRunner, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
     """Run a segment between two marker kernels (which only wait), to delimit its kernels."""
     order.append(name)
     if ahead.host is None:
         busy(1)
-    outputs = ahead(run, inputs, turn)
+    outputs = ahead(run, inputs, options)
     busy(1)
     return outputs
 

@@ -8,11 +8,11 @@ from typing import Final, Protocol, TypeAlias
 import torch
 from attrs import field, frozen
 
-from pipeline.build.serialized_plans import Order
+from pipeline.build.serialized_plans import BuildOrder
 from pipeline.compiled import Compiled
 from pipeline.frozen import FrozenDict
 from pipeline.network.canonical import canonical
-from pipeline.program import digest
+from pipeline.program import text_digest
 from pipeline.settings import CompilationSettings
 
 Pair: TypeAlias = "tuple[float, float | None]"
@@ -79,10 +79,10 @@ class Keys:
         around = "\n".join([_around(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         own = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
-        forms = {n.name: canonical(n, Order.of(segment, n, compiled.settings).sizes).text for segment, n in own}
-        engines = {name: digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
+        forms = {n.name: canonical(n, BuildOrder.for_segment(s, n, compiled.settings).sizes).text for s, n in own}
+        engines = {name: text_digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
         captured = compiled.program.source or compiled.program
-        return cls(digest(f"{around}\n{form}\n{captured}"), FrozenDict(engines))
+        return cls(text_digest(f"{around}\n{form}\n{captured}"), FrozenDict(engines))
 
 
 def _around(settings: CompilationSettings) -> str:

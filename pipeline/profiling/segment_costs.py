@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import Ahead, Call, elapsed, instrumentable, instrumented, mark
 from pipeline.runtime import graph_copies
-from pipeline.runtime.capture import captured, make_room
+from pipeline.runtime.capture import capture, free_unused_memory
 from pipeline.runtime.module import ProgramModule
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,8 @@ def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.C
     graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
     try:
         call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
-        make_room()
-        with captured(graph, pool, graph_copies.capture_stream(device), in_torch=True):
+        free_unused_memory()
+        with capture(graph, pool, graph_copies.capture_stream(device), in_torch=True):
             call(module)
     except Exception as error:
         log.info("a call that is measured cannot be captured: %s", error)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeline.records.profile import Profile, SegmentTime
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 
 TRACKS = {"call": 1, "segments": 2, "layers": 3, "nodes": 4}
 """The rows of the trace, from top to bottom."""
@@ -25,7 +25,7 @@ def write(profile: Profile, path: str | os.PathLike[str]) -> None:
     about = {"gpu": profile.gpu, "library": profile.library, "runs": str(profile.runs)}
     about["inputs"] = ", ".join(profile.inputs)
     text = json.dumps({"traceEvents": list(events(profile)), "displayTimeUnit": "ms", "otherData": about})
-    with replacing(Path(path)) as file:
+    with replace_file(Path(path)) as file:
         file.write(text.encode())
 
 

@@ -1,4 +1,4 @@
-"""``Entry``: the seconds and memory that one stage took."""
+"""``StageCost``: the seconds and memory that one stage took."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.frozen import FrozenDict
 
 
 @frozen
-class Entry:
+class StageCost:
     """The seconds of a stage, and the growth in bytes of the memory of this process and its children.
 
     peak: the largest growth during the stage, sampled every 10 ms. anonymous: the same without pages of mapped files

@@ -29,7 +29,7 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
     if item is torch.cond:
         return [torch.ops.higher_order.cond]
     if isinstance(item, str):
-        return _named(item)
+        return _entries_by_name(item)
     if isinstance(item, type) or (traced := traced_name(item)):
         name = item.__name__ if isinstance(item, type) else traced
         raise TypeError(
@@ -48,7 +48,7 @@ def traced_name(item: object) -> str:
     return "" if name is None or name.startswith("torch.sym_") else str(name)
 
 
-def _named(name: str) -> Iterable[TorchExecuted]:
+def _entries_by_name(name: str) -> Iterable[TorchExecuted]:
     """Return the entries of an operator name; `aten.topk` means every overload. An unknown name of aten is an error."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     if match is None:
@@ -71,7 +71,8 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
     """Return whether an entry of `torch_executed_ops` matches a node with this target, in the module at this path."""
     if isinstance(entry, str):
         return entry in qualified_names(target)
-    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torchs(entry):
+    is_torchs = (getattr(entry, "__module__", None) or "").partition(".")[0] == "torch"  # torch.sym_min: no predicate
+    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or is_torchs:
         return entry is target
     try:
         return bool(entry(module_path))
@@ -81,11 +82,6 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
             f"module path {module_path!r}",
             "a predicate takes the path of the module that a node comes from, a str, and returns a bool",
         ) from error
-
-
-def _is_torchs(function: object) -> bool:
-    """Return whether a function is part of torch (`torch.sym_min`), and so an operator, not a predicate."""
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 def qualified_names(target: object) -> frozenset[str]:

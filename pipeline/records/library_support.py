@@ -21,7 +21,7 @@ Loads = Literal["runs", "listed", "not run", "no"]
 
 
 @frozen
-class Tested:
+class TestedReleases:
     """The first and the last minor release of a library that the tests cover, and the page that states them."""
 
     first: tuple[int, int]
@@ -29,26 +29,26 @@ class Tested:
     page: str
 
     def __str__(self) -> str:
-        first, last = _dotted(self.first), _dotted(self.last)
+        first, last = _format_version(self.first), _format_version(self.last)
         return first if first == last else f"{first} to {last}"
 
-    def has(self, release: str) -> bool:
+    def includes(self, release: str) -> bool:
         """Return whether a release is in the tested range; a patch release counts as its minor release."""
         return self.first <= tuple(map(int, re.findall(r"\d+", release)[:2])) <= self.last
 
     def requirement(self, library: str) -> str:
         """Return the requirement for pip: ``torch>=2.11,<2.14``."""
         major, minor = self.last
-        return f"{library}>={_dotted(self.first)},<{major}.{minor + 1}"
+        return f"{library}>={_format_version(self.first)},<{major}.{minor + 1}"
 
 
 TESTED: Final = MappingProxyType(
     {
-        "tensorrt-rtx": Tested((1, 4), (1, 6), "versions"),
-        "torch": Tested((2, 11), (2, 13), "versions"),
-        "transformers": Tested((5, 17), (5, 23), "language-models"),
-        "torchao": Tested((0, 18), (0, 18), "quantization"),
-        "nvidia-modelopt": Tested((0, 47), (0, 47), "quantization"),
+        "tensorrt-rtx": TestedReleases((1, 4), (1, 6), "versions"),
+        "torch": TestedReleases((2, 11), (2, 13), "versions"),
+        "transformers": TestedReleases((5, 17), (5, 23), "language-models"),
+        "torchao": TestedReleases((0, 18), (0, 18), "quantization"),
+        "nvidia-modelopt": TestedReleases((0, 47), (0, 47), "quantization"),
     }
 )
 """By the name of the distribution. Each page states the range."""
@@ -65,32 +65,32 @@ class GpuSupport:
     loads: FrozenDict[str, Loads]
     note: str
 
-    def on(self, version: tuple[int, ...]) -> Loads:
+    def status(self, version: tuple[int, ...]) -> Loads:
         """Return whether engines of this version load; "not run" for a release that has no row."""
-        return self.loads.get(_dotted(version[:2]), "not run")
+        return self.loads.get(_format_version(version[:2]), "not run")
 
 
-def _all(loads: Loads, **others: Loads) -> FrozenDict[str, Loads]:
+def _support_row(loads: Loads, **others: Loads) -> FrozenDict[str, Loads]:
     """Return a table row with the same entry for each release, except those in ``others`` (``v1_7="no"``)."""
     releases = ("1.4", "1.5", "1.6", "1.7")
     return FrozenDict({release: others.get(f"v{release.replace('.', '_')}", loads) for release in releases})
 
 
 TABLE: Final = (
-    GpuSupport("RTX 20, T4", "7.5", _all("listed"), 'only with `compute_capabilities=("7.5",)`'),
-    GpuSupport("A100", "8.0", _all("not run"), "NVIDIA makes the `tensorrt` extra for it"),
-    GpuSupport("RTX 30, A10, A40", "8.6", _all("listed"), ""),
-    GpuSupport("RTX 40, L4, L40S", "8.9", _all("listed"), ""),
+    GpuSupport("RTX 20, T4", "7.5", _support_row("listed"), 'only with `compute_capabilities=("7.5",)`'),
+    GpuSupport("A100", "8.0", _support_row("not run"), "NVIDIA makes the `tensorrt` extra for it"),
+    GpuSupport("RTX 30, A10, A40", "8.6", _support_row("listed"), ""),
+    GpuSupport("RTX 40, L4, L40S", "8.9", _support_row("listed"), ""),
     GpuSupport(
         "H100, H200",
         "9.0",
-        _all("runs", v1_7="no"),
+        _support_row("runs", v1_7="no"),
         "in no support matrix; 1.6 alone sums float16 in float32 there and takes `NVIDIA_TF32_OVERRIDE=0`; engines "
         "that refit in place are built by 1.4 alone",
     ),
-    GpuSupport("B200", "10.0", _all("not run"), "NVIDIA makes the `tensorrt` extra for it"),
-    GpuSupport("RTX 50, RTX PRO Blackwell", "12.0", _all("listed"), ""),
-    GpuSupport("GB10 (DGX Spark)", "12.1", _all("listed", v1_4="not run"), "listed from 1.5 on"),
+    GpuSupport("B200", "10.0", _support_row("not run"), "NVIDIA makes the `tensorrt` extra for it"),
+    GpuSupport("RTX 50, RTX PRO Blackwell", "12.0", _support_row("listed"), ""),
+    GpuSupport("GB10 (DGX Spark)", "12.1", _support_row("listed", v1_4="not run"), "listed from 1.5 on"),
 )
 """The GPUs, by compute capability."""
 
@@ -99,7 +99,7 @@ def check_library(gpu: str, capability: str) -> None:
     """Raise an `ExecutionError` if engines of the installed TensorRT do not load on this GPU of a compute capability
     (``"9.0"``); the hint has the command that installs another version."""
     row = next((row for row in TABLE if row.capability == capability), None)
-    if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.on(CAPABILITIES.version_tuple) == "no":
+    if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.status(CAPABILITIES.version_tuple) == "no":
         raise ExecutionError(
             f"{LIBRARY} loads no engine on this GPU ({gpu}, compute capability {capability})",
             f'pip install "{TENSORRT_RTX}", which does; to build for other GPUs here, name them (compute_capabilities)',
@@ -109,14 +109,14 @@ def check_library(gpu: str, capability: str) -> None:
 @cache
 def warn_untested(library: str) -> None:
     """Warn, once in a process, if the installed release of a library is outside of its tested range."""
-    own, tested = _installed(library), TESTED[library]
-    if own and not tested.has(own):
+    own, tested = _installed_release(library), TESTED[library]
+    if own and not tested.includes(own):
         found = f"{library} {own} is installed; {tested} are tested (docs/{tested.page}.md)"
         advice = f'compare results (verify=True), or pip install "{tested.requirement(library)}"'
         warn(f"{found}: {advice}", VersionWarning)
 
 
-def _installed(library: str) -> str | None:
+def _installed_release(library: str) -> str | None:
     """Return the installed release; None if the library is missing (a graph can contain its operators all the same)."""
     if library == "torch":
         return str(torch.__version__)
@@ -128,5 +128,5 @@ def _installed(library: str) -> str | None:
         return None
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def _format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

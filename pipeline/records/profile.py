@@ -129,17 +129,17 @@ def _lines(profile: Profile) -> Iterator[str]:
         by = ", each with what TensorRT's profiler adds" if segment.timed == "profiler" else ""
         times = f"{segment.milliseconds:.3f} ms, its layers {segment.layers_sum:.3f} ms ({share}{by})"
         yield f"{segment.segment} ({segment.place}): {times}"
-    yield from _table(profile)
+    yield from _table_lines(profile)
     if profile.unassigned:
         lost = sum(layer.milliseconds for layer in profile.unassigned)
-        yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_own(profile.unassigned))}"
+        yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_tensorrt_lines(profile.unassigned))}"
 
 
 OWN = {"between": "between kernels", "streams": "streams that wait for each other", "sizes": "sizes of dynamic shapes"}
 """Descriptions of rows that compute nothing."""
 
 
-def _own(layers: tuple[LayerTime, ...]) -> Iterator[str]:
+def _tensorrt_lines(layers: tuple[LayerTime, ...]) -> Iterator[str]:
     """Yield lines about TensorRT's own rows: sums of rows that compute nothing, and the names of at most 8 others."""
     for by, what in OWN.items():
         if found := [layer.milliseconds for layer in layers if layer.by == by]:
@@ -147,7 +147,7 @@ def _own(layers: tuple[LayerTime, ...]) -> Iterator[str]:
     yield from [layer.name for layer in layers if layer.by not in OWN][:8]
 
 
-def _table(profile: Profile) -> Iterator[str]:
+def _table_lines(profile: Profile) -> Iterator[str]:
     where = {node.node: node.where.partition(",")[0] for node in profile.nodes}
     rows = sorted((row for segment in profile.segments for row in segment.layers), key=lambda row: -row.milliseconds)
     yield f"{'ms':>9}  {'%':>5}  layer"
@@ -155,18 +155,18 @@ def _table(profile: Profile) -> Iterator[str]:
         share = _percent(layer.milliseconds, profile.layers_sum).removesuffix(" %")
         yield f"{layer.milliseconds:9.4f}  {share:>5}  {layer.name}"
         if layer.nodes:
-            places = _some(dict.fromkeys(where[n] for n in layer.nodes if where.get(n)), 3)
-            yield f"{'':16}  {_some(layer.nodes)}{places and f' ({places})'}"
+            places = _shorten_list(dict.fromkeys(where[n] for n in layer.nodes if where.get(n)), 3)
+            yield f"{'':16}  {_shorten_list(layer.nodes)}{places and f' ({places})'}"
     if len(rows) > SHOWN:
         rest = sum(layer.milliseconds for layer in rows[SHOWN:])
         share = _percent(rest, profile.layers_sum).removesuffix(" %")
         yield f"{rest:9.4f}  {share:>5}  {len(rows) - SHOWN} more layers"
 
 
-def _some(names: Iterable[str], count: int = 6) -> str:
+def _shorten_list(names: Iterable[str], count: int = 6) -> str:
     found = list(names)
     return ", ".join(found[:count]) + (f" and {len(found) - count} more" if len(found) > count else "")
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+def _percent(milliseconds: float, total: float) -> str:
+    return f"{100 * milliseconds / total:.1f} %" if total else "-"

@@ -24,23 +24,23 @@ class _NeverChangesError(attrs.exceptions.FrozenInstanceError):
 
 def kind_of(value: object) -> str:
     """Return a value's type with its article, for use in a sentence: ``an int``, ``a Tensor``, ``None``."""
-    return "None" if value is None else article(type(value).__name__)
+    return "None" if value is None else add_article(type(value).__name__)
 
 
-def article(noun: str) -> str:
+def add_article(noun: str) -> str:
     """Return a noun with its article."""
     vowel = noun[:1].lower() in "aeio" or noun == "ndarray"
     return f"{'an' if vowel else 'a'} {noun}"
 
 
-def path_of(value: object, what: str) -> Path:
+def to_path(value: object, argument: str) -> Path:
     """Return a path argument as a `Path`; raise a `TypeError` for another type."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{what} takes the path of a file, not {kind_of(value)}")
+        raise TypeError(f"{argument} takes the path of a file, not {kind_of(value)}")
     return Path(value)
 
 
-def in_bytes(number: int) -> str:
+def format_bytes(number: int) -> str:
     """Format a number of bytes: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= size:
@@ -48,9 +48,9 @@ def in_bytes(number: int) -> str:
     return f"{number} byte{'s'[: number != 1]}"
 
 
-def did_you_mean(name: object, known: Iterable[str], before: str = "; ") -> str:
+def did_you_mean(name: object, known_names: Iterable[str], before: str = "; ") -> str:
     """Return ``did you mean 'NAME'?`` with the known name most similar to ``name``; empty if no name is similar."""
-    close = difflib.get_close_matches(str(name), [*known], 1)
+    close = difflib.get_close_matches(str(name), [*known_names], 1)
     return f"{before}did you mean {close[0]!r}?" if close else ""
 
 
@@ -65,9 +65,9 @@ def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object
     return check
 
 
-def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
+def check_field_names(replacement: Callable[[str], str], positional: str) -> Callable[[C], C]:
     """Decorate an attrs class: an unknown keyword, or too many positional arguments, raise a `TypeError` with the
-    advice that ``instead`` returns for the unknown name, or ``positional``."""
+    advice that ``replacement`` returns for the unknown name, or ``positional``."""
 
     def decorate(cls: C) -> C:
         init: Callable[..., None] = vars(cls)["__init__"]
@@ -81,7 +81,7 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
                 given = ", ".join(kind_of(each) for each in args)
                 raise TypeError(f"{cls.__name__} is given {given} by position: {positional}")
             if unknown := [name for name in fields if name not in names]:
-                raise TypeError(f"{unknown[0]!r} is not a field of {cls.__name__}; {instead(unknown[0])}")
+                raise TypeError(f"{unknown[0]!r} is not a field of {cls.__name__}; {replacement(unknown[0])}")
             init(self, *args, **fields)
 
         cls.__init__ = checked  # type: ignore[misc]
@@ -90,12 +90,12 @@ def by_name(instead: Callable[[str], str], positional: str) -> Callable[[C], C]:
     return decorate
 
 
-def immutable(how: str) -> Callable[[C], C]:
-    """Decorate a frozen attrs class: setting an attribute raises an error; ``how`` says how to get a changed copy."""
+def refuse_assignment(advice: str) -> Callable[[C], C]:
+    """Decorate a frozen attrs class: setting an attribute raises an error. ``advice``: how to get a changed copy."""
 
     def decorate(cls: C) -> C:
         def refuse(self: object, name: str, value: object) -> None:
-            raise _NeverChangesError(f"{article(cls.__name__)} never changes, so .{name} cannot be set: {how}")
+            raise _NeverChangesError(f"{add_article(cls.__name__)} never changes, so .{name} cannot be set: {advice}")
 
         cls.__setattr__ = refuse  # type: ignore[method-assign,assignment]
         return cls

@@ -15,7 +15,7 @@ FULL: Final = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` atomically when the block ends; if the block fails, it is deleted. A
     killed process leaves the old file, and the temporary file ``.NAME.….part``.
 
@@ -46,12 +46,12 @@ def replacing(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda
         written = part.stat().st_size if part.exists() else 0
         part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in FULL:
-            raise full(error, path, max(size(), written)) from error
+            raise disk_full_error(error, path, max(size(), written)) from error
         raise
     _sync_folder(path.parent)
 
 
-def full(error: OSError, path: object, size: int) -> OSError:
+def disk_full_error(error: OSError, path: object, size: int) -> OSError:
     """Return the error for a disk that has no space for a file of ``size`` bytes."""
     why = f"{error.strerror}: {size} bytes are to be written; free as much space, or choose another folder"
     return OSError(error.errno, why, str(path))

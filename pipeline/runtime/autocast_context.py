@@ -22,7 +22,7 @@ is_autocast_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 def without_autocast() -> ExitStack:
     """Return a context in which autocast is off."""
-    return autocast_in({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
+    return set_autocast({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
 
 
 def autocast_dtypes() -> dict[str, torch.dtype]:
@@ -35,19 +35,19 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
     dtypes = autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)
-    inside.forward = functools.update_wrapper(functools.partial(_within, dtypes, forward), model.forward)
+    inside.forward = functools.update_wrapper(functools.partial(_call_under_autocast, dtypes, forward), model.forward)
     return inside
 
 
-def _within(
+def _call_under_autocast(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
     """Call ``forward`` under autocast. It is an argument, not a closure, so that a module's copy calls its own."""
-    with autocast_in(dtypes):
+    with set_autocast(dtypes):
         return forward(*args, **kwargs)
 
 
-def autocast_in(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
+def set_autocast(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
     """Return a context with autocast in these dtypes by device; autocast is off where the dtype is None."""
     stack = ExitStack()
     for device, dtype in dtypes.items():

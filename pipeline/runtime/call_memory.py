@@ -29,8 +29,8 @@ from pipeline.aten.types import Argument, aten
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
-from pipeline.records.wording import in_bytes
-from pipeline.runtime.opened_file import FileWeights, file_of
+from pipeline.records.wording import format_bytes
+from pipeline.runtime.opened_file import FileWeights, source_file
 from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ _sizes: Final[dict[object, int]] = {}
 
 def call_bytes(compiled: Compiled) -> int:
     """Return an upper bound for the bytes that a call allocates; 0 if a dynamic size has no upper bound."""
-    nodes = _nodes(compiled.program)
-    sizes = [_bytes(value, compiled.program.shapes) for node in nodes for value in tree_leaves(node.meta.get("val"))]
+    nodes = _all_nodes(compiled.program)
+    sizes = [_max_size(value, compiled.program.shapes) for node in nodes for value in tree_leaves(node.meta.get("val"))]
     layers = sum(
         8 * math.prod(tensor.shape)
         for network in compiled.networks
@@ -59,14 +59,14 @@ def call_bytes(compiled: Compiled) -> int:
     return 0 if None in sizes else ALWAYS_ALLOWED + layers + FACTOR * sum(filter(None, sizes))
 
 
-def _nodes(program: Program) -> set[torch.fx.Node]:
+def _all_nodes(program: Program) -> set[torch.fx.Node]:
     """Return the nodes of a program's graph and of the graphs of its control flow."""
     graphs = [program.graph_module]
     graphs += [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     return {node for graph in graphs for node in graph.graph.nodes}
 
 
-def _bytes(value: object, symbols: Symbols) -> int | None:
+def _max_size(value: object, symbols: Symbols) -> int | None:
     """Return the bytes of a tensor at its largest sizes; None if a size has no upper bound."""
     if not isinstance(value, torch.Tensor | TensorType):
         return 0
@@ -77,7 +77,7 @@ def _bytes(value: object, symbols: Symbols) -> int | None:
     return None if max(largest, default=0) >= MAX_SIZE else value.dtype.itemsize * math.prod(largest)
 
 
-class Bounded(TorchDispatchMode):
+class AllocationLimit(TorchDispatchMode):
     """A context in which the live tensors that this thread allocates have at most ``most`` bytes in all.
 
     file: the name of the program's file, for the error.
@@ -85,9 +85,9 @@ class Bounded(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, most: int, file: str) -> None:
+    def __init__(self, limit: int, file: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most, self.file, self.taken = most, file, 0
+        self.most, self.file, self.taken = limit, file, 0
         self.holders: Counter[int] = Counter()
 
     def __torch_dispatch__(
@@ -99,21 +99,21 @@ class Bounded(TorchDispatchMode):
     ) -> Argument:
         named = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):  # control flow: its graphs run in this mode
-            return func(*[self._inside(arg) for arg in args], **named)
-        asked = self._asked(func, args, named)
+            return func(*[self._wrap_graph(arg) for arg in args], **named)
+        asked = self._requested_bytes(func, args, named)
         if self.taken + asked > self.most:
-            taken, most = in_bytes(self.taken), in_bytes(self.most)
+            taken, most = format_bytes(self.taken), format_bytes(self.most)
             raise ExecutionError(
-                f"{func} allocates {in_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
+                f"{func} allocates {format_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
                 "do not trust the file if somebody may have changed it; else compile the model for larger inputs",
             )
         result = func(*args, **named)
-        before = {_storage(value) for value in _tensors((args, named))}
+        before = {_storage_address(value) for value in _tensors((args, named))}
         for value in _tensors(result):
-            self._count(value, _storage(value) in before)
+            self._count(value, _storage_address(value) in before)
         return result
 
-    def _inside(self, value: Argument) -> Argument:
+    def _wrap_graph(self, value: Argument) -> Argument:
         """Wrap a control-flow graph so that it runs in this mode; return any other argument unchanged."""
         if isinstance(value, torch.Tensor) or not callable(value):
             return value
@@ -124,7 +124,7 @@ class Bounded(TorchDispatchMode):
 
         return call
 
-    def _asked(self, func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
+    def _requested_bytes(self, func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
         """Return the bytes of a call's new tensors."""
         if func in BY_DATA:
             return BY_DATA[func](*args, **kwargs)
@@ -138,14 +138,14 @@ class Bounded(TorchDispatchMode):
 
     def _count(self, value: torch.Tensor, shared: bool) -> None:
         """Count the storage of a result until no reference to the storage remains."""
-        memory = _storage(value)
+        memory = _storage_address(value)
         if memory in self.holders or not shared:
             size = value.untyped_storage().nbytes()
             self.taken += 0 if memory in self.holders else size
             self.holders[memory] += 1
-            weakref.finalize(value, self._drop, memory, size).atexit = False
+            weakref.finalize(value, self._release, memory, size).atexit = False
 
-    def _drop(self, memory: int, size: int) -> None:
+    def _release(self, memory: int, size: int) -> None:
         self.holders[memory] -= 1
         if not self.holders[memory]:
             del self.holders[memory]
@@ -157,17 +157,17 @@ def _new_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, 
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         given = tree_map_only(torch.Tensor, fakes.from_tensor, (args, dict(kwargs)))
-        with fakes, _unlogged():
+        with fakes, _silence_fake_tensor_log():
             results = func(*given[0], **given[1])
     except Exception:
         return 0
-    before = {_storage(value) for value in _tensors(given)}
-    new = {_storage(value): value.untyped_storage().nbytes() for value in _tensors(results)}
+    before = {_storage_address(value) for value in _tensors(given)}
+    new = {_storage_address(value): value.untyped_storage().nbytes() for value in _tensors(results)}
     return sum(size for memory, size in new.items() if memory not in before)
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
+def _silence_fake_tensor_log() -> Iterator[None]:
     """Silence torch's log of failures on fake tensors in this thread."""
     this = threading.get_ident()
     log = logging.getLogger(FakeTensorMode.__module__)
@@ -194,7 +194,7 @@ def _size_key(value: Argument) -> object:
 
 
 @frozen
-class Bound:
+class CallLimit:
     """The memory limit of each call of a program from a file.
 
     most: the limit in bytes. file: the file's name. once: whether to check only the first call with each plan.
@@ -206,7 +206,7 @@ class Bound:
     _seen: weakref.WeakSet[object] = field(factory=weakref.WeakSet, init=False, eq=False, repr=False)
 
     @classmethod
-    def of(cls, parameters: object, program: Program, times: int = 1, *, once: bool = False) -> Bound | None:
+    def from_file(cls, parameters: object, program: Program, times: int = 1, *, once: bool = False) -> CallLimit | None:
         """Return the limit stated in the file of a program's parameters; None if there is no file or no limit in it.
 
         times: a factor for the limit, for wider dtypes.
@@ -214,10 +214,10 @@ class Bound:
         """
         if not isinstance(parameters, FileWeights) or not parameters.call_bytes:
             return None
-        called = {node.target for node in _nodes(program) if node.op == "call_function"}
+        called = {node.target for node in _all_nodes(program) if node.op == "call_function"}
         reads = any(READS.intersection(getattr(target, "tags", ())) for target in called)
         by_values = reads or any(isinstance(target, torch._ops.HigherOrderOperator) for target in called)
-        return cls(parameters.call_bytes * times, file_of(parameters), once and not by_values)
+        return cls(parameters.call_bytes * times, source_file(parameters), once and not by_values)
 
     def __call__(self, call: Callable[..., T], plan: object, *args: Argument) -> T:
         """Return the result of ``call(plan, *args)`` within the limit.
@@ -227,7 +227,7 @@ class Bound:
         """
         if plan in self._seen:
             return call(plan, *args)
-        with Bounded(self.most, self.file):
+        with AllocationLimit(self.most, self.file):
             result = call(plan, *args)
         if self.once:
             self._seen.add(plan)
@@ -239,11 +239,11 @@ def _tensors(values: object) -> Iterator[torch.Tensor]:
     return (v for v in found if isinstance(v, torch.Tensor) and v.layout == torch.strided)
 
 
-def _storage(value: torch.Tensor) -> int:
+def _storage_address(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _counted(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
+def _bincount_bytes(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
     return 8 * max(minlength, int(x.max()) + 1 if x.numel() else 0)
 
 
@@ -252,7 +252,7 @@ BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
     aten.masked_select.default: lambda x, mask: x.itemsize * math.prod(torch.broadcast_shapes(x.shape, mask.shape)),
     aten.index.Tensor: lambda x, indices: x.nbytes,
     aten.repeat_interleave.Tensor: lambda repeats, output_size=None: 8 * int(repeats.sum()),
-    aten.bincount.default: _counted,
+    aten.bincount.default: _bincount_bytes,
     aten._unique2.default: lambda x, *args, **kwargs: 24 * x.numel(),
     aten.unique_dim.default: lambda x, *args, **kwargs: 24 * x.numel(),
     aten.unique_consecutive.default: lambda x, *args, **kwargs: 24 * x.numel(),

@@ -19,8 +19,8 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, Segment
-from pipeline.runtime.ranks import of_the_host
-from pipeline.runtime.state import Guard
+from pipeline.runtime.ranks import host_collectives_reason
+from pipeline.runtime.state import PositionGuard
 from pipeline.shapes.environment import Expr, as_expr
 
 Slots: TypeAlias = list[Leaf]
@@ -104,32 +104,35 @@ class Layout:
         return all(value.device.type == "cpu" for value in outputs if isinstance(value, TENSORS))
 
     @property
-    def static(self) -> bool:
+    def is_static(self) -> bool:
         """Whether the inputs' shapes determine every shape in the program."""
         return not self.late and not any(step.late or step.learns for step in self.steps)
 
     @property
-    def unrecorded(self) -> str:
+    def capture_obstacle(self) -> str:
         """The reason why calls cannot be captured in a CUDA graph; empty if they can."""
         if self.decisions:
             return "each call checks on the host that it takes the captured data-dependent branches"
-        if not self.static:
+        if not self.is_static:
             return "sizes inside the program depend on its inputs' values"
-        return of_the_host(self.program)
+        return host_collectives_reason(self.program)
 
+    def slots_to_clear(self, steps: Sequence[Step]) -> list[tuple[int, ...]]:
+        """Return, for each step, the slots of computed values that no later step reads."""
+        computed = {slot for step in steps for slot in step.gives}
+        read = {*self.checks, *(slot for slot, _ in self.decisions), *(end.slot for end in self.writes)}
+        read |= {slot for end in self.returns for slot in (end.slot, end.held) if slot is not None}
+        read |= {end.buffer for end in self.writes if end.buffer is not None}
+        found: list[tuple[int, ...]] = []
+        for step in reversed(steps):
+            used = {*step.takes, *step.gives} & computed
+            found.append(tuple(sorted(used - read)))
+            read |= used
+        return found[::-1]
 
-def dropped(layout: Layout, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """Return, for each step, the slots of computed values that no later step reads."""
-    computed = {slot for step in steps for slot in step.gives}
-    read = {*layout.checks, *(slot for slot, _ in layout.decisions), *(end.slot for end in layout.writes)}
-    read |= {slot for end in layout.returns for slot in (end.slot, end.held) if slot is not None}
-    read |= {end.buffer for end in layout.writes if end.buffer is not None}
-    found: list[tuple[int, ...]] = []
-    for step in reversed(steps):
-        used = {*step.takes, *step.gives} & computed
-        found.append(tuple(sorted(used - read)))
-        read |= used
-    return found[::-1]
+    def values_to_write(self, slots: Slots) -> list[Leaf]:
+        """Return the value of each write; a value that another write would change is cloned."""
+        return [slots[write.slot].clone() if write.old else slots[write.slot] for write in self.writes]
 
 
 @frozen(eq=False)
@@ -146,7 +149,7 @@ class CallPlan:
     profile: int | None
     moves: tuple[tuple[int, int, bool], ...]
     home: torch.device | None
-    guard: Guard | None = field(default=None, repr=False)
+    guard: PositionGuard | None = field(default=None, repr=False)
 
     def report_checks(self, slots: Slots, checks: Sequence[int]) -> None:
         """Pass the slots of checks to the guard."""
@@ -160,7 +163,7 @@ class CallPlan:
 
 
 @frozen(eq=False)
-class Turn:
+class RunOptions:
     """The arguments of a run that each segment receives in addition to its inputs.
 
     Attributes:
@@ -176,15 +179,10 @@ class Turn:
     into: Mapping[int, torch.Tensor] = FrozenDict()
 
 
-ON_CPU: Final = Turn()
+ON_CPU: Final = RunOptions()
 """The arguments of a run on the CPU."""
-SegmentRunner: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
+SegmentRunner: TypeAlias = Callable[[list[Any], RunOptions], Sequence[Any]]
 """Runs a segment on its inputs."""
-
-
-def to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
-    """Return the value of each write; a value that another write would change is cloned."""
-    return [slots[write.slot].clone() if write.old else slots[write.slot] for write in writes]
 
 
 class LayoutBuilder:
@@ -210,10 +208,10 @@ class LayoutBuilder:
         """Return the finished layout."""
         outputs = self.program.outputs
         users = [o for o in outputs if o.kind == "user"]
-        returns = _deduplicated(users, [self._return(o) for o in users])
-        writes = self._writes([o for o in outputs if o.kind in ("buffer", "input")])
-        checks = tuple(self._value(o) for o in outputs if o.kind == "check")
-        decisions = tuple((self._value(o), o.target) for o in outputs if o.kind == "decision")
+        returns = _mark_duplicates(users, [self._make_return(o) for o in users])
+        writes = self._make_writes([o for o in outputs if o.kind in ("buffer", "input")])
+        checks = tuple(self._output_slot(o) for o in outputs if o.kind == "check")
+        decisions = tuple((self._output_slot(o), o.target) for o in outputs if o.kind == "decision")
         first = self.program, self.slots, self.steps, returns, writes, checks, decisions
         return Layout(*first, self.sizes, self.constants, tuple(self.late), self.weights)
 
@@ -224,41 +222,41 @@ class LayoutBuilder:
         late = tuple(
             (self._slot(_size_name(p.value)), p.value)
             for p in segment.inputs
-            if p.is_number and not self._early(p.value)
+            if p.is_number and not self._is_known_early(p.value)
         )
-        takes = tuple(self._taken(p) for p in segment.inputs)
+        takes = tuple(self._input_slot(p) for p in segment.inputs)
         gives = tuple(self._slot(p.name) for p in segment.outputs)
-        learns = tuple(self._learnt(segment.outputs))
+        learns = tuple(self._learnt_sizes(segment.outputs))
         return Step(segment, takes, gives, late, learns)
 
-    def _early(self, expr: Expr) -> bool:
+    def _is_known_early(self, expr: Expr) -> bool:
         """Return whether the inputs' shapes determine a size. If so, the plan fills the size's slot."""
         early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
         if early:
             self.sizes[self._slot(_size_name(expr))] = expr
         return early
 
-    def _taken(self, port: Port) -> int:
+    def _input_slot(self, port: Port) -> int:
         if port.name in self.program.constants:
             slot = self._slot(f"weight {port.name}")  # not the slot of a returned constant, which may move
             self.weights[slot] = port.name
             return slot
         return self._slot(_size_name(port.value) if port.is_number else port.name)
 
-    def _learnt(self, outputs: Sequence[Port]) -> Iterable[tuple[int, int | None, str]]:
+    def _learnt_sizes(self, outputs: Sequence[Port]) -> Iterable[tuple[int, int | None, str]]:
         for position, port in enumerate(outputs):
             for dim, size in [(None, port.value)] if port.is_number else enumerate(port.shape):
                 if not isinstance(size, int) and size.is_Symbol and str(size) not in self.known:
                     self.known.add(str(size))
                     yield position, dim, str(size)
 
-    def _return(self, output: Output) -> Return:
+    def _make_return(self, output: Output) -> Return:
         if output.constant:
-            return Return(self._value(output))
+            return Return(self._output_slot(output))
         itself = output.target or output.value
         if itself in self.input_index:
             return Return(self._slot(itself), input_index=self.input_index[itself])
-        slot, constant = self._value(output), output.value in self.program.constants
+        slot, constant = self._output_slot(output), output.value in self.program.constants
         if itself in self.program.buffers or (constant and itself == output.value):
             return Return(slot, held=self._slot(itself))
         expected = self.nodes[output.value].meta.get("val")
@@ -266,7 +264,7 @@ class LayoutBuilder:
         copied = constant or output.value in self.input_index or output.value in self.program.buffers
         return Return(slot, dtype=dtype, copied=copied)
 
-    def _value(self, output: Output) -> int:
+    def _output_slot(self, output: Output) -> int:
         if output.constant:
             slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value
@@ -275,23 +273,23 @@ class LayoutBuilder:
         if isinstance(expected, NUMBERS):
             expr = as_expr(expected)
             slot = self._slot(_size_name(expr))
-            if not self._early(expr):
+            if not self._is_known_early(expr):
                 self.late.append((slot, expr))
             return slot
         return self._slot(output.value)
 
-    def _writes(self, outputs: Sequence[Output]) -> tuple[Write, ...]:
+    def _make_writes(self, outputs: Sequence[Output]) -> tuple[Write, ...]:
         holders = {target: name for name, target in self.program.buffers.items()}
         written = {o: o.target if o.kind == "input" else holders[o.target] for o in outputs}
-        old = {o: self._memory(o.value) in written.values() and o.value != written[o] for o in outputs}
+        old = {o: self._memory_owner(o.value) in written.values() and o.value != written[o] for o in outputs}
         return tuple(
-            Write(self._value(o), input_index=self.input_index[written[o]], old=old[o])
+            Write(self._output_slot(o), input_index=self.input_index[written[o]], old=old[o])
             if o.kind == "input"
-            else Write(self._value(o), buffer=self._slot(written[o]), old=old[o])
+            else Write(self._output_slot(o), buffer=self._slot(written[o]), old=old[o])
             for o in outputs
         )
 
-    def _memory(self, name: str) -> str:
+    def _memory_owner(self, name: str) -> str:
         """Return the value whose memory this value may share: the first in a chain of views, copies and casts."""
         node = self.nodes[name]
         while node.op == "call_function" and is_move(node) and node.all_input_nodes:
@@ -299,7 +297,7 @@ class LayoutBuilder:
         return node.name
 
 
-def _deduplicated(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
+def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
     """Mark outputs that are the same object as an earlier output (``again``), or only have its value (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()

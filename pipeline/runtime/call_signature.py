@@ -10,7 +10,7 @@ from pipeline.program import Program
 from pipeline.records.parameter import Parameter
 
 
-def as_compiled(
+def arrange_arguments(
     program: Program, positional: Spec, keywords: Spec, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]] | None:
     """Return a call's arguments with the program's positions and keywords; None if they do not fit its signature.
@@ -41,7 +41,7 @@ def as_compiled(
         if name not in known:
             return None
         has_default, default = known[name].has_default, known[name].default
-        if not has_default or not is_same(given[name], default):
+        if not has_default or not is_same_value(given[name], default):
             left = f"for its default, {default!r}" if has_default else "without it"
             raise TypeError(
                 f"input {name} was left out when the program was compiled, {left}: compile with it among the inputs"
@@ -51,11 +51,11 @@ def as_compiled(
             if name not in known or not known[name].has_default:
                 return None
             given[name] = known[name].default
-            _check_left_out(known[name], compiled, program)
+            _check_omitted(known[name], compiled, program)
     return tuple(given[name] for name in order[:count]), {name: given[name] for name in named}
 
 
-def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:
+def _check_omitted(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:
     """Raise an error if the default of an omitted argument differs from the value that the program was compiled for."""
     specs = [spec for part in program.in_spec.children() for spec in part.children()]
     place, default, what = compiled.index(parameter.name), parameter.default, "a value of its own"
@@ -64,7 +64,7 @@ def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Prog
         if port.kind == "symint" and type(default) is int:
             return
         if port.kind == "constant":
-            if is_same(default, port.value):
+            if is_same_value(default, port.value):
                 return
             what = repr(port.value)
     raise TypeError(
@@ -72,6 +72,6 @@ def _check_left_out(parameter: Parameter, compiled: Sequence[str], program: Prog
     )
 
 
-def is_same(value: object, other: object) -> bool:
+def is_same_value(value: object, other: object) -> bool:
     """Return whether two plain values have equal values and types; NaN equals NaN here."""
     return type(value) is type(other) and bool(value == other or (value != value and other != other))

@@ -17,7 +17,7 @@ capturing = threading.RLock()
 
 
 @contextmanager
-def captured(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool) -> Iterator[None]:
+def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool) -> Iterator[None]:
     """Return a context that captures its work on a stream in a graph, with memory from a pool.
 
     in_torch: the work includes PyTorch operators. torch has a cuBLAS workspace for each stream, which ``torch.compile``
@@ -34,16 +34,16 @@ def captured(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Str
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     yield
-                    _check(stream)
+                    _check_capture(stream)
                     graph.capture_end()
                 except BaseException:
-                    _end_failed(graph, stream)
+                    _end_failed_capture(graph, stream)
                     raise
         finally:
             _free_workspaces(in_torch)
 
 
-def make_room() -> None:
+def free_unused_memory() -> None:
     """Return unused memory to the GPU before the first capture, since a capture cannot do so."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -54,16 +54,16 @@ def _free_workspaces(in_torch: bool) -> None:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-def _check(stream: torch.cuda.Stream) -> None:
+def _check_capture(stream: torch.cuda.Stream) -> None:
     """Raise an error if CUDA has invalidated a capture."""
     cudart = graph_copies.cudart
     if cudart is not None:
-        (status,) = graph_copies.checked(cudart.cudaStreamIsCapturing(stream.cuda_stream))
+        (status,) = graph_copies.check_cuda(cudart.cudaStreamIsCapturing(stream.cuda_stream))
         if status != cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
             raise RuntimeError("CUDA gave up: something in the call waits for the GPU, or cannot be recorded")
 
 
-def _end_failed(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
+def _end_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     """End a capture that failed.
 
     CUDA refuses to end a capture in which the host waited for the GPU. torch's ``capture_end`` then raises before it

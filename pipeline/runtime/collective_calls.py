@@ -31,7 +31,7 @@ ALONE: Final[Mapping[object, Callable[..., torch.Tensor]]] = {
 """What takes the place of a collective where one rank measures its program: results of the same shapes."""
 
 
-def called(node: Node, sharding: Sharding | None, device: torch.device) -> Argument:
+def collective_function(node: Node, sharding: Sharding | None, device: torch.device) -> Argument:
     """Return the function of a collective on a device.
 
     gloo needs host tensors, so GPU tensors are copied: `all_gather_into_tensor` of torch 2.11 would read GPU memory
@@ -54,7 +54,7 @@ def without_ranks(compiled: Compiled) -> Compiled:
     return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program))
 
 
-def runs_alone(compiled: Compiled) -> bool:
+def can_run_alone(compiled: Compiled) -> bool:
     """Return whether a program can run without the other ranks: no engine has a collective."""
     calls = [node for node in compiled.program.graph.nodes if is_collective(node)]
     inside = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}

@@ -25,8 +25,8 @@ from pipeline.aten.op_predicates import has_no_dropout, has_randomness
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf, aten
-from pipeline.errors import worded
-from pipeline.program import Program, Segment, described
+from pipeline.errors import error_text
+from pipeline.program import Program, Segment, describe_value
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ def compiled_segment(program: Program, segment: Segment, mode: str, argument: Ch
 
     argument: returns the replacement for a constant argument, such as a device.
     """
-    if why := obstacle(program, segment):
+    if why := compile_obstacle(program, segment):
         log.info("%s is not compiled by torch.compile: %s", segment.name, why)
         return None
-    copied = _Copied(program, segment, argument)
+    copied = _SegmentGraph(program, segment, argument)
     key = copied.text, segment.profile, mode, argument(torch.device("cpu"))
     with _lock:
         known = _done.setdefault(program.graph_module, {})
@@ -68,7 +68,7 @@ def _with_updated(run: Run, updated: Sequence[int | None], *inputs: Leaf) -> Seq
     return [next(results) if place is None else inputs[place] for place in updated]
 
 
-def obstacle(program: Program, segment: Segment) -> str:
+def compile_obstacle(program: Program, segment: Segment) -> str:
     """Return why a segment runs operator by operator; empty if it can be compiled."""
     nodes = {node.name: node for node in program.graph.nodes}
     inside = [nodes[name] for name in segment.nodes]
@@ -90,7 +90,7 @@ def _is_plain(node: torch.fx.Node) -> bool:
     return plain or is_number or isinstance(callee(node.target), torch._ops.OpOverload)
 
 
-class _Copied:
+class _SegmentGraph:
     """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
     text: the graph without the program's names, and the types of its placeholders. updated: for each output, the index
@@ -111,7 +111,7 @@ class _Copied:
         self.updated = [self.written.get(name) for name in names] if self.written else []
         self.graph.output(tuple(self.made[name] for name in names if name not in self.written))
         types = [evolve(port, name="").text() for port in segment.inputs]
-        types += [described(nodes[name].meta["val"]) for name in segment.constants]
+        types += [describe_value(nodes[name].meta["val"]) for name in segment.constants]
         self.text = "\n".join([self.graph.python_code("self").src, *types])
 
     def _add(self, node: torch.fx.Node) -> None:
@@ -121,24 +121,25 @@ class _Copied:
         for source in node.all_input_nodes:
             self._add(source)
         if node.target is OPEN_MASK:
-            self.made[node.name] = self._copied(node.args[0])
+            self.made[node.name] = self._copy_argument(node.args[0])
             return
         call = callee(node.target)
         target: Any = call if isinstance(call, torch._ops.OpOverload) else node.target
         buffer = getattr(node.args[0], "name", "") if target in IN_PLACE else ""
         if buffer in self.program.buffers:
             target, self.written[node.name] = IN_PLACE[target], self.places[buffer]
-        args, kwargs = map_aggregate(node.args, self._copied), dict(map_aggregate(node.kwargs, self._copied))
+        args = map_aggregate(node.args, self._copy_argument)
+        kwargs = dict(map_aggregate(node.kwargs, self._copy_argument))
         if target is aten.empty.memory_format:
             kwargs.pop("memory_format", None)  # the layout changes no value, and zeros has none
         target = _ZEROS.get(target, target)
         self.made[node.name] = self.graph.call_function(target, args, kwargs)
 
-    def _copied(self, value: Any) -> Any:
+    def _copy_argument(self, value: Any) -> Any:
         return self.made[value.name] if isinstance(value, torch.fx.Node) else self.argument(value)
 
 
-class OrInterpreted:
+class CompiledOrInterpreted:
     """A compiled segment, and an interpreter as a fallback if torch.compile fails."""
 
     def __init__(self, name: str, run: Run, constants: Sequence[torch.Tensor], interpreter: Run) -> None:
@@ -152,6 +153,6 @@ class OrInterpreted:
             return self.run(*inputs, *self.constants)
         except Exception as error:  # of the compiler, of Triton or a C++ compiler that is missing, or of the call
             results = self.interpreter(*inputs)
-            log.warning("torch.compile failed, and %s runs operator by operator: %s", self.name, worded(error))
+            log.warning("torch.compile failed, and %s runs operator by operator: %s", self.name, error_text(error))
             self.failed = True
             return results

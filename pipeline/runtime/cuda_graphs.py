@@ -17,11 +17,11 @@ from attrs import evolve
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
-from pipeline.runtime.call_plan import CallPlan, Return, Turn, to_write
-from pipeline.runtime.capture import captured, capturing, make_room
-from pipeline.runtime.engine_buffers import plain
-from pipeline.runtime.graph_copies import Instance, instantiate
-from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
+from pipeline.runtime.call_plan import CallPlan, Return, RunOptions
+from pipeline.runtime.capture import capture, capturing, free_unused_memory
+from pipeline.runtime.engine_buffers import is_plain
+from pipeline.runtime.graph_copies import GraphInstance, instantiate
+from pipeline.runtime.graph_replays import GraphInput, GraphOutput, Replayer, make_instance
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class CapturedCall:
         plan: the plan of the calls to replay. leaves: the inputs of such a call.
         pool: the memory pool of the worker's graphs, which are never replayed at the same time.
         reuse: return the graph's own outputs, which the next replay overwrites.
-        still: the addresses of inputs that are read in place, by input index.
+        fixed_addresses: the addresses of inputs that are read in place, by input index.
     """
 
     def __init__(
@@ -48,32 +48,32 @@ class CapturedCall:
         leaves: Sequence[Leaf],
         pool: Any,
         reuse: bool,
-        still: Mapping[int, int],
+        fixed_addresses: Mapping[int, int],
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.fast_replay: Any = None
         """The `FastReplay` of such calls, once outputs."""
-        self.still = tuple(still.items())
+        self.still = tuple(fixed_addresses.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
-        self._inside = graph_copies.available()
+        self._inside = graph_copies.can_set_addresses()
         self._in_torch = any(step.segment.kind == "torch" for step in self.layout.steps)
-        moving = [given for given, _, _ in plan.moves if given not in still]
-        self._fed = {i: Feed(i, self._executor.arrive(leaves[i]), self._inside) for i in moving}
+        moving = [given for given, _, _ in plan.moves if given not in fixed_addresses]
+        self._fed = {i: GraphInput(i, self._executor.convert_input(leaves[i]), self._inside) for i in moving}
         self.written: list[tuple[int, Leaf]] = []
         self.graph = self._new_graph()
-        values, results, self.takes = self._captured(leaves)
+        values, results, self.takes = self._capture(leaves)
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
         self.results = [(r.input_index, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
-        self._large = self._written_at_once(values)
-        again = WeakMethod(self._captured_for) if self._large else None  # weak: a dropped call is freed at once
-        self._replay = Replays(self.graph, list(self._fed.values()), self.takes, random=self._in_torch, again=again)
+        self._large = self._directly_written_outputs(values)
+        weak = WeakMethod(self._recapture) if self._large else None  # weak: a dropped call is freed at once
+        self._replay = Replayer(self.graph, list(self._fed.values()), self.takes, random=self._in_torch, recapture=weak)
         in_order = [(given, i) for given, i, _ in self.results] == [(None, i) for i in range(len(self.takes))]
         self._as_made = in_order and self._replay.complete and not self.written
 
     def _new_graph(self) -> torch.cuda.CUDAGraph:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
 
-    def _written_at_once(self, values: Sequence[object]) -> dict[int, int]:
+    def _directly_written_outputs(self, values: Sequence[object]) -> dict[int, int]:
         """Return the slots, by output index, of large outputs that an engine writes and no other step reads."""
         if self._in_torch or self.layout.writes or not self._copies_out:
             return {}
@@ -85,67 +85,67 @@ class CapturedCall:
     def _copies_out(self) -> bool:
         return self._inside and not self.reuse and self.plan.home is None
 
-    def _run(self, leaves: Sequence[Leaf], turn: Turn) -> tuple[list[Leaf], list[Leaf]]:
+    def _run(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf]]:
         """Run on the graph's copies of the inputs; return all slots, and the outputs."""
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
             values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
-        self._executor.run(values, self.plan, turn)
-        return values, self._executor.results(values, leaves, evolve(self.plan, home=None))
+        self._executor.run(values, self.plan, options)
+        return values, self._executor.collect_outputs(values, leaves, evolve(self.plan, home=None))
 
-    def _captured(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[Take]]:
-        stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.here()
-        turn = Turn(stream, captured=True)
+    def _capture(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[GraphOutput]]:
+        stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.current_stream()
+        options = RunOptions(stream, captured=True)
         stream.wait_stream(caller)
         try:
             with torch.cuda.stream(stream):
-                self._run(leaves, turn)  # compiles and allocates before the capture
+                self._run(leaves, options)  # compiles and allocates before the capture
                 stream.synchronize()
-            make_room()
-            with captured(self.graph, self._pool, stream, self._in_torch):
-                return self._body(leaves, turn)
+            free_unused_memory()
+            with capture(self.graph, self._pool, stream, self._in_torch):
+                return self._record(leaves, options)
         finally:
             caller.wait_stream(stream)
 
     @torch.no_grad()
-    def _captured_for(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> Instance:
+    def _recapture(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> GraphInstance:
         """Return an instance that writes the large outputs directly to this memory."""
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         stream = graph_copies.capture_stream(self._lane.device)
         with capturing:
-            with captured(graph, self._pool, stream, self._in_torch):
-                _, _, takes = self._body(leaves, Turn(stream, captured=True, into=into))
+            with capture(graph, self._pool, stream, self._in_torch):
+                _, _, takes = self._record(leaves, RunOptions(stream, captured=True, into=into))
             instantiate(graph)
-        return instance(graph, list(self._fed.values()), takes)
+        return make_instance(graph, list(self._fed.values()), takes)
 
-    def _body(self, leaves: Sequence[object], turn: Turn) -> tuple[list[Leaf], list[Leaf], list[Take]]:
+    def _record(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf], list[GraphOutput]]:
         """Run the captured steps: copy inputs, run the program, write buffers, copy outputs."""
         if self._inside:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)
-        values, results = self._run(leaves, turn)
+        values, results = self._run(leaves, options)
         self.plan.report_checks(values, self.layout.checks)
         self.written = []
-        for write, value in zip(self.layout.writes, to_write(values, self.layout.writes), strict=True):
+        for write, value in zip(self.layout.writes, self.layout.values_to_write(values), strict=True):
             if write.input_index is not None:
                 self.written.append((write.input_index, value))
             elif values[write.buffer or 0] is not value:
                 values[write.buffer or 0].copy_(value)
-        given = {id(value) for value in turn.into.values()}
+        given = {id(value) for value in options.into.values()}
         outputs = zip(self.layout.returns, results, strict=True)
-        found = {id(v): v for r, v in outputs if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}
-        return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]
+        found = {id(v): v for r, v in outputs if isinstance(v, torch.Tensor) and not self._is_existing_tensor(r, v)}
+        return values, results, [GraphOutput(v, self._copies_out and id(v) not in given) for v in found.values()]
 
-    def _is_itself(self, output: Return, value: torch.Tensor) -> bool:
+    def _is_existing_tensor(self, output: Return, value: torch.Tensor) -> bool:
         """Return whether an output is itself an input, or a parameter or buffer on the device of outputs."""
         return output.input_index is not None or (output.held is not None and self.plan.is_home(value))
 
-    def reads(self, leaves: Sequence[Leaf]) -> bool:
+    def has_same_addresses(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether the inputs that the graph reads in place have the same addresses."""
         for given, address in self.still:
             value = leaves[given]
-            if value.data_ptr() != address or not plain(value):
+            if value.data_ptr() != address or not is_plain(value):
                 return False
         return True
 
@@ -155,20 +155,20 @@ class CapturedCall:
         if self._as_made:
             return list(outputs)
         if not self._replay.complete:
-            outputs = [m if m is not None else self._given(t.value) for m, t in zip(outputs, self.takes, strict=True)]
+            outputs = [m if m is not None else self._to_user(t.value) for m, t in zip(outputs, self.takes, strict=True)]
         if self.written:
-            self._write(leaves)
+            self._write_inputs(leaves)
         return [
             leaves[given] if given is not None else value if i is None else outputs[i]
             for given, i, value in self.results
         ]
 
     @torch.no_grad()
-    def _write(self, leaves: Sequence[Leaf]) -> None:
+    def _write_inputs(self, leaves: Sequence[Leaf]) -> None:
         for given, value in self.written:
             leaves[given].copy_(value)
 
-    def _given(self, value: torch.Tensor) -> torch.Tensor:
+    def _to_user(self, value: torch.Tensor) -> torch.Tensor:
         if self.plan.home is not None:
             return value.to(self.plan.home)
         return value if self.reuse else value.clone()
@@ -187,7 +187,7 @@ class CudaGraphs:
         self._seen: dict[CallPlan, dict[int, int]] = {}
         self._pool: object = None
 
-    def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: Any) -> CapturedCall | None:
+    def find_or_capture(self, plan: CallPlan, leaves: Sequence[Leaf], worker: Any) -> CapturedCall | None:
         """Return the graph of a plan for these inputs; None at the plan's first call, or if capturing fails.
 
         If an input that the graph reads in place has another address, the call is captured again, at most once per
@@ -195,27 +195,27 @@ class CudaGraphs:
         capture at the same call.
         """
         kept = self.kept.get(plan)
-        if kept is not None and kept.reads(leaves):
+        if kept is not None and kept.has_same_addresses(leaves):
             return kept
         if plan in self.refused or torch.cuda.is_current_stream_capturing():
             return None
         seen = self._seen.get(plan)
         if seen is None:
             here = [(i, leaves[i]) for i, _, moved in plan.moves if not moved]
-            places = {i: value.data_ptr() for i, value in here if value.numel() and plain(value)}
-            _bounded(self._seen, 8 * self.limit)[plan] = places
+            places = {i: value.data_ptr() for i, value in here if value.numel() and is_plain(value)}
+            _evict_oldest(self._seen, 8 * self.limit)[plan] = places
             return None
         seen = {} if worker.executor.layout.program.sharding is not None else seen
-        still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and plain(leaves[i])}
+        still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and is_plain(leaves[i])}
         self._seen[plan] = still
         del kept  # so that its memory is free for the new graph
         with torch.no_grad():
             return self._capture(plan, leaves, worker, still)
 
     def _capture(
-        self, plan: CallPlan, leaves: Sequence[object], worker: Any, still: Mapping[int, int]
+        self, plan: CallPlan, leaves: Sequence[object], worker: Any, fixed_addresses: Mapping[int, int]
     ) -> CapturedCall | None:
-        reason = worker.executor.layout.unrecorded or None
+        reason = worker.executor.layout.capture_obstacle or None
         self.kept.pop(plan, None)
         if reason is None:
             while len(self.kept) >= self.limit:
@@ -224,16 +224,16 @@ class CudaGraphs:
                 self._pool = torch.cuda.graph_pool_handle()
             try:
                 with capturing:
-                    self.kept[plan] = CapturedCall(worker, plan, leaves, self._pool, self.reuse, still)
+                    self.kept[plan] = CapturedCall(worker, plan, leaves, self._pool, self.reuse, fixed_addresses)
                 return self.kept[plan]
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        _bounded(self.refused, 8 * self.limit)[plan] = reason
+        _evict_oldest(self.refused, 8 * self.limit)[plan] = reason
         log.warning("a call runs without a CUDA graph, since it cannot be captured: %s", reason)
         return None
 
 
-def _bounded(store: dict[Any, Any], limit: int) -> dict[Any, Any]:
+def _evict_oldest(store: dict[Any, Any], limit: int) -> dict[Any, Any]:
     while len(store) >= limit:
         store.pop(next(iter(store)))
     return store

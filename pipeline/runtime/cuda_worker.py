@@ -12,12 +12,12 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
-from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, SegmentRunner, Step, Turn
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, RunOptions, SegmentRunner, Step
 from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
-from pipeline.runtime.engine_buffers import Arena
+from pipeline.runtime.engine_buffers import ActivationMemory
 from pipeline.runtime.engine_context import Contexts
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_session import Session
+from pipeline.runtime.engine_session import EngineSession
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
 from pipeline.trt import trt
@@ -25,7 +25,7 @@ from pipeline.trt import trt
 T = TypeVar("T")
 
 
-class Lane:
+class StreamOrder:
     """Order the runs of a worker on the streams of a GPU.
 
     All runs of a worker use the same scratch memory, so a run waits for a previous run on another stream. On the
@@ -40,11 +40,11 @@ class Lane:
         self._last, self._handle = self._own, self._own.cuda_stream
         self._event = torch.cuda.Event()
 
-    def elsewhere(self) -> bool:
+    def is_other_gpu_current(self) -> bool:
         """Return whether another GPU is current."""
         return bool(torch._C._cuda_getDevice() != self._index)
 
-    def here(self) -> torch.cuda.Stream:
+    def current_stream(self) -> torch.cuda.Stream:
         """Return the current stream, ordered after the worker's last run."""
         self.handle()
         return self._last
@@ -54,28 +54,28 @@ class Lane:
         ``current_stream``."""
         handle: int = torch._C._cuda_getCurrentRawStream(self._index)
         if handle != self._handle:
-            self._move(torch.cuda.current_stream(self.device))
+            self._switch_to(torch.cuda.current_stream(self.device))
         return handle
 
     def run(self, body: Callable[..., T], *args: object) -> T:
         """Call ``body(stream, *args)``; the stream is suitable for TensorRT, and current during the call."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
-            return body(self.here(), *args)
+            return body(self.current_stream(), *args)
         caller = torch.cuda.current_stream(self.device)
-        self._follow(self._own, caller)
+        self._wait_for(self._own, caller)
         torch.cuda.set_stream(self._own)
         try:
-            return body(self.here(), *args)
+            return body(self.current_stream(), *args)
         finally:
             torch.cuda.set_stream(caller)
-            self._follow(caller, self._own)
+            self._wait_for(caller, self._own)
 
-    def _move(self, stream: torch.cuda.Stream) -> None:
+    def _switch_to(self, stream: torch.cuda.Stream) -> None:
         if not torch.cuda.is_current_stream_capturing():
-            self._follow(stream, self._last)
+            self._wait_for(stream, self._last)
         self._last, self._handle = stream, stream.cuda_stream
 
-    def _follow(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+    def _wait_for(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
         """Make a stream wait for the work queued so far on another stream."""
         self._event.record(other)
         stream.wait_event(self._event)
@@ -84,28 +84,28 @@ class Lane:
 class ProfiledSession:
     """Run each call in the first profile that fits; contexts are created on demand, and share memory and weights."""
 
-    def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], Session]) -> None:
+    def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], EngineSession]) -> None:
         self.network, self._make = network, make
         self._names = [tensor.name for tensor in network.inputs]
-        self._sessions: dict[int, Session] = {}
-        self._last: tuple[object, Session] | None = None
+        self._sessions: dict[int, EngineSession] = {}
+        self._last: tuple[object, EngineSession] | None = None
 
     def __call__(
-        self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, like: object = None, **options: Any
+        self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, shapes_key: object = None, **options: Any
     ) -> list[Any]:
-        """Return the outputs of a run, as `Session.__call__`."""
+        """Return the outputs of a run, as `EngineSession.__call__`."""
         last = self._last
-        if last is not None and like is not None and last[0] is like:
-            return last[1](inputs, stream, like=like, **options)
-        place = self.place(inputs)
+        if last is not None and shapes_key is not None and last[0] is shapes_key:
+            return last[1](inputs, stream, shapes_key=shapes_key, **options)
+        place = self.profile_index(inputs)
         session = self._sessions.get(place)
         if session is None:
             session = self._sessions.setdefault(place, self._make(stream, place))
-        self._last = like, session
-        return session(inputs, stream, like=like, **options)
+        self._last = shapes_key, session
+        return session(inputs, stream, shapes_key=shapes_key, **options)
 
     @property
-    def last(self) -> Session:
+    def last(self) -> EngineSession:
         """The session of the last run.
 
         Raises:
@@ -124,7 +124,7 @@ class ProfiledSession:
     def loaded(self) -> LoadedEngine:
         return self.last.loaded
 
-    def place(self, inputs: Sequence[Any]) -> int:
+    def profile_index(self, inputs: Sequence[Any]) -> int:
         """Return the number of the profile for these inputs.
 
         Raises:
@@ -141,16 +141,16 @@ class ProfiledSession:
 
 
 class EngineStep:
-    """Run an engine as a step that fills the slots ``gives``. ``own``: outputs may stay in the session's memory."""
+    """Run an engine and fill the slots ``gives``. ``reuse_outputs``: outputs may stay in the session's memory."""
 
-    def __init__(self, session: Session | ProfiledSession, gives: Sequence[int], own: bool) -> None:
-        self.session, self.gives, self.own = session, gives, own
+    def __init__(self, session: EngineSession | ProfiledSession, gives: Sequence[int], reuse_outputs: bool) -> None:
+        self.session, self.gives, self.reuse_outputs = session, gives, reuse_outputs
 
-    def __call__(self, inputs: list[Leaf], turn: Turn) -> Sequence[object]:
-        if not turn.captured:
-            return self.session(inputs, turn.stream, own=self.own, like=turn.plan)
-        into = {i: turn.into[slot] for i, slot in enumerate(self.gives) if slot in turn.into}
-        return self.session(inputs, turn.stream, own=self.own, loose=True, into=into)
+    def __call__(self, inputs: list[Leaf], options: RunOptions) -> Sequence[object]:
+        if not options.captured:
+            return self.session(inputs, options.stream, reuse_outputs=self.reuse_outputs, shapes_key=options.plan)
+        into = {i: options.into[slot] for i, slot in enumerate(self.gives) if slot in options.into}
+        return self.session(inputs, options.stream, reuse_outputs=self.reuse_outputs, in_place=True, into=into)
 
 
 class CudaWorker:
@@ -164,9 +164,9 @@ class CudaWorker:
         settings: CompilationSettings,
         graphs: CudaGraphs | None,
     ) -> None:
-        self.lane, self.graphs, self._turn = Lane(device), graphs, ON_CPU
-        self._static = layout.static
-        arena, contexts = Arena(device), defaultdict[object, Contexts](Contexts)
+        self.lane, self.graphs, self._turn = StreamOrder(device), graphs, ON_CPU
+        self._static = layout.is_static
+        arena, contexts = ActivationMemory(device), defaultdict[object, Contexts](Contexts)
         for part in parts:  # before any engine runs: growing the arena would free memory in use
             if isinstance(part, LoadedEngine):
                 arena.reserve(part.device_memory)
@@ -180,13 +180,13 @@ class CudaWorker:
             fixed = frozenset(i for i, port in enumerate(inputs) if port.name in constants)
             alike = contexts[tuple(port.shape for port in inputs)]
 
-            def make(stream: torch.cuda.Stream, place: int = 0) -> Session:
-                known = partial(Session, part, stream, arena, contexts=alike, profile=place)
-                return known(graph=launched, held=held, fixed=fixed)
+            def make(stream: torch.cuda.Stream, place: int = 0) -> EngineSession:
+                known = partial(EngineSession, part, stream, arena, contexts=alike, profile=place)
+                return known(engine_graph=launched, updated=held, fixed=fixed)
 
             several = len(part.network.profiles) > 1
             session = ProfiledSession(part.network, make) if several else self.lane.run(make)
-            return EngineStep(session, step.gives, settings.reuse_outputs or _inner(layout, step))
+            return EngineStep(session, step.gives, settings.reuse_outputs or _is_read_by_engines_only(layout, step))
 
         with torch.cuda.device(device):
             runners = [runner(step, part) for step, part in zip(layout.steps, parts, strict=True)]
@@ -194,18 +194,18 @@ class CudaWorker:
 
     def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         """Return the program's outputs for these inputs, in the order of the current stream."""
-        if self.lane.elsewhere():
+        if self.lane.is_other_gpu_current():
             with torch.cuda.device(self.lane.device):
                 return self(plan, leaves)
         if self.graphs is not None:
-            graph = self.graphs.of(plan, leaves, self)
+            graph = self.graphs.find_or_capture(plan, leaves, self)
             if graph is not None:
                 return graph(leaves, self.lane.handle())
         return self._run(plan, leaves)
 
-    def replayed(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
+    def replay(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
         """Return a graph's outputs for inputs that fit; None if another worker has it, or another GPU is current."""
-        if self.lane.elsewhere() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
+        if self.lane.is_other_gpu_current() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
             return None
         return graph(leaves, self.lane.handle())
 
@@ -213,16 +213,16 @@ class CudaWorker:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(plan, leaves)
-        return self.lane.run(self._on, plan, leaves)
+        return self.lane.run(self._run_on, plan, leaves)
 
-    def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
+    def _run_on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         shapes = plan if self._static else None
         if self._turn.stream is not stream or self._turn.plan is not shapes:
-            self._turn = Turn(stream, shapes)  # reused while calls have the same shapes
+            self._turn = RunOptions(stream, shapes)  # reused while calls have the same shapes
         return self.executor(plan, leaves, self._turn)
 
 
-def _inner(layout: Layout, step: Step) -> bool:
+def _is_read_by_engines_only(layout: Layout, step: Step) -> bool:
     """Return whether only engines read a step's outputs."""
     others = {i for s in layout.steps if s.segment.kind == "torch" for i in s.takes}
     returned = {r.slot for r in layout.returns} | {w.slot for w in layout.writes}

@@ -39,42 +39,42 @@ _living: Final[weakref.WeakSet[DataWrites]] = weakref.WeakSet()
 _lock: Final = threading.RLock()
 
 
-def watch(tensor: torch.Tensor) -> DataWrites:
+def watch_data_writes(tensor: torch.Tensor) -> DataWrites:
     """Count the writes to a tensor through ``.data`` while the returned object lives."""
     with _lock:
-        found = _writes_of(tensor)
+        found = _find_watch(tensor)
         if found is None:
             found = DataWrites()
             _living.add(found)  # first: garbage collection may finalize the last of the others at any step
-            weakref.finalize(found, _ended).atexit = False
+            weakref.finalize(found, _stop_watching).atexit = False
             _watched[tensor] = weakref.ref(found)
-        if not isinstance(vars(torch.Tensor).get("data"), _Data):
-            torch.Tensor.data = _Data()  # type: ignore[assignment]
+        if not isinstance(vars(torch.Tensor).get("data"), _DataDescriptor):
+            torch.Tensor.data = _DataDescriptor()  # type: ignore[assignment]
         return found
 
 
-def _ended() -> None:
+def _stop_watching() -> None:
     """Restore torch's own ``data`` attribute if no tensor is watched any more."""
     with _lock:
         is_last = next(iter(_living), None) is None  # len() may count a dead one
-        if is_last and isinstance(vars(torch.Tensor).get("data"), _Data):
+        if is_last and isinstance(vars(torch.Tensor).get("data"), _DataDescriptor):
             del torch.Tensor.data
 
 
-def _writes_of(tensor: torch.Tensor) -> DataWrites | None:
+def _find_watch(tensor: torch.Tensor) -> DataWrites | None:
     found = _watched.get(tensor)
     writes: DataWrites | None = None if found is None else found()
     return writes
 
 
-class _Data:
+class _DataDescriptor:
     """A descriptor that replaces ``torch.Tensor.data`` while tensors are watched."""
 
     def __get__(self, tensor: torch.Tensor | None, kind: type | None = None) -> Any:
         if tensor is None:
             return _own
         data = _own.__get__(tensor, kind)
-        writes = _writes_of(tensor)
+        writes = _find_watch(tensor)
         if writes is None:
             return data
         if data.is_inference():  # inference tensors have no version counter
@@ -87,7 +87,7 @@ class _Data:
 
     def __set__(self, tensor: torch.Tensor, value: Any) -> None:
         _own.__set__(tensor, value)
-        writes = _writes_of(tensor)
+        writes = _find_watch(tensor)
         if writes is not None:
             writes.assigned, writes.alias = writes.assigned + 1, None
 

@@ -15,7 +15,7 @@ from pipeline.trt import CAPABILITIES, enum_name, to_torch, trt
 ALIGNMENT = 256
 """TensorRT wants device addresses to be multiples of this."""
 
-Maker: TypeAlias = Callable[[], torch.Tensor]
+Allocator: TypeAlias = Callable[[], torch.Tensor]
 _guards: Any = torch._C._dynamo.guards
 _ALLOCATORS = {"cuda": _guards._empty_strided_cuda, "cpu": _guards._empty_strided_cpu}
 
@@ -35,7 +35,7 @@ class Binding:
     alias: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}: {described(self.dtype, self.shape)}"
+        return f"{self.name}: {describe_tensor(self.dtype, self.shape)}"
 
 
 def memory_at(address: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -45,12 +45,12 @@ def memory_at(address: int, count: int, dtype: torch.dtype, device: torch.device
     return memory.set_(of_bytes(address, device, count * dtype.itemsize))
 
 
-def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def describe_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     """Return a dtype and shape as text: ``float32[2, 3]``."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
-def bindings(cuda_engine: trt.ICudaEngine) -> dict[str, Binding]:
+def read_bindings(cuda_engine: trt.ICudaEngine) -> dict[str, Binding]:
     """Return the engine's inputs and outputs by name."""
     found = {}
     for i in range(cuda_engine.num_io_tensors):
@@ -62,7 +62,7 @@ def bindings(cuda_engine: trt.ICudaEngine) -> dict[str, Binding]:
     return found
 
 
-def placed(value: object, binding: Binding, device: torch.device) -> torch.Tensor:
+def to_engine_memory(value: object, binding: Binding, device: torch.device) -> torch.Tensor:
     """Return a value as TensorRT reads it: contiguous and aligned on the GPU, or a new copy in host memory."""
     tensor = torch.as_tensor(value).detach()
     if tensor.dtype == torch.float64 and binding.dtype == torch.float32:
@@ -73,21 +73,21 @@ def placed(value: object, binding: Binding, device: torch.device) -> torch.Tenso
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
-def plain(value: torch.Tensor) -> bool:
+def is_plain(value: torch.Tensor) -> bool:
     """Return whether a tensor is contiguous, without a conjugate or negative bit."""
     return value.is_contiguous() and not value.is_neg() and not value.is_conj()
 
 
-def maker(
+def tensor_allocator(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
-) -> Maker:
+) -> Allocator:
     """Return a function that allocates such tensors on the current GPU or the CPU, contiguous without ``strides``. It
     uses the allocator of torch's generated code (0.8 us on a CPU; ``empty_like`` takes 1.4 us, ``empty`` 2.5)."""
     strides = torch.empty(shape, device="meta").stride() if strides is None else strides
     return partial(_ALLOCATORS[device.type], shape, strides, dtype)
 
 
-class Arena:
+class ActivationMemory:
     """Activation memory shared by engines that run one after another: as much as the largest engine needs."""
 
     def __init__(self, device: torch.device) -> None:
@@ -102,11 +102,11 @@ class Arena:
     def memory(self) -> torch.Tensor:
         """The memory, allocated at the first access."""
         if self._memory is None or self._memory.numel() < self.nbytes:
-            self._memory = maker((max(self.nbytes, ALIGNMENT),), torch.uint8, self.device)()
+            self._memory = tensor_allocator((max(self.nbytes, ALIGNMENT),), torch.uint8, self.device)()
         return self._memory
 
 
-class Slab:
+class ReusableMemory:
     """A session's memory for an input or output: the address is the same for all shapes that fit."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:

@@ -19,8 +19,8 @@ import torch
 
 from pipeline.network.description import Network
 from pipeline.records.kernels import NO_KERNELS, Kernels
-from pipeline.runtime.atomic import replacing
-from pipeline.runtime.private import MODE, make_private, opened_private
+from pipeline.runtime.atomic import replace_file
+from pipeline.runtime.private import MODE, make_private, open_private
 from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
 log = logging.getLogger(__name__)
@@ -45,24 +45,24 @@ def cache_key(networks: Iterable[Network]) -> str:
     Weights are no part of the key: TensorRT looks a kernel up by its computation, so a network with other weights
     starts with existing kernels (ViT-B's context on an H200 takes 0.11 s instead of 2.9 s).
     """
-    parts = (*(network.digest for network in networks), machine())
+    parts = (*(network.digest for network in networks), machine_key())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _is_there(path: Path | None) -> bool:
+def _file_exists(path: Path | None) -> bool:
     """Return whether a file exists; False if its folder cannot be searched."""
     with contextlib.suppress(OSError):
         return path is not None and path.exists()
     return False
 
 
-def _of_this_gpu(path: Path) -> Path:
+def _gpu_path(path: Path) -> Path:
     """Return the path of a file only for this GPU: TensorRT may refuse kernels of another GPU with the same name."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
     return path.with_stem(f"{path.stem}-{hashlib.sha256(str(uuid).encode()).hexdigest()[:8]}")
 
 
-def machine() -> str:
+def machine_key() -> str:
     """Return a text of all that kernels depend on except networks: GPU, driver, CUDA, library, TF32 override."""
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
@@ -92,7 +92,7 @@ class RuntimeCache:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(
+    def open(
         cls, networks: Iterable[Network], folder: bool | str | os.PathLike[str], kernels: Kernels = NO_KERNELS
     ) -> RuntimeCache | None:
         """Return the cache for the engines of these networks: in the user's folder (True), in another folder, or only
@@ -106,20 +106,20 @@ class RuntimeCache:
         paths: tuple[Path | None, ...] = ()
         if folder is not False:
             shared = (cache_folder("runtime") if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
-            own = _of_this_gpu(shared)
-            paths = (own,) if _is_there(own) else (shared, own)
-        if not kernels or kernels.machine != machine():
+            own = _gpu_path(shared)
+            paths = (own,) if _file_exists(own) else (shared, own)
+        if not kernels or kernels.machine != machine_key():
             return cls(paths[0] if paths else None, next_paths=paths[1:])
-        after = int(_is_there(paths[0])) if paths else 0
+        after = int(_file_exists(paths[0])) if paths else 0
         every = (*paths[:after], None, *paths[after:])
         return cls(every[0], kernels.data, every[1:])
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
         """Create TensorRT's runtime cache with the stored kernels, unless it exists."""
         with self._lock:
-            self.handle = self.handle or self._created(cuda_engine)
+            self.handle = self.handle or self._create_cache(cuda_engine)
 
-    def _created(self, cuda_engine: trt.ICudaEngine) -> Any:
+    def _create_cache(self, cuda_engine: trt.ICudaEngine) -> Any:
         for path in (self.path, *self._next):
             self.path = path
             handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self.stored()
@@ -142,7 +142,7 @@ class RuntimeCache:
         try:
             if self.path is None:
                 return self._initial or None
-            with opened_private(self.path) as file:
+            with open_private(self.path) as file:
                 data = file.read()
             with contextlib.suppress(OSError):
                 os.utime(self.path)
@@ -157,7 +157,7 @@ class RuntimeCache:
             log.warning("the kernels in %s cannot be read (%s); they are compiled again", self.path, error)
             return None
 
-    def serialized(self) -> bytes:
+    def serialize(self) -> bytes:
         """Return the compiled kernels."""
         data = None if self.handle is None else self.handle.serialize()
         return b"" if data is None else bytes(memoryview(data))
@@ -173,27 +173,27 @@ class RuntimeCache:
             data = self.handle.serialize()
             if data is None or memoryview(data).nbytes == self._size:
                 return False
-            if not _written(self.path, memoryview(data)):
+            if not _write_kernels(self.path, memoryview(data)):
                 return False
             self._size = memoryview(data).nbytes
             return True
 
-    def start_with(self, other: RuntimeCache) -> None:
+    def copy_kernels_from(self, other: RuntimeCache) -> None:
         """Copy the kernels of another program, which has some of the same engines, to this cache's file, unless the
         file exists. Kernels from a file only for this GPU are copied to such a file."""
         path = self.path if other._next or not self._next else self._next[-1]
         if path and other.path and not path.exists() and (data := other.stored()):
-            _written(path, memoryview(data))
+            _write_kernels(path, memoryview(data))
 
 
-def _written(path: Path, data: memoryview) -> bool:
+def _write_kernels(path: Path, data: memoryview) -> bool:
     """Write a file of kernels, and return whether the write succeeded. A failure is logged as a warning."""
     try:
         make_private(path.parent)
-        with replacing(path, mode=MODE, size=lambda: data.nbytes) as file:
+        with replace_file(path, mode=MODE, size=lambda: data.nbytes) as file:
             file.write(data)
             file.write(hashlib.sha256(data).digest())
-        for old in sorted(path.parent.glob("*.kernels"), key=_last_used, reverse=True)[MAX_FILES:]:
+        for old in sorted(path.parent.glob("*.kernels"), key=_last_used_time, reverse=True)[MAX_FILES:]:
             old.unlink(missing_ok=True)
     except OSError as error:
         log.warning("the compiled kernels cannot be saved to %s: %s", path, error)
@@ -201,7 +201,7 @@ def _written(path: Path, data: memoryview) -> bool:
     return True
 
 
-def _last_used(path: Path) -> float:
+def _last_used_time(path: Path) -> float:
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:

@@ -12,8 +12,8 @@ import torch
 
 from pipeline.errors import ExecutionError
 from pipeline.runtime.engine_buffers import OutputBuffer
-from pipeline.runtime.engine_load import LOG, LoadedEngine, Messages, listening
-from pipeline.runtime.ranks import communicator
+from pipeline.runtime.engine_load import LOG, LoadedEngine, Messages, collect_errors
+from pipeline.runtime.ranks import nccl_communicator
 from pipeline.trt import trt
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -38,23 +38,23 @@ class Context:
         self.name, self._shapes = loaded.network.name, Shapes()
         self._addresses: dict[str, int] = {}
         self._buffers: dict[str, OutputBuffer] = {}
-        with listening() as messages:
-            self.handle, self._config = loaded.context(messages, graph=graph)
+        with collect_errors() as messages:
+            self.handle, self._config = loaded.new_context(messages, graph=graph)
             if loaded.group:
-                taken = self.handle.set_communicator(communicator(loaded.group))
+                taken = self.handle.set_communicator(nccl_communicator(loaded.group))
                 self.require(taken, f"the communicator of group {loaded.group}", messages)
             taken = self.handle.set_optimization_profile_async(profile, stream.cuda_stream)
             self.require(taken, f"profile {profile}", messages)
 
-    def require(self, done: bool, what: str, messages: Messages) -> None:
+    def require(self, done: bool, action: str, messages: Messages) -> None:
         """Raise ``ExecutionError`` with TensorRT's message unless a call succeeded."""
         if not done:
-            raise ExecutionError(f"{self.name}: TensorRT refused {what} ({messages()})")
+            raise ExecutionError(f"{self.name}: TensorRT refused {action} ({messages()})")
 
-    def shape(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, anew: bool = False) -> None:
-        """Set the inputs' shapes and infer all others, unless these shapes are current; ``anew``: even if they are.
+    def set_shapes(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, force: bool = False) -> None:
+        """Set the inputs' shapes and infer all others, unless these shapes are current; ``force``: even if they are.
         ``ranges``: for errors, the shapes that each input was built for."""
-        if shapes == self._shapes and shapes and not anew:
+        if shapes == self._shapes and shapes and not force:
             return
         self._shapes = Shapes()
         for name, shape in shapes:
@@ -67,11 +67,11 @@ class Context:
         self.require(not missing, f"to infer shapes without more about {', '.join(missing)}", messages)
         self._shapes = shapes
 
-    def address(self, name: str, address: int) -> None:
+    def set_address(self, name: str, address: int) -> None:
         """Set the address of an input or output, unless it is current."""
         if self._addresses.get(name) != address:
             self._addresses.pop(name, None)
-            mark = LOG.mark()
+            mark = LOG.position()
             if not self.handle.set_tensor_address(name, address):
                 self.require(False, f"the address of {name}", lambda: LOG.messages_since(mark))
             self._addresses[name] = address
@@ -80,7 +80,7 @@ class Context:
         """Set the allocator of an output, unless it is current."""
         if self._buffers.get(name) is not buffer:
             self._buffers.pop(name, None)
-            mark = LOG.mark()
+            mark = LOG.position()
             taken = self.handle.set_output_allocator(name, buffer)
             self.require(taken, f"an output allocator for {name}", lambda: LOG.messages_since(mark))
             self._buffers[name] = buffer
@@ -99,7 +99,7 @@ class Contexts:
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], tuple[trt.ICudaEngine, Context]] = {}
 
-    def of(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int) -> Context:
+    def context_for(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int) -> Context:
         """Return the context of an engine and a profile."""
         key = (id(loaded.cuda_engine), profile)
         if key not in self._made:

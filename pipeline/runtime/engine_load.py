@@ -31,12 +31,12 @@ class UnloadableError(ExecutionError):
 
 
 @contextmanager
-def listening() -> Iterator[Messages]:
+def collect_errors() -> Iterator[Messages]:
     """Yield a function that returns TensorRT's errors since the block's start; the last open block clears the log."""
     global _listeners
     with _hearing:
         _listeners += 1
-        mark = LOG.mark()
+        mark = LOG.position()
     try:
         yield lambda: LOG.messages_since(mark)
     finally:
@@ -59,7 +59,7 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     rebuild = f"compile it again here, or install the version it was built by (PIPELINE_TENSORRT={flavour} chooses it)"
     if flavour != CAPABILITIES.flavour:
         raise ExecutionError(f"{engine.name} was built by {engine.library}, and {LIBRARY} is loaded", rebuild)
-    with _loading, listening() as messages:
+    with _loading, collect_errors() as messages:
         loaded = _runtime().deserialize_cuda_engine(engine.checked_plan())
         engine.checked_plan()  # its file may have been overwritten meanwhile
         if loaded is None:
@@ -67,14 +67,14 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
             if engine.library != LIBRARY:
                 differs = f"it was built by {engine.library}, and {LIBRARY} loads only its own plans"
                 raise ExecutionError(f"{engine.name} cannot be loaded: {differs} ({messages()})", rebuild)
-            raise UnloadableError(f"{engine.name} cannot be loaded ({messages()})", _elsewhere(targets))
+            raise UnloadableError(f"{engine.name} cannot be loaded ({messages()})", _other_gpu_hint(targets))
     return loaded
 
 
-def require_gpu(what: str) -> None:
+def require_gpu(action: str) -> None:
     """Raise an ``ExecutionError`` if there is no GPU."""
     if not has_gpu():
-        raise ExecutionError(f"{what} runs on a GPU, and torch sees none here")
+        raise ExecutionError(f"{action} runs on a GPU, and torch sees none here")
 
 
 @frozen(eq=False)
@@ -89,7 +89,7 @@ class LoadedEngine:
     group: str = ""
 
     @classmethod
-    def of(
+    def load(
         cls, engine: Engine, network: Network, prepare: Callable[[Any], None] = lambda loaded: None, **options: Any
     ) -> LoadedEngine:
         """Load a serialized engine on the current GPU, with its compiled kernels if the options include a ``cache``.
@@ -99,22 +99,22 @@ class LoadedEngine:
         Raises:
             ExecutionError: there is no GPU, or the engine does not load; with TensorRT's message.
         """
-        loaded = cls(load(engine, options.get("targets", ())), as_bound(network, engine.bindings), **options)
+        loaded = cls(load(engine, options.get("targets", ())), rename_bindings(network, engine.bindings), **options)
         prepare(loaded.cuda_engine)
         if loaded.cache is not None:
             loaded.cache.attach(loaded.cuda_engine)
         return loaded
 
-    def serving(self, engine: Engine, network: Network) -> LoadedEngine:
+    def for_network(self, engine: Engine, network: Network) -> LoadedEngine:
         """Return the same engine for another network of the same structure; ``engine`` maps its names to the plan's."""
-        return evolve(self, network=as_bound(network, engine.bindings))
+        return evolve(self, network=rename_bindings(network, engine.bindings))
 
     @property
     def device_memory(self) -> int:
         """The bytes of activation memory at the largest shapes."""
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
 
-    def context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
+    def new_context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
         """Return a new execution context, whose memory the caller sets, and its configuration, which must outlive it.
 
         TensorRT-RTX reads the configuration when a profile other than the first is selected, and crashes if it is
@@ -137,20 +137,20 @@ class LoadedEngine:
             context = self.cuda_engine.create_execution_context(strategy)
         if context is None:
             refused = f"{self.network.name}: TensorRT refused an execution context ({messages()})"
-            raise UnloadableError(refused, _elsewhere(self.targets))
+            raise UnloadableError(refused, _other_gpu_hint(self.targets))
         return context, config
 
 
-def as_bound(network: Network, names: Mapping[str, str]) -> Network:
-    """Return the network, its inputs and outputs renamed as in the engine (``names``)."""
-    if not names:
+def rename_bindings(network: Network, plan_names: Mapping[str, str]) -> Network:
+    """Return the network, its inputs and outputs renamed as in the engine (``plan_names``)."""
+    if not plan_names:
         return network
 
     def named(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(evolve(tensor, name=names.get(tensor.name, tensor.name)) for tensor in tensors)
+        return tuple(evolve(tensor, name=plan_names.get(tensor.name, tensor.name)) for tensor in tensors)
 
     def renamed(profile: Profile) -> Profile:
-        return Profile(tuple((names.get(row[0], row[0]), *row[1:]) for row in profile.ranges))
+        return Profile(tuple((plan_names.get(row[0], row[0]), *row[1:]) for row in profile.ranges))
 
     bound = evolve(network, inputs=named(network.inputs), outputs=named(network.outputs))
     first, *others = map(renamed, network.profiles) if network.profiles else (None,)
@@ -172,7 +172,7 @@ def current_capability() -> str:
     return ".".join(map(str, torch.cuda.get_device_capability()))
 
 
-def _elsewhere(targets: Sequence[str]) -> str:
+def _other_gpu_hint(targets: Sequence[str]) -> str:
     """Return the hint for the error that an engine does not load on this GPU."""
     if is_for_this_gpu(targets):
         return (

@@ -12,10 +12,10 @@ from attrs import evolve
 from pipeline.aten.types import Leaf
 from pipeline.errors import RefitError
 from pipeline.network.engine import Engine
-from pipeline.recipes import held
-from pipeline.runtime.engine_buffers import described
-from pipeline.runtime.engine_load import LOG, listening, load
-from pipeline.trt import dtype_name, trt, weights_of
+from pipeline.recipes import narrow_dtype
+from pipeline.runtime.engine_buffers import describe_tensor
+from pipeline.runtime.engine_load import LOG, collect_errors, load
+from pipeline.trt import as_weights, dtype_name, trt
 
 
 def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collection[str] | None = None) -> Engine:
@@ -36,43 +36,43 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
     due = frozenset(weights if changed is None else (names.get(name, name) for name in changed))
     if not engine.refittable:
         raise RefitError(dict.fromkeys(sorted(due), f"{engine.name} was built with immutable_weights=True"))
-    with listening() as messages:
+    with collect_errors() as messages:
         loaded = load(engine)
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: held(value.detach().cpu().contiguous()) for name, value in weights.items()}
-        if not _supply(refitter, given, due):
+        given = {name: narrow_dtype(value.detach().cpu().contiguous()) for name, value in weights.items()}
+        if not _set_weights(refitter, given, due):
             return engine
         if not refitter.refit_cuda_engine():
             raise RefitError(dict.fromkeys(sorted(due), f"TensorRT refused to refit {engine.name} ({messages()})"))
-        plan = _serialized(loaded)
+        plan = _serialize(loaded)
         if plan is None:
             reason = f"the refitted {engine.name} could not be serialized ({messages()})"
             raise RefitError(dict.fromkeys(sorted(due), reason))
     return evolve(engine, plan=plan, stripped=False, digest=hashlib.sha256(memoryview(plan)).hexdigest())
 
 
-def supply(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str, torch.Tensor]) -> None:
+def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str, torch.Tensor]) -> None:
     """Pass the network's weights, by name, to an engine that was loaded from a plan without weights.
 
     Raises:
         RefitError: TensorRT refuses some weights or needs more; the message names them.
     """
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
-    with listening() as messages:
+    with collect_errors() as messages:
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: held(value.detach().cpu().contiguous()) for name, value in named.items()}
+        given = {name: narrow_dtype(value.detach().cpu().contiguous()) for name, value in named.items()}
         due = frozenset(refitter.get_all_weights())
-        if _supply(refitter, given, due) and not refitter.refit_cuda_engine():
+        if _set_weights(refitter, given, due) and not refitter.refit_cuda_engine():
             reason = f"TensorRT refused the weights of {engine.name} ({messages()})"
             raise RefitError(dict.fromkeys(sorted(due), reason))
 
 
-def _supply(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> bool:
+def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], changed: Collection[str]) -> bool:
     """Pass all weights to TensorRT, and return whether it accepted any."""
     known = frozenset(refitter.get_all_weights())
-    refused = {name: _refusal(refitter, name, value, known) for name, value in weights.items()}
-    reasons = {name: reason for name, reason in refused.items() if reason and name in due}
-    reasons |= {name: "the engine's network has no such weight" for name in sorted(due) if name not in weights}
+    refused = {name: _set_weight(refitter, name, value, known) for name, value in weights.items()}
+    reasons = {name: reason for name, reason in refused.items() if reason and name in changed}
+    reasons |= {name: "the engine's network has no such weight" for name in sorted(changed) if name not in weights}
     if not reasons:
         missing = (name or "a weight without a name" for name in refitter.get_missing_weights())
         reasons = dict.fromkeys(missing, "TensorRT has combined it with others and needs its value as well")
@@ -81,18 +81,18 @@ def _supply(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], due: Co
     return not all(refused.values())
 
 
-def _refusal(refitter: trt.Refitter, name: str, value: torch.Tensor, known: Collection[str]) -> str:
+def _set_weight(refitter: trt.Refitter, name: str, value: torch.Tensor, refittable: Collection[str]) -> str:
     """Pass a weight to TensorRT; return why it was refused, or an empty string."""
-    if name not in known:
+    if name not in refittable:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
-    given, wanted = weights_of(value), refitter.get_weights_prototype(name)  # RTX 1.4 accepts another dtype silently
+    given, wanted = as_weights(value), refitter.get_weights_prototype(name)  # RTX 1.4 accepts another dtype silently
     if (given.size, given.dtype) == (wanted.size, wanted.dtype) and refitter.set_named_weights(name, given):
         return ""
     holds = f"the engine holds {wanted.size} x {dtype_name(wanted.dtype)}"
-    return f"TensorRT refused {described(value.dtype, tuple(value.shape))}; {holds}"
+    return f"TensorRT refused {describe_tensor(value.dtype, tuple(value.shape))}; {holds}"
 
 
-def _serialized(loaded: Any) -> Leaf:
+def _serialize(loaded: Any) -> Leaf:
     """Return the plan of a refitted engine, with its weights and still refittable."""
     config = loaded.create_serialization_config()
     flags = trt.SerializationFlag.__members__

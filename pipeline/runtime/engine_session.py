@@ -1,4 +1,4 @@
-"""``Session``: run an engine in an execution context; shapes and addresses are set only when they change."""
+"""``EngineSession``: run an engine in an execution context; shapes and addresses are set only when they change."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pipeline.aten.types import Leaf
 from pipeline.errors import ExecutionError
 from pipeline.runtime.engine_buffers import (
     ALIGNMENT,
-    Arena,
+    ActivationMemory,
+    Allocator,
     Binding,
-    Maker,
     OutputBuffer,
-    Slab,
-    bindings,
-    described,
-    maker,
-    placed,
-    plain,
+    ReusableMemory,
+    describe_tensor,
+    is_plain,
+    read_bindings,
+    tensor_allocator,
+    to_engine_memory,
 )
 from pipeline.runtime.engine_context import Context, Contexts
-from pipeline.runtime.engine_load import LOG, LoadedEngine, listening
+from pipeline.runtime.engine_load import LOG, LoadedEngine, collect_errors
 from pipeline.trt import CAPABILITIES, trt
 
 COPIED = 16 << 20
@@ -51,11 +51,11 @@ class EnginePlan:
     fixed: tuple[tuple[str, torch.Tensor], ...] = field(repr=False)
     copies: tuple[tuple[int, torch.Tensor], ...] = field(repr=False)
     loose: tuple[int, ...]
-    makers: tuple[Maker | None, ...] = field(default=(), repr=False)
+    makers: tuple[Allocator | None, ...] = field(default=(), repr=False)
     results: tuple[torch.Tensor | None, ...] = field(default=(), repr=False)
 
 
-class Session:
+class EngineSession:
     """Run an engine in an execution context, one run at a time.
 
     Shapes are set and inferred only when they change. A run copies its inputs to session memory, enqueues the engine,
@@ -66,9 +66,9 @@ class Session:
         loaded: the engine.
         stream: the stream on which the profile is selected.
         arena: memory for activations.
-        graph: whether TensorRT-RTX launches runs as a CUDA graph while shapes and addresses stay the same. Such a run
-            cannot be captured in another graph.
-        held: the indices of inputs that the engine updates in place; other mutated inputs are copied first.
+        engine_graph: whether TensorRT-RTX launches runs as a CUDA graph while shapes and addresses stay the same. Such
+            a run cannot be captured in another graph.
+        updated: the indices of inputs that the engine updates in place; other mutated inputs are copied first.
         fixed: the indices of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
         contexts: contexts shared in turn with other sessions of the engine. The sessions must have equal shapes in a
@@ -80,29 +80,29 @@ class Session:
         self,
         loaded: LoadedEngine,
         stream: torch.cuda.Stream,
-        arena: Arena,
+        arena: ActivationMemory,
         *,
-        graph: bool = False,
-        held: frozenset[int] = frozenset(),
+        engine_graph: bool = False,
+        updated: frozenset[int] = frozenset(),
         fixed: frozenset[int] = frozenset(),
         profile: int = 0,
         contexts: Contexts | None = None,
     ) -> None:
         self.loaded, self.network, self.device, self.arena = loaded, loaded.network, arena.device, arena
         engine = loaded.cuda_engine
-        self.known = bindings(engine)
-        self.inputs = [self._bound(tensor.name) for tensor in self.network.inputs]
-        self.outputs = [self._bound(tensor.name) for tensor in self.network.outputs]
+        self.known = read_bindings(engine)
+        self.inputs = [self._find_binding(tensor.name) for tensor in self.network.inputs]
+        self.outputs = [self._find_binding(tensor.name) for tensor in self.network.outputs]
         self.written = {b.alias for b in self.outputs if b.alias}
-        self.held, self.fixed = self.written & {self.inputs[i].name for i in held}, fixed
+        self.held, self.fixed = self.written & {self.inputs[i].name for i in updated}, fixed
         places = {b.name: i for i, b in enumerate(self.inputs)}
         self._in_place = {i: places[b.alias] for i, b in enumerate(self.outputs) if b.alias in self.held}
         self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]
         self._gives_to_host = any(b.on_host for b in self.outputs)
         self.buffers: dict[str, OutputBuffer] = {}
         self._profile = profile
-        self.slabs = {b.name: Slab(b.dtype, self.device) for b in self.known.values()}
-        self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._home(b)) for b in self.known.values()}
+        self.slabs = {b.name: ReusableMemory(b.dtype, self.device) for b in self.known.values()}
+        self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._device(b)) for b in self.known.values()}
         self.plans: dict[object, EnginePlan] = {}
         self._current: EnginePlan | None = None
         self._like: object = None
@@ -114,11 +114,11 @@ class Session:
         bound_once = {self.inputs[i].name for i in fixed}
         moving = [binding for binding in self.known.values() if binding.name not in bound_once]
         able = CAPABILITIES.runtime_config and not loaded.group  # a graph of RTX with collectives was never tried
-        self._graph = graph and able and all(map(_fixed, moving))
+        self._graph = engine_graph and able and all(map(_fits_session_memory, moving))
         if contexts is None or self._graph or self.on_host:
             self._in = Context(loaded, stream, profile, graph=self._graph)
         else:
-            self._in = contexts.of(loaded, stream, profile)
+            self._in = contexts.context_for(loaded, stream, profile)
         self._own_turn = object()
 
     def __call__(
@@ -126,20 +126,20 @@ class Session:
         inputs: Sequence[Leaf],
         stream: torch.cuda.Stream,
         *,
-        own: bool = False,
-        loose: bool = False,
+        reuse_outputs: bool = False,
+        in_place: bool = False,
         into: Mapping[int, torch.Tensor] = NOWHERE,
-        like: object = None,
+        shapes_key: object = None,
     ) -> list[Leaf]:
         """Return the outputs of a run on the stream, which must be the current one.
 
         Args:
             inputs: tensors and ints in the order of the network's inputs.
             stream: the stream on which the run is enqueued.
-            own: return session memory, which the next run overwrites, instead of copies.
-            loose: copy no tensor: read every input in place, and write every output to new memory.
+            reuse_outputs: return session memory, which the next run overwrites, instead of copies.
+            in_place: copy no tensor: read every input in place, and write every output to new memory.
             into: memory for outputs, by output index, instead of new memory.
-            like: a key for the shapes, dtypes and devices of the inputs; they must be equal in calls with equal keys.
+            shapes_key: a key for the inputs' shapes, dtypes and devices, which must be equal in calls with equal keys.
 
         Raises:
             ExecutionError: the engine does not accept an input, TensorRT refuses to run, or the caller captures a run
@@ -148,17 +148,17 @@ class Session:
         if self._graph:
             self._refuse_capture()
         if self._in.turn is not self._own_turn:
-            self._take_turn()
+            self._restore_context()
         plan = self._current
-        if plan is None or like is None or like is not self._like:
-            plan = self._planned(inputs, loose=loose)
-            self._like = None if self.on_host else like
+        if plan is None or shapes_key is None or shapes_key is not self._like:
+            plan = self._select_plan(inputs, in_place=in_place)
+            self._like = None if self.on_host else shapes_key
         for position, memory in plan.copies:
             if position in self._moving or not self._is_read_in_place(position, inputs[position], memory):
                 memory.copy_(inputs[position])
-        held = [self._read(self.inputs[i], inputs[i]) for i in plan.loose]
+        held = [self._bind_input(self.inputs[i], inputs[i]) for i in plan.loose]
         results = [
-            memory if memory is not None else self._receive(i, plan.makers[i], into.get(i), inputs)
+            memory if memory is not None else self._bind_output(i, plan.makers[i], into.get(i), inputs)
             for i, memory in enumerate(plan.results)
         ]
         self._enqueue(stream)
@@ -168,7 +168,7 @@ class Session:
             if self.loaded.cache is not None:
                 self.loaded.cache.may_have_new = True  # new shapes, for which TensorRT compiles kernels
         return [
-            result.clone() if memory is not None and not own else self._finished(binding, result)
+            result.clone() if memory is not None and not reuse_outputs else self._finish_output(binding, result)
             for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)
         ]
 
@@ -176,13 +176,13 @@ class Session:
     def context(self) -> trt.IExecutionContext:
         return self._in.handle
 
-    def _planned(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
+    def _select_plan(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
         """Return the plan for inputs of these shapes, and set its shapes and addresses in the context."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
-        key = (loose, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
+        key = (in_place, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
         plan = self.plans.get(key)
-        return self._enter(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
+        return self._apply(plan, key, inputs, in_place=in_place) if plan is None or plan is not self._current else plan
 
     def _is_read_in_place(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
         """Return True if an input can be read in place and its address has never changed; else copy it from now on."""
@@ -192,23 +192,23 @@ class Session:
                 return True
             if position not in self._placed:
                 self._placed.add(position)
-                self._address(name, value)
+                self._set_address(name, value)
                 return True
         self._moving.add(position)
-        self._address(name, memory)
+        self._set_address(name, memory)
         return False
 
     def _is_readable(self, value: torch.Tensor, dtype: torch.dtype) -> bool:
         """Return whether TensorRT can read a tensor in place with this dtype."""
         aligned = value.data_ptr() % ALIGNMENT == 0
-        return aligned and value.dtype == dtype and plain(value) and value.device == self.device
+        return aligned and value.dtype == dtype and is_plain(value) and value.device == self.device
 
-    def _bound(self, name: str) -> Binding:
+    def _find_binding(self, name: str) -> Binding:
         if name not in self.known:
             raise ExecutionError(f"{self.network.name} has no {name}, only {', '.join(map(str, self.known.values()))}")
         return self.known[name]
 
-    def _home(self, binding: Binding) -> torch.device:
+    def _device(self, binding: Binding) -> torch.device:
         return torch.device("cpu") if binding.on_host else self.device
 
     def _refuse_capture(self) -> None:
@@ -219,36 +219,36 @@ class Session:
                 "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
             )
 
-    def _take_turn(self) -> None:
+    def _restore_context(self) -> None:
         """Restore this session's settings in a shared context."""
         self._in.turn, self._in.name = None, self.network.name
         for name, address in self._addresses.items():
-            self._in.address(name, address)
+            self._in.set_address(name, address)
         for name, buffer in self.buffers.items():
             self._in.allocate_with(name, buffer)
         if self._current is not None:
-            with listening() as messages:
-                self._in.shape(self._current.shapes, self._ranges, messages, anew=bool(self.on_host))
+            with collect_errors() as messages:
+                self._in.set_shapes(self._current.shapes, self._ranges, messages, force=bool(self.on_host))
             self._in.set_memory(self.arena.memory)
         self._in.turn = self._own_turn
 
-    def _enter(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
+    def _apply(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
         """Make a plan current: set its shapes and addresses in the context."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, not {len(inputs)}")
         self._current = None
-        with listening() as messages:
-            current = plan or self._inputs_of(inputs, loose=loose)
+        with collect_errors() as messages:
+            current = plan or self._plan_inputs(inputs, in_place=in_place)
             for name, memory in current.fixed:
-                self._address(name, memory)
+                self._set_address(name, memory)
             for position, memory in current.copies:
                 if position in self._moving:
-                    self._address(self.inputs[position].name, memory)
-            self._in.shape(current.shapes, self._ranges, messages, anew=bool(self.on_host))
-            current = plan or self._outputs_of(current, loose=loose)
+                    self._set_address(self.inputs[position].name, memory)
+            self._in.set_shapes(current.shapes, self._ranges, messages, force=bool(self.on_host))
+            current = plan or self._plan_outputs(current, in_place=in_place)
             for binding, result in zip(self.outputs, current.results, strict=True):
                 if result is not None:
-                    self._address(binding.name, result)
+                    self._set_address(binding.name, result)
             self._in.set_memory(self.arena.memory)
         if plan is None:
             if len(self.plans) >= PLANS:
@@ -256,49 +256,49 @@ class Session:
                     torch.cuda.synchronize(self.device)  # a run may still read the dropped plan's host memory
                 self.plans.pop(next(iter(self.plans)))
             self.plans[key] = current
-            self._fresh = not loose
+            self._fresh = not in_place
         self._current = current
         return current
 
-    def _inputs_of(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
+    def _plan_inputs(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
         """Return a plan with the location of each input; outputs are added later."""
         shapes, fixed, copies, free = [], [], [], []
         for position, (binding, value) in enumerate(zip(self.inputs, inputs, strict=True)):
-            tensor = self._checked(binding, value)
+            tensor = self._check_input(binding, value)
             if not binding.on_host:
                 shapes.append((binding.name, tuple(tensor.shape)))
             if binding.on_host or position in self.fixed or not isinstance(value, torch.Tensor):
-                fixed.append((binding.name, placed(value, binding, self.device)))
+                fixed.append((binding.name, to_engine_memory(value, binding, self.device)))
             elif binding.name not in self.held and (
-                binding.name in self.written or (not loose and tensor.nbytes <= COPIED)
+                binding.name in self.written or (not in_place and tensor.nbytes <= COPIED)
             ):
                 copies.append((position, self.slabs[binding.name].view(tuple(tensor.shape))))
             else:
                 free.append(position)
         return EnginePlan(tuple(shapes), tuple(fixed), tuple(copies), tuple(free))
 
-    def _checked(self, binding: Binding, value: object) -> torch.Tensor:
+    def _check_input(self, binding: Binding, value: object) -> torch.Tensor:
         tensor = torch.as_tensor(value)
         shape, dtype = tuple(tensor.shape), tensor.dtype
         narrowed = dtype == torch.float64 and binding.dtype == torch.float32
         if (dtype != binding.dtype and not narrowed) or (binding.on_host and shape != binding.shape):
-            what = described(dtype, shape)
+            what = describe_tensor(dtype, shape)
             raise ExecutionError(f"{self.network.name}: input {binding.name} is {what}, the engine takes {binding}")
         return tensor
 
-    def _outputs_of(self, plan: EnginePlan, *, loose: bool) -> EnginePlan:
+    def _plan_outputs(self, plan: EnginePlan, *, in_place: bool) -> EnginePlan:
         """Add the memory of each output to a plan, after shape inference."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
-        makers, results = list[Maker | None](), list[torch.Tensor | None]()
+        makers, results = list[Allocator | None](), list[torch.Tensor | None]()
         for binding in self.outputs:
             shape = tuple(self.context.get_tensor_shape(binding.name))
             known = -1 not in shape and binding.name not in self.buffers
             small = known and torch.Size(shape).numel() * binding.dtype.itemsize <= COPIED
-            makers.append(maker(shape, binding.dtype, self._home(binding)) if known else None)
+            makers.append(tensor_allocator(shape, binding.dtype, self._device(binding)) if known else None)
             if binding.alias:
                 results.append(copies.get(binding.alias))
             else:
-                in_slab = small and not loose and not binding.on_host
+                in_slab = small and not in_place and not binding.on_host
                 results.append(self.slabs[binding.name].view(shape) if in_slab else None)
         return evolve(plan, makers=tuple(makers), results=tuple(results))
 
@@ -309,44 +309,44 @@ class Session:
         spans = {name: f", built for {list(low)} to {list(high)}" for name, low, _, high in ranges}
         return {name: spans.get(name, f", built for {list(b.shape)}") for name, b in self.known.items()}
 
-    def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
+    def _bind_input(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
         """Bind an input in place, or bind a copy that TensorRT can read; return the bound tensor, to be kept alive."""
         readable = self._is_readable(value, binding.dtype)
         if binding.name in self.held and not readable:
             raise ExecutionError(
                 f"{self.network.name} updates {binding} in place, and its memory is not aligned to {ALIGNMENT} bytes"
             )
-        tensor = value if readable else placed(value, binding, self.device)
-        self._address(binding.name, tensor)
+        tensor = value if readable else to_engine_memory(value, binding, self.device)
+        self._set_address(binding.name, tensor)
         return tensor
 
-    def _address(self, name: str, tensor: torch.Tensor) -> None:
+    def _set_address(self, name: str, tensor: torch.Tensor) -> None:
         # A tensor without elements has no memory in torch; TensorRT wants an address, another for each tensor.
         address = (tensor if tensor.numel() else self.empty[name]).data_ptr()
         if self._addresses.get(name) != address:
             self._addresses.pop(name, None)
-            self._in.address(name, address)
+            self._in.set_address(name, address)
             self._addresses[name] = address
 
-    def _receive(
-        self, place: int, make: Maker | None, into: torch.Tensor | None, inputs: Sequence[Any]
+    def _bind_output(
+        self, output_index: int, make: Allocator | None, into: torch.Tensor | None, inputs: Sequence[Any]
     ) -> torch.Tensor | OutputBuffer:
         """Bind an output to the input that it updates, to ``into``, or to new memory. If the shape is not known yet,
         bind it to a buffer from which TensorRT requests memory."""
-        binding = self.outputs[place]
+        binding = self.outputs[output_index]
         if make is None:
             if binding.name not in self.buffers:
                 buffer = OutputBuffer(binding, self.device)
                 self._in.allocate_with(binding.name, buffer)
                 self.buffers[binding.name] = buffer
             return self.buffers[binding.name]
-        held = self._in_place.get(place)
+        held = self._in_place.get(output_index)
         tensor = inputs[held] if held is not None else make() if into is None else into
-        self._address(binding.name, tensor)
+        self._set_address(binding.name, tensor)
         return tensor
 
     def _enqueue(self, stream: torch.cuda.Stream) -> None:
-        mark = LOG.mark()
+        mark = LOG.position()
         for buffer in self.buffers.values():
             buffer.begin(stream)
         done = self.context.execute_async_v3(stream.cuda_stream)
@@ -359,7 +359,7 @@ class Session:
             self._current = None
             self._in.require(done, "to run", lambda: LOG.messages_since(mark))
 
-    def _finished(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
+    def _finish_output(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
         if isinstance(result, OutputBuffer):
             taken = result.take()
             if taken is None:
@@ -368,7 +368,7 @@ class Session:
         return result.to(self.device) if binding.on_host else result
 
 
-def _fixed(binding: Binding) -> bool:
+def _fits_session_memory(binding: Binding) -> bool:
     """Return whether a binding has a static shape and is small enough for session memory."""
     size = torch.Size(binding.shape).numel() * binding.dtype.itemsize
     return -1 not in binding.shape and not binding.on_host and size <= COPIED

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
-def available() -> bool:
+def can_set_addresses() -> bool:
     """Return whether the addresses of a graph's nodes can be set here."""
     return cudart is not None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
 
@@ -40,12 +40,12 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     if cudart is None:
         return torch.cuda.Stream(device, priority=-1)
     with torch.cuda.device(device):
-        (stream,) = checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking))
+        (stream,) = check_cuda(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking))
     return torch.cuda.ExternalStream(int(stream), device)
 
 
 @frozen
-class Copy:
+class MemoryCopy:
     """A node of a graph that copies contiguous bytes."""
 
     node: Any
@@ -54,28 +54,28 @@ class Copy:
     nbytes: int
 
 
-def copies(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Copy]:
+def copies_by_addresses(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], MemoryCopy]:
     """Return the copies of a graph (made with ``keep_graph=True``) by source and target address."""
     found = {}
-    for node in nodes(cudart.cudaGraph_t(graph.raw_cuda_graph()), "Memcpy"):
-        (form,) = checked(cudart.cudaGraphMemcpyNodeGetParams(node))
+    for node in nodes_of_kind(cudart.cudaGraph_t(graph.raw_cuda_graph()), "Memcpy"):
+        (form,) = check_cuda(cudart.cudaGraphMemcpyNodeGetParams(node))
         source, target = int(form.srcPtr.ptr), int(form.dstPtr.ptr)
-        found[source, target] = Copy(node, source, target, int(form.extent.width))
+        found[source, target] = MemoryCopy(node, source, target, int(form.extent.width))
     return found
 
 
-def nodes(graph: object, kind: str) -> list[Leaf]:
+def nodes_of_kind(graph: object, node_kind: str) -> list[Leaf]:
     """Return the nodes of a CUDA graph that have a kind, such as ``Memset``."""
-    _, count = checked(cudart.cudaGraphGetNodes(graph))
-    every, _ = checked(cudart.cudaGraphGetNodes(graph, count))
-    wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{kind}")
-    return [node for node in every if checked(cudart.cudaGraphNodeGetType(node)) == (wanted,)]
+    _, count = check_cuda(cudart.cudaGraphGetNodes(graph))
+    every, _ = check_cuda(cudart.cudaGraphGetNodes(graph, count))
+    wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{node_kind}")
+    return [node for node in every if check_cuda(cudart.cudaGraphNodeGetType(node)) == (wanted,)]
 
 
 class CopyNode:
     """A copy node in an instance of a graph."""
 
-    def __init__(self, executable: object, copy: Copy) -> None:
+    def __init__(self, executable: object, copy: MemoryCopy) -> None:
         self._executable, self._node, self._nbytes = executable, copy.node, copy.nbytes
         self._source, self._target = copy.source, copy.target
         self._kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
@@ -95,11 +95,11 @@ class CopyNode:
             self._executable, self._node, target, source, self._nbytes, self._kind
         )
         if error:
-            checked((error,))
+            check_cuda((error,))
         self._source, self._target = source, target
 
 
-class Instance:
+class GraphInstance:
     """An executable instance of a graph, whose copy nodes use the addresses set last.
 
     Args:
@@ -107,24 +107,24 @@ class Instance:
         reads: the graph's copy of each input; None for an input without a copy.
         writes: the graph's copy of each output; None for an output without a copy.
         another: create a new instance instead of the one that PyTorch replays.
-        kept: objects that must live as long as this instance.
+        keep_alive: objects that must live as long as this instance.
     """
 
     def __init__(
         self,
         graph: torch.cuda.CUDAGraph,
-        reads: Sequence[Copy | None],
-        writes: Sequence[Copy | None],
+        reads: Sequence[MemoryCopy | None],
+        writes: Sequence[MemoryCopy | None],
         *,
         another: bool = False,
-        kept: object = None,
+        keep_alive: object = None,
     ) -> None:
         if another:
-            (executable,) = checked(cudart.cudaGraphInstantiate(cudart.cudaGraph_t(graph.raw_cuda_graph()), 0))
+            (executable,) = check_cuda(cudart.cudaGraphInstantiate(cudart.cudaGraph_t(graph.raw_cuda_graph()), 0))
             weakref.finalize(self, cudart.cudaGraphExecDestroy, executable)
         else:
             executable = cudart.cudaGraphExec_t(graph.raw_cuda_graph_exec())
-        self._executable, self._kept = executable, (graph, kept)
+        self._executable, self._kept = executable, (graph, keep_alive)
         self.reads = [None if copy is None else CopyNode(executable, copy) for copy in reads]
         self._writes = [None if copy is None else CopyNode(executable, copy) for copy in writes]
 
@@ -138,10 +138,10 @@ class Instance:
         """Launch on the stream of this handle, without PyTorch's update of the random number generator."""
         (error,) = cudart.cudaGraphLaunch(self._executable, stream)
         if error:
-            checked((error,))
+            check_cuda((error,))
 
 
-def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+def check_cuda(result: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the results of a CUDA call without the status; raise an error if the status is one."""
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
@@ -150,7 +150,7 @@ def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @frozen
-class Fill:
+class MemoryFill:
     """A memset that writes ``value`` to ``count`` elements of ``size`` bytes from ``address`` on."""
 
     address: int
@@ -172,54 +172,54 @@ def instantiate(graph: torch.cuda.CUDAGraph) -> None:
     instead; ConvNeXt's (12 memsets) 18 and 4. The GPU is no slower.
     """
     raw = cudart.cudaGraph_t(graph.raw_cuda_graph())
-    memsets = [(node, fill) for node in nodes(raw, "Memset") if (fill := _fill(node)) is not None]
-    kernels: dict[Fill, object] = {}
+    memsets = [(node, fill) for node in nodes_of_kind(raw, "Memset") if (fill := _read_fill(node)) is not None]
+    kernels: dict[MemoryFill, object] = {}
     try:
         for fill in dict.fromkeys(fill for _, fill in memsets):
-            kernels[fill] = _captured(fill)
+            kernels[fill] = _capture_fill(fill)
     except Exception as error:
         log.info("a CUDA graph keeps memsets, which make its launch slow: %s", error)
     try:
         for node, fill in memsets:
             if fill in kernels:
-                _replace(raw, node, kernels[fill])
+                _replace_node(raw, node, kernels[fill])
     finally:
         for kernel in kernels.values():
-            checked(cudart.cudaGraphDestroy(kernel))
+            check_cuda(cudart.cudaGraphDestroy(kernel))
     graph.instantiate()
 
 
-def _fill(node: object) -> Fill | None:
+def _read_fill(node: object) -> MemoryFill | None:
     """Return the fill of a memset node; None if it is not contiguous."""
-    (form,) = checked(cudart.cudaGraphMemsetNodeGetParams(node))
+    (form,) = check_cuda(cudart.cudaGraphMemsetNodeGetParams(node))
     if form.height > 1:
         return None
-    return Fill(int(form.dst), int(form.elementSize), int(form.width), int(form.value))
+    return MemoryFill(int(form.dst), int(form.elementSize), int(form.width), int(form.value))
 
 
-def _captured(fill: Fill) -> object:
+def _capture_fill(fill: MemoryFill) -> object:
     device = torch.device("cuda", torch.cuda.current_device())
     stream = capture_stream(device)
     mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
     with torch.cuda.stream(stream):
-        checked(cudart.cudaStreamBeginCapture(stream.cuda_stream, mode))
+        check_cuda(cudart.cudaStreamBeginCapture(stream.cuda_stream, mode))
         try:
             fill(device)
         finally:
-            (graph,) = checked(cudart.cudaStreamEndCapture(stream.cuda_stream))
+            (graph,) = check_cuda(cudart.cudaStreamEndCapture(stream.cuda_stream))
     return graph
 
 
-def _replace(graph: object, node: object, kernel: object) -> None:
+def _replace_node(graph: object, node: object, kernel: object) -> None:
     before = _neighbours(cudart.cudaGraphNodeGetDependencies, node)
     after = _neighbours(cudart.cudaGraphNodeGetDependentNodes, node)
-    (new,) = checked(cudart.cudaGraphAddChildGraphNode(graph, before, len(before), kernel))
+    (new,) = check_cuda(cudart.cudaGraphAddChildGraphNode(graph, before, len(before), kernel))
     if after:  # CUDA 12 names the form with edge data (here None) _v2
         order = getattr(cudart, "cudaGraphAddDependencies_v2", cudart.cudaGraphAddDependencies)
-        checked(order(graph, [new] * len(after), after, None, len(after)))
-    checked(cudart.cudaGraphDestroyNode(node))
+        check_cuda(order(graph, [new] * len(after), after, None, len(after)))
+    check_cuda(cudart.cudaGraphDestroyNode(node))
 
 
 def _neighbours(query: Any, node: Any) -> list[Leaf]:
-    *_, count = checked(query(node))
-    return list(checked(query(node, count))[0])[:count] if count else []
+    *_, count = check_cuda(query(node))
+    return list(check_cuda(query(node, count))[0])[:count] if count else []

@@ -17,8 +17,8 @@ import torch
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
-from pipeline.runtime.engine_buffers import Maker, maker, plain
-from pipeline.runtime.graph_copies import Copy, CopyNode, Instance, instantiate
+from pipeline.runtime.engine_buffers import Allocator, is_plain, tensor_allocator
+from pipeline.runtime.graph_copies import CopyNode, GraphInstance, MemoryCopy, instantiate
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +33,19 @@ PATIENCE = 64
 kept."""
 
 
-class Feed:
+class GraphInput:
     """An input, and the graph's copy of it (``held``), copied from ``example`` or from an address set later."""
 
-    def __init__(self, input_index: int, value: torch.Tensor, inside: bool) -> None:
+    def __init__(self, input_index: int, value: torch.Tensor, has_copy: bool) -> None:
         self.input_index = input_index
         self.held = torch.empty_like(value, memory_format=torch.contiguous_format)
-        self.example = torch.empty_like(self.held) if inside else self.held
+        self.example = torch.empty_like(self.held) if has_copy else self.held
         self.held.copy_(value)
         self.example.copy_(value)
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
         """Make the next launch read an input; ``node`` is the graph's copy node for it."""
-        if node is not None and value.dtype == self.held.dtype and value.is_cuda and plain(value):
+        if node is not None and value.dtype == self.held.dtype and value.is_cuda and is_plain(value):
             node.read_from(value.data_ptr())
             return
         self.example.copy_(value.detach())
@@ -53,80 +53,82 @@ class Feed:
             node.read_from(self.example.data_ptr())
 
 
-class Take:
+class GraphOutput:
     """An output in the graph's memory; ``example`` is the target of the graph's copy, if it has one."""
 
-    def __init__(self, value: torch.Tensor, inside: bool) -> None:
+    def __init__(self, value: torch.Tensor, has_copy: bool) -> None:
         self.value = value
-        self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if inside else value
-        if inside:
+        self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if has_copy else value
+        if has_copy:
             self.example.copy_(value)
 
-    def maker(self) -> Maker:
+    def maker(self) -> Allocator:
         """Release ``example``, and return a function that allocates tensors like it."""
         like, self.example = self.example, self.value
-        return maker(tuple(like.shape), like.dtype, like.device, like.stride())
+        return tensor_allocator(tuple(like.shape), like.dtype, like.device, like.stride())
 
 
-def copies_of(
-    graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]
-) -> tuple[list[Copy | None], list[Copy | None]]:
+def input_and_output_copies(
+    graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
+) -> tuple[list[MemoryCopy | None], list[MemoryCopy | None]]:
     """Return the graph's copies of its inputs and of its outputs; None for each value that the graph does not copy."""
-    known = graph_copies.copies(graph)
+    known = graph_copies.copies_by_addresses(graph)
     reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
     return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
 
 
-def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]) -> Instance:
+def make_instance(
+    graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
+) -> GraphInstance:
     """Return PyTorch's instance of a graph. It keeps the copied outputs alive. Other outputs are in the caller's
     memory, which must be unused when the next launch writes to it."""
     kept = [take.value for take in takes if take.value is not take.example]
-    return Instance(graph, *copies_of(graph, feeds, takes), kept=kept)
+    return GraphInstance(graph, *input_and_output_copies(graph, feeds, takes), keep_alive=kept)
 
 
-Again: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], Instance]
+Recapture: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], GraphInstance]
 
 
-Next: TypeAlias = tuple[Instance, tuple[torch.Tensor | None, ...], int]
+NextLaunch: TypeAlias = tuple[GraphInstance, tuple[torch.Tensor | None, ...], int]
 """The instance to launch, the memory for each output that it copies, and the stream."""
 
 
-class Replays:
+class Replayer:
     """Replay a captured graph.
 
     Args:
         graph: the captured graph, made with ``keep_graph=True`` if addresses of its copies can be set.
         feeds: the inputs that the graph copies. takes: its outputs.
         random: whether the graph may generate random numbers; only replays by PyTorch make new ones.
-        again: returns a function that captures the call again, with outputs written directly to given memory.
+        recapture: returns a function that captures the call again, with outputs written directly to given memory.
     """
 
     def __init__(
         self,
         graph: torch.cuda.CUDAGraph,
-        feeds: Sequence[Feed],
-        takes: Sequence[Take],
+        feeds: Sequence[GraphInput],
+        takes: Sequence[GraphOutput],
         *,
         random: bool,
-        again: Callable[[], Again | None] | None = None,
+        recapture: Callable[[], Recapture | None] | None = None,
     ) -> None:
         self.graph, self.feeds, self.takes, self.random = graph, feeds, takes, random
-        self._reads: list[Copy | None] = []
-        self._writes: list[Copy | None] = [None] * len(takes)
-        self._own: Instance | None = None
-        self._instances: dict[tuple[int, ...], Instance] = {}
+        self._reads: list[MemoryCopy | None] = []
+        self._writes: list[MemoryCopy | None] = [None] * len(takes)
+        self._own: GraphInstance | None = None
+        self._instances: dict[tuple[int, ...], GraphInstance] = {}
         self._once = deque[tuple[int, ...]](maxlen=2 * CAPTURED)
         self._credit: float = CAPTURED * PATIENCE
-        self._next: Next | None = None
+        self._next: NextLaunch | None = None
         self._ahead = sum(take.value.nbytes for take in takes) <= AHEAD
-        if graph_copies.available():
+        if graph_copies.can_set_addresses():
             instantiate(graph)
-            self._reads, self._writes = copies_of(graph, feeds, takes)
-            self._own = Instance(graph, self._reads, self._writes)
+            self._reads, self._writes = input_and_output_copies(graph, feeds, takes)
+            self._own = GraphInstance(graph, self._reads, self._writes)
         self._makers = [None if c is None else take.maker() for c, take in zip(self._writes, takes, strict=True)]
         self.complete = None not in self._writes
         """Whether the graph copies every output."""
-        self._again = again if self.complete else None
+        self._again = recapture if self.complete else None
 
     def __call__(self, leaves: Sequence[Leaf], stream: int) -> tuple[torch.Tensor | None, ...]:
         """Launch on the current stream, whose handle is ``stream``. Return each output that the graph copies out; None
@@ -155,42 +157,43 @@ class Replays:
                 self._next = None  # the next call raises the error
         return outputs
 
-    def _next_launch(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
+    def _next_launch(self, base: GraphInstance, leaves: Sequence[object], stream: int) -> NextLaunch:
         """Prepare the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
         outputs = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
         if found is None:
-            found = self._other_instance(own, leaves, outputs, addresses)
+            found = self._other_instance(base, leaves, outputs, addresses)
             found.write_to(addresses)
         return found, outputs, stream
 
     def _other_instance(
         self,
-        own: Instance,
+        base: GraphInstance,
         leaves: Sequence[object],
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
-    ) -> Instance:
+    ) -> GraphInstance:
         """Return an instance for new addresses: captured for them, newly created, the oldest, or the graph's own."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
             try:
-                return self._kept(again(leaves, outputs), addresses, CAPTURED)
+                return self._store(again(leaves, outputs), addresses, CAPTURED)
             except Exception as error:
                 log.warning("a call is not captured again for reused memory, and copies its outputs: %s", error)
                 self._credit = -math.inf  # captured instances stay valid for their addresses; no more are captured
         self._once.append(addresses)
         if self.random or self._again is not None:
-            return own
+            return base
         if len(self._instances) >= INSTANCES:
-            return self._kept(self._instances[next(iter(self._instances))], addresses)
-        first = own not in self._instances.values()
-        return self._kept(own if first else Instance(self.graph, self._reads, self._writes, another=True), addresses)
+            return self._store(self._instances[next(iter(self._instances))], addresses)
+        first = base not in self._instances.values()
+        found = base if first else GraphInstance(self.graph, self._reads, self._writes, another=True)
+        return self._store(found, addresses)
 
-    def _kept(self, found: Instance, addresses: tuple[int, ...], most: int = INSTANCES) -> Instance:
-        while len(self._instances) >= most:
+    def _store(self, instance: GraphInstance, addresses: tuple[int, ...], limit: int = INSTANCES) -> GraphInstance:
+        while len(self._instances) >= limit:
             self._instances.pop(next(iter(self._instances)))
-        self._instances[addresses] = found
-        return found
+        self._instances[addresses] = instance
+        return instance

@@ -14,9 +14,9 @@ from pipeline.aten.dtypes import short_name
 from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.inputs import Constant
-from pipeline.program import Port, Program, version
+from pipeline.program import Port, Program, tensor_version
 from pipeline.records.wording import did_you_mean, kind_of
-from pipeline.runtime.call_signature import as_compiled, is_same
+from pipeline.runtime.call_signature import arrange_arguments, is_same_value
 from pipeline.shapes.environment import Relation, evaluate_size
 from pipeline.shapes.linear import solve_for
 
@@ -29,9 +29,9 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
         DtypeError: an input's dtype differs from the compiled one; a subclass of `TypeError`.
         TypeError: the structure or a type differs from the compiled one.
     """
-    positional, named = children(program.in_spec)
+    positional, named = child_specs(program.in_spec)
     if len(args) != positional.num_children or kwargs.keys() != {*(named.context or ())}:
-        args, kwargs = as_compiled(program, positional, named, args, kwargs) or (args, kwargs)
+        args, kwargs = arrange_arguments(program, positional, named, args, kwargs) or (args, kwargs)
     try:
         given: list[Leaf] = program.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
@@ -41,19 +41,19 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
             return flatten_inputs(program, *tree_unflatten(plain, structure))
         raise TypeError(_structure_error(program, args, kwargs, error)) from None
     for port, value in zip(program.inputs, given, strict=True):
-        _check(port, value)
+        _check_input(port, value)
     return given
 
 
 def _structure_error(
     program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError
 ) -> str:
-    positional, named = children(program.in_spec)
+    positional, named = child_specs(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
         given = {**{f"positional input {i}": v for i, v in enumerate(args)}, **{k: kwargs[k] for k in keywords}}
-        specs = [*children(positional), *children(named)]
-        found = (_difference(*row) for row in zip(given, given.values(), specs, strict=True))
+        specs = [*child_specs(positional), *child_specs(named)]
+        found = (_structure_difference(*row) for row in zip(given, given.values(), specs, strict=True))
         return next(filter(None, found), f"the inputs have another structure than was compiled: {error}")
     names = [port.name for port in program.inputs[: positional.num_leaves]]
     expected = names if len(names) == positional.num_children else [""] * positional.num_children
@@ -61,13 +61,13 @@ def _structure_error(
     close = [did_you_mean(word, [*names, *keywords], "") for word in extra[:1]]
     parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"not known: {', '.join(extra)}"] * bool(extra) + close
     differ = ": " + "; ".join(filter(None, parts)) if missing or extra else ""
-    called, compiled = _signature([""] * len(args), kwargs), _signature(expected, keywords)
+    called, compiled = _format_signature([""] * len(args), kwargs), _format_signature(expected, keywords)
     return f"called with {called}; the program was compiled for {compiled}{differ}"
 
 
-def _difference(path: str, value: Leaf, spec: Spec) -> str:
+def _structure_difference(path: str, value: Leaf, spec: Spec) -> str:
     """Return the first difference between an input's structure and the compiled structure; empty if they are equal."""
-    parts, kind = children(spec), spec.type
+    parts, kind = child_specs(spec), spec.type
     if kind not in (list, tuple, dict):
         return ""
     if not isinstance(value, kind):
@@ -77,33 +77,33 @@ def _difference(path: str, value: Leaf, spec: Spec) -> str:
     if {*keys} != {*known}:
         what = f"the keys {keys}, not {known}" if kind is dict else f"{len(keys)} elements, not {len(known)}"
         return f"{path} has {what}"
-    rows = (_difference(f"{path}[{key!r}]", value[key], part) for key, part in zip(known, parts, strict=True))
+    rows = (_structure_difference(f"{path}[{key!r}]", value[key], part) for key, part in zip(known, parts, strict=True))
     return next(filter(None, rows), "")
 
 
-def _signature(positional: Sequence[str], keywords: Iterable[str]) -> str:
+def _format_signature(positional: Sequence[str], keywords: Iterable[str]) -> str:
     names = ", ".join(filter(None, positional))
     first = f"{len(positional) or 'no'} positional input{'s'[: len(positional) != 1]}{names and f' ({names})'}"
     return f"{first} and {f'the keywords {words}' if (words := ', '.join(keywords)) else 'no keywords'}"
 
 
-def children(spec: Spec) -> Sequence[Leaf]:
+def child_specs(spec: Spec) -> Sequence[Leaf]:
     """Return the specs of a container's elements, with every supported version of torch."""
     return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
 
 
-def _check(port: Port, value: object) -> None:
+def _check_input(port: Port, value: object) -> None:
     if isinstance(value, Constant):
         raise TypeError(f"input {port.name} is a pipeline.Constant, which only capture takes: pass the tensor itself")
     if port.kind == "constant":
         compiled = port.value  # NaN equals NaN
-        if not (compiled.holds(value) if isinstance(compiled, Constant) else is_same(value, compiled)):
+        if not (compiled.equals(value) if isinstance(compiled, Constant) else is_same_value(value, compiled)):
             raise TypeError(
-                f"input {port.name} is {_shown(value)}; it is part of the program, compiled for {compiled!r}"
+                f"input {port.name} is {_format_value(value)}; it is part of the program, compiled for {compiled!r}"
             )
     elif port.kind == "symint":
         if not isinstance(value, int):
-            raise TypeError(f"input {port.name} is {_shown(value)}, expected an int")
+            raise TypeError(f"input {port.name} is {_format_value(value)}, expected an int")
     elif not isinstance(value, torch.Tensor):
         array = ": torch.from_numpy makes one of it" if type(value).__name__ == "ndarray" else ""
         raise TypeError(f"input {port.name} is {kind_of(value)}, expected a tensor{array}")
@@ -115,7 +115,7 @@ def _check(port: Port, value: object) -> None:
         raise TypeError(f"input {port.name} is on the meta device: it has a shape and no value")
 
 
-class Constants:
+class ConstantInputs:
     """The inputs of a program that must have the value they were compiled for.
 
     A GPU tensor that had the value is not read again while its version counter stays the same, since a read would
@@ -130,19 +130,19 @@ class Constants:
     def __bool__(self) -> bool:
         return bool(self._values)
 
-    def hold(self, leaves: Sequence[Leaf]) -> bool:
+    def match(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether a call's inputs have these values."""
-        return all(self._holds(i, value, leaves[i]) for i, value in self._values)
+        return all(self._matches(i, value, leaves[i]) for i, value in self._values)
 
-    def _holds(self, index: int, constant: Constant, value: Leaf) -> bool:
+    def _matches(self, index: int, constant: Constant, value: Leaf) -> bool:
         seen, number = self._known.get(index, (None, -1))
         before = None if seen is None else seen()
-        if before is not None and before is value and version(before) == number:
+        if before is not None and before is value and tensor_version(before) == number:
             return True
-        if not constant.holds(value):
+        if not constant.equals(value):
             return False
         if _is_on_gpu(value) and not value.is_inference():
-            self._known[index] = weakref.ref(value), version(value)
+            self._known[index] = weakref.ref(value), tensor_version(value)
         return True
 
 
@@ -150,13 +150,13 @@ def _is_on_gpu(value: torch.Tensor) -> bool:
     return value.device.type != "cpu"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor, {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return shorten(repr(value), 80)
 
 
-def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
+def bind_symbols(program: Program, inputs: Sequence[Leaf]) -> dict[str, int]:
     """Return each symbol's value as given by the inputs' sizes; check every size against its range and expression.
 
     It takes about 2 µs for each dim and each relation; the result depends only on ranks, sizes and Python ints.
@@ -164,9 +164,9 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
     Raises:
         ShapeError: a size is outside its range, does not match another input's size, or breaks a relation.
     """
-    sizes = _Sizes()
+    sizes = _SymbolValues()
     symbols = sizes.symbols
-    for port, value in zip(program.inputs, given, strict=True):
+    for port, value in zip(program.inputs, inputs, strict=True):
         if port.kind == "symint":
             sizes.bind(port, None, port.value, value)
         elif port.kind == "tensor":
@@ -178,12 +178,12 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
     for relation in program.shapes.relations:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
             raise _relation_error(program, relation, symbols)
-    if program.profiles and profile_of(program, symbols) is None:
-        raise _no_profile(program, symbols)
+    if program.profiles and find_profile(program, symbols) is None:
+        raise _no_profile_error(program, symbols)
     return symbols
 
 
-def profile_of(program: Program, symbols: Mapping[str, int]) -> int | None:
+def find_profile(program: Program, symbols: Mapping[str, int]) -> int | None:
     """Return the index of the first profile that fits the sizes; None if no profile fits."""
     for i, profile in enumerate(program.profiles):
         if all(r.min <= symbols[name] <= r.max for name, r in profile.items() if name in symbols):
@@ -191,7 +191,7 @@ def profile_of(program: Program, symbols: Mapping[str, int]) -> int | None:
     return None
 
 
-def _no_profile(program: Program, symbols: Mapping[str, int]) -> ShapeError:
+def _no_profile_error(program: Program, symbols: Mapping[str, int]) -> ShapeError:
     names = {name for profile in program.profiles for name in profile}
     port, dim, name = next(
         (port, dim, size.name)
@@ -205,13 +205,13 @@ def _no_profile(program: Program, symbols: Mapping[str, int]) -> ShapeError:
     return ShapeError(port.name, dim, symbols[name], allowed, f"one profile for all inputs, here {words}")
 
 
-def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
+def check_learnt_sizes(program: Program, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """Return the data-dependent sizes that a segment determined, after a check of their ranges.
 
     Raises:
         ExecutionError: a size is outside its range; no step that depends on the size has run.
     """
-    for name, size in learnt.items():
+    for name, size in sizes.items():
         symbol = program.shapes.symbols.get(name)
         if symbol is not None and not symbol.range.min <= size <= symbol.range.max:
             allowed = f"compiled for {symbol.range.min} to {symbol.range.max}"
@@ -222,10 +222,10 @@ def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
                 f"{source} has size {size}, which depends on data; {allowed}",
                 bound if size > symbol.range.max else fewer,
             )
-    return learnt
+    return sizes
 
 
-class _Sizes:
+class _SymbolValues:
     """The values of a call's symbols (``symbols``), the input and dim that gave each (``found``), and the sizes whose
     expressions are to be solved (``later``): (input, dim, expression, size)."""
 
@@ -246,7 +246,7 @@ class _Sizes:
         elif self.symbols.setdefault(expr.name, size) != size:
             raise ShapeError(port.name, dim, size, (self.symbols[expr.name],) * 2, f"the {self.found[expr.name]}")
         else:
-            self.found.setdefault(expr.name, _place(port, dim))
+            self.found.setdefault(expr.name, _dimension_name(port, dim))
 
     def solve_all(self) -> None:
         """Check or solve the expressions, always the one with the fewest unknown symbols first."""
@@ -272,10 +272,10 @@ class _Sizes:
             allowed = port.ranges[dim or 0]
             raise ShapeError(port.name, dim, size, (allowed.min, allowed.max), f"sizes of the form {expr}")
         self.symbols[unknown[0]] = value
-        self.found[unknown[0]] = _place(port, dim)
+        self.found[unknown[0]] = _dimension_name(port, dim)
 
 
-def _place(port: Port, dim: int | None) -> str:
+def _dimension_name(port: Port, dim: int | None) -> str:
     return f"value of input {port.name}" if dim is None else f"size of input {port.name} in dimension {dim}"
 
 

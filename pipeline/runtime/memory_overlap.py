@@ -17,18 +17,18 @@ def written_inputs(program: Program) -> tuple[int, ...]:
     return tuple(i for i, port in enumerate(program.inputs) if port.name in targets)
 
 
-def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | None:
+def find_overlap(written: Iterable[int], inputs: Sequence[Leaf]) -> tuple[int, int] | None:
     """Return the indices of a mutated input and an input that shares its memory (itself if it is expanded); or None."""
     for i in written:
-        for j, other in enumerate(given):
-            if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _shares_elements(other)):
+        for j, other in enumerate(inputs):
+            if isinstance(other, torch.Tensor) and (overlaps(inputs[i], other) if i != j else _shares_elements(other)):
                 return i, j
     return None
 
 
-def check_apart(program: Program, written: Iterable[int], given: Sequence[object]) -> None:
+def check_no_overlap(program: Program, written: Iterable[int], inputs: Sequence[object]) -> None:
     """Raise a `ValueError` if a mutated input shares memory with another input, or its own elements do."""
-    found = shared(written, given)
+    found = find_overlap(written, inputs)
     if found is None:
         return
     one, other = (program.inputs[i].name for i in found)
@@ -44,7 +44,7 @@ def _shares_elements(tensor: torch.Tensor) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors share a byte. The result is exact: interleaved slices of a tensor do not overlap. It
     takes about 1 µs for tensors of different storages."""
     if torch.strided != one.layout or one.layout != other.layout:

@@ -18,22 +18,22 @@ from pipeline.network.engine import Engine
 from pipeline.program import Program, Segment
 from pipeline.recipes import Recipe
 from pipeline.runtime.autocast_context import is_autocast_on, without_autocast
-from pipeline.runtime.call_memory import Bound
-from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, LayoutBuilder, SegmentRunner, Turn
+from pipeline.runtime.call_memory import CallLimit
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, LayoutBuilder, RunOptions, SegmentRunner
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
-from pipeline.runtime.memory_overlap import check_apart, written_inputs
-from pipeline.runtime.opened_file import FileWeights, check_files, file_of, raise_failure
-from pipeline.runtime.program_engines import compile_kernels, group_in, loaded_engine, weights_of
+from pipeline.runtime.inputs import ConstantInputs, bind_symbols, child_specs, find_profile, flatten_inputs
+from pipeline.runtime.memory_overlap import check_no_overlap, written_inputs
+from pipeline.runtime.opened_file import FileWeights, check_files, raise_failure, source_file
+from pipeline.runtime.program_engines import compile_kernels, engine_group, load_engine, network_weights
 from pipeline.runtime.ranks import Ranks
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
 from pipeline.runtime.snapshot import Snapshot, Unchanged, without_parameters
-from pipeline.runtime.state import Initial, attach, buffer, guard, views
+from pipeline.runtime.state import InitialValue, attach_buffer, buffer_views, find_buffer, make_guard
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor
 from pipeline.settings import CompilationSettings
@@ -72,34 +72,35 @@ class ProgramModule(CompiledModule):
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.program: Program = self.compiled.program
         parameters = Snapshot(compiled.program)
-        self._initial = {name: Initial.of(parameters[name]) for name in self.program.buffers.values()}
+        self._initial = {name: InitialValue.from_tensor(parameters[name]) for name in self.program.buffers.values()}
         self._attach_state()
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         unchanged = Unchanged(compiled.program)
         copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
-        weight = partial(_weight, unchanged, self.device)
-        constant = partial(_constant, {} if shared is None else shared, partial(weight, copied), self.program.constants)
+        weight = partial(_load_weight, unchanged, self.device)
+        shared = {} if shared is None else shared
+        constant = partial(_shared_constant, shared, partial(weight, copied), self.program.constants)
         self._weights = {slot: constant(name) for slot, name in self._layout.weights.items()}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         own = {self._layout.slots[name]: weight(True, self.program.constants[name]) for name in returned}
         self._constants = {self.device: own}
         folder = self.settings.runtime_cache
-        self._kernels = RuntimeCache.of(compiled.networks, folder, compiled.kernels) if on_gpu else None
+        self._kernels = RuntimeCache.open(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
-        self._parts = [self._part(compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
+        self._parts = [self._runner(compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
         compile_kernels(self._parts, self._kernels)
         # `make` must not reference this module: a cycle would keep GPU memory until the garbage collector runs.
-        make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
+        make = partial(_make_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # fail now rather than at the first call
         check_files(compiled.program.parameters)  # again: the weights were read meanwhile
-        self._written, self._same = written_inputs(self.program), Constants(self.program)
-        self._file = file_of(compiled.program.parameters)
-        self._bound = Bound.of(compiled.program.parameters, compiled.program, once=on_gpu)
-        self._names = _flat_names(self.program.in_spec)
-        self._rebuilt = _rebuilder(self.program.out_spec)
+        self._written, self._same = written_inputs(self.program), ConstantInputs(self.program)
+        self._file = source_file(compiled.program.parameters)
+        self._bound = CallLimit.from_file(compiled.program.parameters, compiled.program, once=on_gpu)
+        self._names = _names_if_flat(self.program.in_spec)
+        self._rebuild_outputs = _output_rebuilder(self.program.out_spec)
 
-    def _part(
+    def _runner(
         self,
         compiled: Compiled,
         segment: Segment,
@@ -116,28 +117,28 @@ class ProgramModule(CompiledModule):
             return torch_segment(self.program, segment, constant, self.device, mode, in_graph=in_graph)
         index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
         if self.executor == "reference":
-            return _reference(compiled, index, parameters)
+            return _reference_runner(compiled, index, parameters)
         engine = compiled.engines[index]
         if engine.digest in loaded and not engine.stripped:
-            return loaded[engine.digest].serving(engine, compiled.networks[index])
-        loaded_now = loaded_engine(compiled, index, self.settings, self._kernels, parameters)
+            return loaded[engine.digest].for_network(engine, compiled.networks[index])
+        loaded_now = load_engine(compiled, index, self.settings, self._kernels, parameters)
         return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
     def _attach_state(self) -> None:
         """Create buffers with their initial values, and drop plans that contain older buffers."""
         for name, initial in self._initial.items():
-            attach(self, name, initial.new_tensor(self.device))
-        self._guard = guard(self.program, self)
+            attach_buffer(self, name, initial.new_tensor(self.device))
+        self._guard = make_guard(self.program, self)
         self._plans: dict[object, CallPlan] = {}
         self._fast_replay: FastReplay | None = None
-        self._ranks = Ranks.of(self.program)
+        self._ranks = Ranks.for_program(self.program)
         if self._ranks is not None:
             self._ranks.attach(self, on_gpu=self.executor == "tensorrt")
 
     def reset(self) -> None:
         with torch.no_grad():
             for name, initial in self._initial.items():
-                initial.write(buffer(self, name))
+                initial.write(find_buffer(self, name))
         if self._guard is not None:
             self._guard.clear()
 
@@ -160,13 +161,13 @@ class ProgramModule(CompiledModule):
         fast_replay = self._fast_replay
         results = None if fast_replay is None else fast_replay(args, kwargs, self._workers)
         if results is None:
-            leaves, plan = self._planned(args, kwargs)
+            leaves, plan = self._find_plan(args, kwargs)
             if self._written:
-                check_apart(self.program, self._written, leaves)
+                check_no_overlap(self.program, self._written, leaves)
             results = self._run(plan, leaves)
         if self._ranks is not None:
-            self._ranks.launched()
-        return self._rebuilt(results)
+            self._ranks.watch_launch()
+        return self._rebuild_outputs(results)
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         """Return the outputs of a call, and prepare a fast replay for the next call with such inputs."""
@@ -176,10 +177,10 @@ class ProgramModule(CompiledModule):
             if self._kernels is not None and self._kernels.may_have_new:
                 self._kernels.save()
             if self._names is not None and self.settings.cuda_graphs and not (self._written or self._same):
-                self._fast_replay = FastReplay.after(self._names, plan, leaves, worker)
+                self._fast_replay = FastReplay.for_last_call(self._names, plan, leaves, worker)
             return results
         except Exception as error:
-            raise_failure(self._file, error, error if self._ranks is None else self._ranks.failure(error))
+            raise_failure(self._file, error, error if self._ranks is None else self._ranks.add_rank(error))
         finally:
             self._workers.give(worker)
 
@@ -198,72 +199,72 @@ class ProgramModule(CompiledModule):
         finally:
             self._workers.give(worker)
 
-    def _planned(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
+    def _find_plan(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
         """Return the inputs in order, and their plan: found by shapes, or created after all checks of the inputs."""
         names = self._names
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
             try:
                 leaves = [*args, *[kwargs[name] for name in names[1]]] if kwargs else args
-                plan = self._plans[_key(leaves)]
-                if not self._same or self._same.hold(leaves):
+                plan = self._plans[_plan_key(leaves)]
+                if not self._same or self._same.match(leaves):
                     return leaves, plan
             except (KeyError, TypeError):
                 pass  # another structure, a new shape, or an unhashable input
         given = flatten_inputs(self.program, args, kwargs)
-        key = _key(given)
+        key = _plan_key(given)
         try:
             known = self._plans.get(key)
         except TypeError:
-            return given, self._plan(given)
+            return given, self._make_plan(given)
         if known is None:
-            known = self._plan(given)
+            known = self._make_plan(given)
             while len(self._plans) >= PLANS:
                 self._plans.pop(next(iter(self._plans)), None)
             self._plans[key] = known
         return given, known
 
-    def _plan(self, given: Sequence[Leaf]) -> CallPlan:
+    def _make_plan(self, inputs: Sequence[Leaf]) -> CallPlan:
         try:
-            return self._new_plan(given)
+            return self._compute_plan(inputs)
         except Exception as error:
             raise_failure(self._file, error, error)
 
-    def _new_plan(self, given: Sequence[Leaf]) -> CallPlan:
+    def _compute_plan(self, inputs: Sequence[Leaf]) -> CallPlan:
         if self._ranks is not None:
-            self._ranks.agree(given)
-        symbols, layout = bind_symbols(self.program, given), self._layout
-        home = self._home(given)
+            self._ranks.check_same_shapes(inputs)
+        symbols, layout = bind_symbols(self.program, inputs), self._layout
+        home = self._output_device(inputs)
         template: list[Leaf] = [None] * len(layout.slots)
         for slot, value in {**layout.constants, **self._weights, **self._constants_on(home)}.items():
             template[slot] = value
         for slot, expr in layout.sizes.items():
             template[slot] = evaluate_number(expr, symbols)
-        for name, value in views(self.program, self, symbols):
+        for name, value in buffer_views(self.program, self, symbols):
             template[layout.slots[name]] = value
         moves = []
-        for position, (port, value) in enumerate(zip(self.program.inputs, given, strict=True)):
+        for position, (port, value) in enumerate(zip(self.program.inputs, inputs, strict=True)):
             slot = layout.slots[port.name]
             if port.kind == "tensor":
                 narrowed = value.dtype == torch.float64 and self.program.settings.truncate_double
                 moves.append((position, slot, value.device != self.device or narrowed))
             else:
                 template[slot] = value
-        profile = profile_of(self.program, symbols)
+        profile = find_profile(self.program, symbols)
         return CallPlan(template, symbols, profile, tuple(moves), None if home == self.device else home, self._guard)
 
-    def _home(self, given: Sequence[object]) -> torch.device:
+    def _output_device(self, inputs: Sequence[object]) -> torch.device:
         """Return the device of outputs: an input's GPU, else the CPU; without tensor inputs, the capture's device."""
-        devices = [value.device for value in given if isinstance(value, torch.Tensor)]
+        devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
         if not devices:
             return torch.device("cpu") if self._layout.on_cpu else self.device
         return next((device for device in devices if device.type != "cpu"), devices[0])
 
-    def _constants_on(self, home: torch.device) -> Mapping[int, torch.Tensor]:
+    def _constants_on(self, device: torch.device) -> Mapping[int, torch.Tensor]:
         """Return the constants among the outputs, by slot, on the device of outputs; the same tensors at every call."""
-        if home not in self._constants:
+        if device not in self._constants:
             own = self._constants[self.device]
-            self._constants.setdefault(home, {slot: value.to(home) for slot, value in own.items()})
-        return self._constants[home]
+            self._constants.setdefault(device, {slot: value.to(device) for slot, value in own.items()})
+        return self._constants[device]
 
     def __reduce__(self) -> Leaf:
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
@@ -283,14 +284,14 @@ class ProgramModule(CompiledModule):
             hint = "compile the model in that dtype (model.half()), or make a module there: compiled.module(executor=…)"
             raise ExecutionError(f"a compiled module stays in its dtypes and on {self.device}: not {asked}", hint)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._guard = guard(self.program, self)
+        self._guard = make_guard(self.program, self)
         self._plans.clear()
         self._fast_replay = None
         self._workers.clear()
         return self
 
 
-def _constant(
+def _shared_constant(
     shared: dict[str, torch.Tensor], make: Callable[[Recipe], torch.Tensor], recipes: Mapping[str, Recipe], name: str
 ) -> torch.Tensor:
     """Return a constant of a program; constants with equal recipes are the same tensor."""
@@ -298,32 +299,32 @@ def _constant(
     return shared[key] if (key := f"{recipe} {recipe.dtype}") in shared else shared.setdefault(key, make(recipe))
 
 
-def _weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
+def _load_weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
     """Return a weight that segments read in place; on a GPU its address is aligned for TensorRT."""
-    value = recipe.placed_on(device, parameters, copied=copied)
+    value = recipe.evaluate_on(device, parameters, copied=copied)
     apart = value.is_cuda and value.layout == torch.strided and value.data_ptr() % ALIGNMENT
     return value.clone() if apart else value
 
 
-def _key(leaves: Sequence[object]) -> object:
+def _plan_key(leaves: Sequence[object]) -> object:
     """Return the cache key of a call plan: shapes, dtypes, devices and layouts of tensors; and all other inputs."""
     known = torch.Tensor
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
 
-def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
+def _names_if_flat(spec: object) -> tuple[int, tuple[str, ...]] | None:
     """Return the number of positional inputs and the names of the keyword inputs; None if any input is a container."""
-    positional, named = children(spec)
-    if any(c.num_leaves != 1 or c.num_children for c in (*children(positional), *children(named))):
+    positional, named = child_specs(spec)
+    if any(c.num_leaves != 1 or c.num_children for c in (*child_specs(positional), *child_specs(named))):
         return None
     return positional.num_children, tuple(named.context or ())
 
 
-def _rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
+def _output_rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
     """Return a function that puts outputs into the model's structure, without pytree for a tensor or a tuple."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]
-    if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in children(spec)):
+    if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in child_specs(spec)):
         return tuple
     return lambda results: tree_unflatten(results, spec)
 
@@ -339,7 +340,7 @@ def _default_executor(engines: Sequence[Engine]) -> Executor:
     return "reference"
 
 
-def _worker(
+def _make_worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
     if executor == "reference":
@@ -348,11 +349,11 @@ def _worker(
     return CudaWorker(layout, parts, device, settings, graphs)
 
 
-def _reference(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
+def _reference_runner(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
     network = compiled.networks[index]
-    engine = ReferenceEngine(network, weights_of(compiled, network, parameters), group_in(compiled, index))
+    engine = ReferenceEngine(network, network_weights(compiled, network, parameters), engine_group(compiled, index))
 
-    def run(inputs: list[Leaf], turn: Turn = ON_CPU) -> Sequence[torch.Tensor]:
+    def run(inputs: list[Leaf], options: RunOptions = ON_CPU) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])
 
     return run

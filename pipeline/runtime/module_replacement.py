@@ -13,8 +13,8 @@ from pipeline.aten.types import Leaf
 from pipeline.compiled import CompiledModule, M
 from pipeline.errors import ExecutionError
 from pipeline.records.wording import kind_of
-from pipeline.runtime.inputs import children
-from pipeline.runtime.state import attach, buffer
+from pipeline.runtime.inputs import child_specs
+from pipeline.runtime.state import attach_buffer, find_buffer
 
 WEIGHTS = "its values are in the engines of a compiled program"
 HINT = (
@@ -55,10 +55,10 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
     """Return an object of the module's class that runs a compiled program: see `Compiled.in_place_of`."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
         raise TypeError(f"in_place_of takes the nn.Module that was compiled, not {kind_of(model)}")
-    kind, (positional, named) = type(model), children(runner.program.in_spec)
+    kind, (positional, named) = type(model), child_specs(runner.program.in_spec)
     signature = inspect.signature(model.forward)
     try:
-        signature.bind(*[None] * len(children(positional)), **dict.fromkeys(named.context or ()))
+        signature.bind(*[None] * len(child_specs(positional)), **dict.fromkeys(named.context or ()))
     except TypeError as error:
         name = f"{kind.__name__}.forward({', '.join(signature.parameters)})"
         raise TypeError(f"{name} does not take the inputs of the program: {error}") from None
@@ -92,7 +92,7 @@ class Fixed(dict[str, Leaf]):
 def _share_state(replacement: torch.nn.Module, runner: CompiledModule) -> None:
     """Register the runner's buffers, which the program updates, on a module."""
     for name in runner.program.buffers.values():
-        attach(replacement, name, buffer(runner, name))
+        attach_buffer(replacement, name, find_buffer(runner, name))
 
 
 def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:

@@ -10,7 +10,7 @@ from typing import BinaryIO, NoReturn
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.errors import ArtifactError, ExecutionError, PipelineError, worded
+from pipeline.errors import ArtifactError, ExecutionError, PipelineError, error_text
 from pipeline.frozen import FrozenDict
 
 
@@ -49,12 +49,12 @@ def check_files(parameters: object) -> None:
         file.check()
 
 
-def file_of(parameters: object) -> str:
+def source_file(parameters: object) -> str:
     """Return the name of the file that a program's parameters were loaded from; empty if they are not from a file."""
     return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
 
 
-def call_bytes_of(parameters: object) -> int:
+def stated_call_bytes(parameters: object) -> int:
     """Return the memory of a call in bytes, as stated in the file of a program's parameters; 0 if it is not stated."""
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
@@ -67,7 +67,7 @@ def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
     if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
         hint = "call it with inputs like those it was compiled for; or its file may have been changed: save it again"
-        failed = ExecutionError(f"{file}{where}: {worded(other)}", hint)
+        failed = ExecutionError(f"{file}{where}: {error_text(other)}", hint)
     try:
         if failed is not error:
             raise failed from error

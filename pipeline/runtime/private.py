@@ -14,7 +14,7 @@ MODE: Final = 0o600
 """The permissions of cache files."""
 
 
-def opened_private(path: Path) -> BinaryIO:
+def open_private(path: Path) -> BinaryIO:
     """Open a cache file for reading, and update its modification time.
 
     Raises:
@@ -35,7 +35,7 @@ def opened_private(path: Path) -> BinaryIO:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not a regular file: delete it")
-        _check(found, path)
+        _check_file(found, path)
         os.utime(descriptor if os.utime in os.supports_fd else path)
     except OSError as error:
         if not isinstance(error, PermissionError) and error.errno != errno.EROFS:  # in a read-only folder
@@ -55,18 +55,18 @@ def check_private(folder: Path) -> None:
     named = folder.lstat()
     if stat.S_ISLNK(named.st_mode):
         _check_owner(named, folder)
-    _check(folder.stat(), folder)
+    _check_file(folder.stat(), folder)
 
 
-def _check(found: os.stat_result, path: Path) -> None:
-    _check_owner(found, path)
-    if hasattr(os, "geteuid") and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(found.st_mode)
+def _check_file(file_stat: os.stat_result, path: Path) -> None:
+    _check_owner(file_stat, path)
+    if hasattr(os, "geteuid") and file_stat.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(file_stat.st_mode)
         raise OSError(
             f"others can write to {path} (mode {mode:o}), and so replace the code that runs here: chmod go-w {path}"
         )
 
 
-def _check_owner(found: os.stat_result, path: Path) -> None:
-    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), ROOT):
-        raise OSError(f"{path} belongs to another user ({found.st_uid}): choose a folder of your own")
+def _check_owner(file_stat: os.stat_result, path: Path) -> None:
+    if hasattr(os, "geteuid") and file_stat.st_uid not in (os.geteuid(), ROOT):
+        raise OSError(f"{path} belongs to another user ({file_stat.st_uid}): choose a folder of your own")

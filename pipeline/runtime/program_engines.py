@@ -17,13 +17,13 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.recipes import held
+from pipeline.recipes import narrow_dtype
 from pipeline.records.kernels import NO_KERNELS, Kernels
-from pipeline.runtime.engine_cache import RuntimeCache, machine
-from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, is_for_this_gpu, listening
-from pipeline.runtime.engine_refit import supply
+from pipeline.runtime.engine_cache import RuntimeCache, machine_key
+from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, collect_errors, is_for_this_gpu
+from pipeline.runtime.engine_refit import supply_weights
 from pipeline.runtime.opened_file import FileWeights
-from pipeline.runtime.snapshot import Snapshot, present
+from pipeline.runtime.snapshot import Snapshot, find_present
 from pipeline.settings import CompilationSettings
 from pipeline.trt import has_gpu, trt
 
@@ -36,14 +36,14 @@ THREADS: Final = min(4, max(1, (os.cpu_count() or 1) // 2))
 
 
 @frozen
-class Loads:
+class LoadResults:
     """TensorRT's message for each engine that does not load, by name, and the kernels compiled for the engines."""
 
     refused: FrozenDict[str, str] = field(factory=FrozenDict)
     kernels: Kernels = NO_KERNELS
 
 
-def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
+def load_engines(compiled: Compiled, *, keep: bool) -> LoadResults | None:
     """Try to load each engine on the current GPU, with an execution context; free it again.
 
     Args:
@@ -60,16 +60,16 @@ def load_engines(compiled: Compiled, *, keep: bool) -> Loads | None:
     settings = compiled.settings
     if not has_gpu() or not is_for_this_gpu(settings.compute_capabilities):
         return None
-    cache = RuntimeCache.of(compiled.networks, settings.runtime_cache if keep else False)
-    failures = _failures(compiled, cache)
+    cache = RuntimeCache.open(compiled.networks, settings.runtime_cache if keep else False)
+    failures = _load_failures(compiled, cache)
     for name, message in failures.items():
         if any(each in message.lower() for each in MEMORY):
             log.info("%s was not loaded for a trial, for lack of GPU memory: %s", name, message)
             return None
     if cache is None or failures:
-        return Loads(FrozenDict(failures))
+        return LoadResults(FrozenDict(failures))
     cache.save()
-    return Loads() if cache.path else Loads(kernels=Kernels(machine(), cache.serialized()))
+    return LoadResults() if cache.path else LoadResults(kernels=Kernels(machine_key(), cache.serialize()))
 
 
 def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> None:
@@ -81,8 +81,8 @@ def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> No
     device = torch.cuda.current_device()
 
     def compile_one(loaded: LoadedEngine) -> None:
-        with torch.cuda.device(device), suppress(UnloadableError), listening() as messages:
-            context, config = loaded.context(messages)
+        with torch.cuda.device(device), suppress(UnloadableError), collect_errors() as messages:
+            context, config = loaded.new_context(messages)
             del context, config  # in this order
 
     with ThreadPoolExecutor(THREADS, "pipeline-load") as pool:
@@ -93,20 +93,20 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
     """Return the kernels of a program's engines: the program's own kernels, or the cache's for the current GPU."""
     if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
         return compiled.kernels
-    cache = RuntimeCache.of(compiled.networks, compiled.settings.runtime_cache)
+    cache = RuntimeCache.open(compiled.networks, compiled.settings.runtime_cache)
     stored = None if cache is None else cache.stored()
-    return compiled.kernels if stored is None else Kernels(machine(), stored)
+    return compiled.kernels if stored is None else Kernels(machine_key(), stored)
 
 
 def share_kernels(before: Compiled, after: Compiled) -> None:
     """Copy cached kernels of program ``before`` for program ``after``, which has some of the same engines."""
     folder = before.settings.runtime_cache
-    source, target = RuntimeCache.of(before.networks, folder), RuntimeCache.of(after.networks, folder)
+    source, target = (RuntimeCache.open(before.networks, folder), RuntimeCache.open(after.networks, folder))
     if source is not None and target is not None and after.engines:
-        target.start_with(source)
+        target.copy_kernels_from(source)
 
 
-def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
+def _load_failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
     """Return TensorRT's message for each engine that does not load, by name. Engines with equal plans load once.
 
     Several engines load concurrently, since TensorRT-RTX compiles their kernels. An engine that fails is loaded again
@@ -119,9 +119,9 @@ def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
 
     def refusal(index: int) -> str:
         try:
-            with torch.cuda.device(device), listening() as messages:
-                loaded = loaded_engine(compiled, index, compiled.settings, cache, parameters)
-                context, config = loaded.context(messages)
+            with torch.cuda.device(device), collect_errors() as messages:
+                loaded = load_engine(compiled, index, compiled.settings, cache, parameters)
+                context, config = loaded.new_context(messages)
                 del context, config  # in this order
         except UnloadableError as error:
             return error.message
@@ -135,7 +135,7 @@ def _failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, str]:
     return {compiled.engines[i].name: found[index] for index, indices in failed.items() for i in indices}
 
 
-def loaded_engine(
+def load_engine(
     compiled: Compiled,
     index: int,
     settings: CompilationSettings,
@@ -151,18 +151,18 @@ def loaded_engine(
 
     def prepare(loaded: trt.ICudaEngine) -> None:
         if engine.stripped:
-            supply(engine, loaded, weights_of(compiled, network, parameters))
+            supply_weights(engine, loaded, network_weights(compiled, network, parameters))
         if settings.weight_streaming_budget is not None:
             stream_weights(engine.name, loaded, settings.weight_streaming_budget)
 
-    return LoadedEngine.of(
+    return LoadedEngine.load(
         engine,
         network,
         prepare,
         specialization=settings.kernel_specialization,
         cache=cache,
         targets=settings.compute_capabilities,
-        group=group_in(compiled, index),
+        group=engine_group(compiled, index),
     )
 
 
@@ -183,7 +183,7 @@ def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
         raise ExecutionError(f"TensorRT refused weight_streaming_budget={budget}: {streamable}", "set a larger budget")
 
 
-def group_in(compiled: Compiled, index: int) -> str:
+def engine_group(compiled: Compiled, index: int) -> str:
     """Return the name of the process group that an engine's collectives join; empty if it has none.
 
     The name comes from the program's graph, whose operators `load` checks; the contents of a plan cannot be checked.
@@ -194,13 +194,15 @@ def group_in(compiled: Compiled, index: int) -> str:
     return next(iter(process_groups(node for node in compiled.program.graph.nodes if node.name in inside)), "")
 
 
-def weights_of(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def network_weights(
+    compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Return the weights of an engine's network, by name."""
     mapped, found = isinstance(compiled.literals, FileWeights), dict[str, torch.Tensor]()
     for name in (weight.name for weight in network.weights):
         if name in compiled.refit_map:
-            found[name] = held(compiled.refit_map[name].evaluate(parameters))
+            found[name] = narrow_dtype(compiled.refit_map[name].evaluate(parameters))
         else:
-            literal = present(compiled.literals, name)
+            literal = find_present(compiled.literals, name)
             found[name] = literal.clone() if mapped else literal
     return found

@@ -20,7 +20,7 @@ import torch
 from attrs import define, field
 
 from pipeline.aten.types import Argument
-from pipeline.errors import worded
+from pipeline.errors import error_text
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Watchdog:
         self.latest.append((mark, time.monotonic()))
         if self.thread is None:
             every = min(1.0, self.seconds / 10)
-            self.thread = threading.Thread(target=_look, args=(ref(self), every), name="rank watchdog", daemon=True)
+            self.thread = threading.Thread(target=_watch, args=(ref(self), every), name="rank watchdog", daemon=True)
             self.thread.start()
 
     def is_late(self) -> bool:
@@ -70,7 +70,7 @@ class Watchdog:
         return age > self.seconds
 
 
-def _look(watchdog: Callable[[], Watchdog | None], every: float) -> None:
+def _watch(watchdog: Callable[[], Watchdog | None], every: float) -> None:
     while True:
         time.sleep(every)
         here = watchdog()
@@ -96,7 +96,7 @@ def waiting_text(
             time.sleep(grace / 20)
             absent = [other for other in absent if not store.check([f"{key}/waits/{other}"])]
     except RuntimeError as error:
-        return f"{said}, and the store of the ranks does not answer ({worded(error)}): the first rank has ended"
+        return f"{said}, and the store of the ranks does not answer ({error_text(error)}): the first rank has ended"
     if not absent:
         return f"{said}, and all others wait, too: look for calls that differ between ranks"
     return f"{said}, and rank {', '.join(map(str, absent))} has ended, or makes another call: this process ends"

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.types import Argument
-from pipeline.errors import ExecutionError, worded
+from pipeline.errors import ExecutionError, error_text
 from pipeline.program import Program
 from pipeline.records.sharding import Alone, Layout, Sharding
 from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text
@@ -51,7 +51,7 @@ class Ranks:
     watchdog: Watchdog | None = None
 
     @classmethod
-    def of(cls, program: Program) -> Ranks | None:
+    def for_program(cls, program: Program) -> Ranks | None:
         """Return the `Ranks` of a program; None if it is not part of a sharded model, or is measured alone.
 
         Raises:
@@ -59,31 +59,31 @@ class Ranks:
         """
         if program.sharding is None or isinstance(program.sharding, Alone):
             return None
-        _check(program.sharding)
+        _check_rank(program.sharding)
         return cls(program, program.sharding)
 
     def attach(self, module: torch.nn.Module, on_gpu: bool) -> None:
         """Let a module accept and return DTensors, if the program does, and watch its calls on a GPU."""
         if on_gpu:
-            seconds = PART * _store().timeout.total_seconds()
+            seconds = PART * _shared_store().timeout.total_seconds()
             itself = ref(self)
-            self.watchdog = Watchdog(seconds, lambda: "" if (ranks := itself()) is None else ranks.waiting(seconds))
+            self.watchdog = Watchdog(seconds, lambda: "" if (ranks := itself()) is None else ranks.why_waiting(seconds))
         if self.sharding.inputs:
-            module.register_forward_pre_hook(self._local, with_kwargs=True)
+            module.register_forward_pre_hook(self._to_local_arguments, with_kwargs=True)
         if self.sharding.outputs:
-            module.register_forward_hook(self._whole)
+            module.register_forward_hook(self._to_dtensor_results)
 
-    def _local(self, _: object, args: Argument, kwargs: Argument) -> tuple[Argument, Argument]:
+    def _to_local_arguments(self, _: object, args: Argument, kwargs: Argument) -> tuple[Argument, Argument]:
         """Return a call's arguments, with DTensors replaced by their local tensors."""
         from torch.distributed.tensor import DTensor
 
         leaves, form = tree_flatten((args, kwargs))
         for i, layout in self.sharding.inputs:
             if isinstance(leaves[i], DTensor):
-                leaves[i] = _local_of(leaves[i], layout, self.program.inputs[i].name)
+                leaves[i] = _to_local_tensor(leaves[i], layout, self.program.inputs[i].name)
         return tree_unflatten(leaves, form)  # type: ignore[no-any-return]
 
-    def _whole(self, _: object, args: object, results: Argument) -> Argument:
+    def _to_dtensor_results(self, _: object, args: object, results: Argument) -> Argument:
         """Return a call's results, with DTensors where the model returns DTensors."""
         from torch.distributed.tensor import DTensor
 
@@ -92,62 +92,62 @@ class Ranks:
             shape = torch.Size(layout.shape) if layout.shape else None
             stride = torch.empty(shape, device="meta").stride() if shape is not None else None
             how = {"run_check": False, "shape": shape, "stride": stride}
-            leaves[i] = DTensor.from_local(leaves[i], _mesh(layout), _placements(layout), **how)  # type: ignore[arg-type]
+            leaves[i] = DTensor.from_local(leaves[i], _device_mesh(layout), _placements(layout), **how)  # type: ignore[arg-type]
         return tree_unflatten(leaves, form)
 
-    def agree(self, given: Sequence[object]) -> None:
+    def check_same_shapes(self, inputs: Sequence[object]) -> None:
         """Compare the shapes of a call, which are new on this rank, with the other ranks' shapes, in about a
         millisecond.
 
         Raises:
             ExecutionError: another rank has other shapes, has no new shapes in its next call, or has ended.
         """
-        ports = zip(self.program.inputs, given, strict=False)
+        ports = zip(self.program.inputs, inputs, strict=False)
         own = ", ".join(f"{p.name}: {list(v.shape) if isinstance(v, torch.Tensor) else v}" for p, v in ports)
-        store, key, before = _store(), self._key(), self._key(-1)
+        store, key, before = _shared_store(), self._key(), self._key(-1)
         self.calls += 1
         store.set(f"{key}/{self.sharding.rank}", own)
-        for other in self.others():
+        for other in self.other_ranks():
             try:
                 found = store.get(f"{key}/{other}").decode()
             except RuntimeError as error:
                 why = f"rank {self.sharding.rank} has new shapes ({own}), and rank {other} has ended, or has none"
-                raise ExecutionError(f"{why}: {worded(error)}", SAME) from error
+                raise ExecutionError(f"{why}: {error_text(error)}", SAME) from error
             if found != own:
                 raise ExecutionError(f"rank {self.sharding.rank} has {own}, and rank {other} has {found}", SAME)
         with suppress(RuntimeError, NotImplementedError):  # all ranks are past it
             store.delete_key(f"{before}/{self.sharding.rank}")
 
-    def launched(self) -> None:
+    def watch_launch(self) -> None:
         """Watch the call that was launched on the current stream, unless the stream is being captured."""
         if self.watchdog is not None and not torch.cuda.is_current_stream_capturing():
             mark = torch.cuda.Event()
             mark.record()
             self.watchdog.watch(mark)
 
-    def waiting(self, seconds: float) -> str:
+    def why_waiting(self, seconds: float) -> str:
         """Return why a call has not finished after ``seconds``."""
-        return waiting_text(_store(), self._key(), self.sharding.rank, self.others(), seconds)
+        return waiting_text(_shared_store(), self._key(), self.sharding.rank, self.other_ranks(), seconds)
 
     def _key(self, later: int = 0) -> str:
         return f"pipeline/{self.number}/{self.calls + later}"
 
-    def others(self) -> Iterator[int]:
+    def other_ranks(self) -> Iterator[int]:
         """Yield the other ranks in this rank's process groups."""
         every = {rank for ranks in self.sharding.groups.values() if self.sharding.rank in ranks for rank in ranks}
         yield from sorted(every - {self.sharding.rank})
 
-    def failure(self, error: Exception) -> Exception:
+    def add_rank(self, error: Exception) -> Exception:
         """Return an error of a collective with its rank and node added; return any other error unchanged."""
         notes = {*getattr(error, "__notes__", ())}
         node = next((n for n in self.program.graph.nodes if is_collective(n) and f"in node {n.name}" in notes), None)
         if node is None or not isinstance(error, RuntimeError):
             return error
         why = f"rank {self.sharding.rank} failed in the collective {node.target} at node {node.name}"
-        return ExecutionError(f"{why}: {worded(error)}", f"look at the other ranks: one may have ended; {SAME}")
+        return ExecutionError(f"{why}: {error_text(error)}", f"look at the other ranks: one may have ended; {SAME}")
 
 
-def _check(sharding: Sharding) -> None:
+def _check_rank(sharding: Sharding) -> None:
     """Raise an ExecutionError if this process cannot run the program of the rank in ``sharding``."""
     if not dist.is_available() or not dist.is_initialized():
         why = f"the program is that of {sharding}, and this process has no process group"
@@ -157,7 +157,7 @@ def _check(sharding: Sharding) -> None:
         raise ExecutionError(f"the program is that of {sharding}, and this process is {here}", "load the rank's own")
     for name, ranks in sharding.groups.items():
         try:
-            found = ranks_of(name)
+            found = group_ranks(name)
         except (LookupError, RuntimeError, ValueError):
             found = ()
         if found != ranks:
@@ -165,35 +165,35 @@ def _check(sharding: Sharding) -> None:
             raise ExecutionError(why, "make the same device meshes, in the same order, as where it was compiled")
 
 
-def ranks_of(name: str) -> tuple[int, ...]:
+def group_ranks(name: str) -> tuple[int, ...]:
     """Return the ranks in the process group of this name."""
-    return tuple(dist.get_process_group_ranks(group_of(name)))
+    return tuple(dist.get_process_group_ranks(find_group(name)))
 
 
-def backend_of(name: str) -> str:
+def group_backend(name: str) -> str:
     """Return the backend of the process group of this name, such as "nccl"; empty if this process has no such group."""
     try:
-        return str(dist.get_backend(group_of(name)))
+        return str(dist.get_backend(find_group(name)))
     except (LookupError, RuntimeError, ValueError):
         return ""
 
 
 def runs_on_host(name: str) -> bool:
     """Return whether the collectives of a process group run on the host."""
-    backend = backend_of(name)
+    backend = group_backend(name)
     return bool(backend) and "nccl" not in backend
 
 
-def group_of(name: str) -> Argument:
+def find_group(name: str) -> Argument:
     """Return the process group of this name."""
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
 
 
-def _store() -> Argument:
+def _shared_store() -> Argument:
     return dist.distributed_c10d._get_default_store()
 
 
-def communicator(name: str) -> object:
+def nccl_communicator(name: str) -> object:
     """Return the NCCL communicator of a process group on the current GPU, in the capsule that TensorRT needs for the
     collectives of an engine.
 
@@ -202,7 +202,7 @@ def communicator(name: str) -> object:
     Raises:
         ExecutionError: the group's backend is not NCCL.
     """
-    group = group_of(name)
+    group = find_group(name)
     pointer = getattr(group._get_backend(torch.device("cuda")), "_comm_ptr", None)
     if pointer is None:
         why = f"the engine's collectives need a process group of NCCL, and {name!r} is of {dist.get_backend(group)}"
@@ -213,7 +213,7 @@ def communicator(name: str) -> object:
     return form(("PyCapsule_New", ctypes.pythonapi))(pointer(), CAPSULE, None)
 
 
-def _local_of(tensor: Argument, layout: Layout, name: str) -> torch.Tensor:
+def _to_local_tensor(tensor: Argument, layout: Layout, name: str) -> torch.Tensor:
     found = tuple(each.dim if each.is_shard() else None for each in tensor.placements)
     ranks = tuple(tensor.device_mesh.mesh.flatten().tolist())
     if found != layout.placements or ranks != layout.ranks or any(each.is_partial() for each in tensor.placements):
@@ -233,7 +233,7 @@ def _placements(layout: Layout) -> list[Argument]:
 
 
 @cache
-def _mesh(layout: Layout) -> Argument:
+def _device_mesh(layout: Layout) -> Argument:
     """Return the device mesh of a layout. All ranks create it at the same call, the first that returns a DTensor."""
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -241,7 +241,7 @@ def _mesh(layout: Layout) -> Argument:
     return DeviceMesh(layout.device, ranks, mesh_dim_names=layout.names or None)
 
 
-def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
+def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
     """Return the values of all ranks in this rank's groups, in the same order on each rank; ``value`` is this rank's,
     of a type in JSON. Return [] on all ranks if a value does not arrive in time: ranks may compile in turn."""
     sharding = program.sharding
@@ -249,7 +249,7 @@ def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
         return [value]
     every = [ranks for ranks in sharding.groups.values() if sharding.rank in ranks]
     ranks = range(sharding.ranks) if len(every) > 1 else every[0]
-    store, key = _store(), f"pipeline/values/{next(_exchanges)}/{ranks[0]}"
+    store, key = _shared_store(), f"pipeline/values/{next(_exchanges)}/{ranks[0]}"
     names = [f"{key}/{rank}" for rank in ranks]
     store.set(f"{key}/{sharding.rank}", json.dumps(value))
     ends = time.monotonic() + seconds
@@ -262,7 +262,7 @@ def of_all_ranks(program: Program, value: T, seconds: float) -> list[T]:
 
 
 @contextmanager
-def same_random_numbers(program: Program) -> Iterator[None]:
+def share_random_numbers(program: Program) -> Iterator[None]:
     """Return a context in which all ranks generate the first rank's random numbers; afterwards each its own again."""
     groups = {} if program.sharding is None else program.sharding.groups
     if not groups:
@@ -271,7 +271,7 @@ def same_random_numbers(program: Program) -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
     for name, ranks in groups.items():
-        dist.broadcast_object_list(states, ranks[0], group_of(name))
+        dist.broadcast_object_list(states, ranks[0], find_group(name))
     is_first = all(ranks[0] == dist.get_rank() for ranks in groups.values())
     with nullcontext() if is_first else torch.random.fork_rng(devices):
         if not is_first:
@@ -281,8 +281,8 @@ def same_random_numbers(program: Program) -> Iterator[None]:
         yield
 
 
-def of_the_host(program: Program) -> str:
+def host_collectives_reason(program: Program) -> str:
     """Return why CUDA graphs cannot contain the collectives of a program; empty if they can."""
     groups = () if program.sharding is None else program.sharding.groups
     host = next(filter(runs_on_host, groups), "")
-    return f"the collectives of {backend_of(host)} run on the host" if host else ""
+    return f"the collectives of {group_backend(host)} run on the host" if host else ""

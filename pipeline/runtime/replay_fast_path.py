@@ -39,15 +39,15 @@ class FastReplay:
         self._plan, self._graph, self._alike, self._still = plan, weakref.ref(graph), alike, graph.still
 
     @classmethod
-    def after(cls, names: Names, plan: CallPlan, leaves: Sequence[Leaf], worker: object) -> FastReplay | None:
+    def for_last_call(cls, names: Names, plan: CallPlan, leaves: Sequence[Leaf], worker: object) -> FastReplay | None:
         """Return a `FastReplay` for calls like a worker's latest call; None if that call replayed no graph, or has
         inputs that are not tensors."""
         graphs = worker.graphs if isinstance(worker, CudaWorker) else None
         graph = graphs.kept.get(plan) if graphs is not None else None
-        if graph is None or not graph.reads(leaves):
+        if graph is None or not graph.has_same_addresses(leaves):
             return None
         if graph.fast_replay is None:
-            alike = like(leaves)
+            alike = tensor_guard(leaves)
             graph.fast_replay = None if alike is None else cls(names, plan, graph, alike)
         found: FastReplay | None = graph.fast_replay
         return found
@@ -70,12 +70,12 @@ class FastReplay:
             return None
         worker: CudaWorker = workers.take()
         try:
-            return worker.replayed(graph, self._plan, leaves)
+            return worker.replay(graph, self._plan, leaves)
         finally:
             workers.give(worker)
 
 
-def like(leaves: Sequence[Leaf]) -> Callable[..., bool] | None:
+def tensor_guard(leaves: Sequence[Leaf]) -> Callable[..., bool] | None:
     """Return torch's guard for these tensors' types, dtypes, devices, sizes and strides; None if any is not plain."""
     if not leaves or any(type(leaf) is not torch.Tensor or leaf.layout != torch.strided for leaf in leaves):
         return None

@@ -10,7 +10,7 @@ from attrs import evolve
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
-from pipeline.program import Program, version
+from pipeline.program import Program, tensor_version
 from pipeline.runtime.opened_file import FileWeights
 
 
@@ -21,8 +21,8 @@ class Unchanged(Mapping[str, torch.Tensor]):
         self.program = program
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = present(self.program.parameters, name)
-        if version(tensor) != self.program.versions.get(name, version(tensor)):
+        tensor = find_present(self.program.parameters, name)
+        if tensor_version(tensor) != self.program.versions.get(name, tensor_version(tensor)):
             raise ExecutionError(
                 f"{name} changed in place after compiling",
                 "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
@@ -49,7 +49,7 @@ class Snapshot(Unchanged):
         return self.copies[name]
 
 
-def present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+def find_present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """Return the tensor of this name; raise an `ExecutionError` if the tensor was loaded without its values."""
     tensor = tensors[name]
     if tensor.is_meta:

@@ -17,14 +17,14 @@ from pipeline.shapes.environment import evaluate_number, expression
 
 
 @frozen(eq=False)
-class Initial:
+class InitialValue:
     """The initial value of a buffer. If all elements are equal, usually 0, only a single element is stored."""
 
     value: torch.Tensor
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Initial:
+    def from_tensor(cls, tensor: torch.Tensor) -> InitialValue:
         """Copy the current value of a buffer to the CPU."""
         value = tensor.detach().to("cpu", copy=True).contiguous()
         same = value.numel() > 1 and bool((value.view(-1)[1:] == value.view(-1)[0]).all())
@@ -39,21 +39,21 @@ class Initial:
         return tensor.copy_(self.value.expand(self.shape) if self.value.numel() == 1 else self.value)
 
 
-def attach(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+def attach_buffer(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Register a tensor as a buffer of a module under a dotted name, as in the model."""
-    owner, leaf = _owner(module, name, make=True)
+    owner, leaf = _owner_module(module, name, make=True)
     owner._buffers[leaf] = tensor
 
 
-def buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
+def find_buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
     """Return the buffer of a module with this dotted name."""
-    owner, leaf = _owner(module, name)
+    owner, leaf = _owner_module(module, name)
     found = owner._buffers[leaf]
     assert found is not None
     return found
 
 
-def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[torch.nn.Module, str]:
+def _owner_module(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[torch.nn.Module, str]:
     *path, leaf = name.split(".")
     for part in path:
         if make and part not in module._modules:
@@ -62,19 +62,21 @@ def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[t
     return module, leaf
 
 
-def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+def buffer_views(
+    program: Program, module: torch.nn.Module, symbols: Mapping[str, int]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (placeholder, tensor) for a call with these sizes: a buffer's first elements in the placeholder's shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(evaluate_number(expression(size), symbols)) for size in nodes[placeholder].shape]
-        tensor = buffer(module, name)
+        tensor = find_buffer(module, name)
         if list(tensor.shape) != shape:
             count = torch.Size(shape).numel()
             tensor = tensor.view(-1)[:count].view(shape)
         yield placeholder, tensor
 
 
-class Flags:
+class FlagPool:
     """A pool of bytes in pinned host memory, to which GPUs write. A returned byte is reused only after ``PAGE`` other
     bytes, since a graph launched earlier may still write to it."""
 
@@ -93,10 +95,10 @@ class Flags:
         self._free.append(flag)
 
 
-_flags = Flags()
+_flags = FlagPool()
 
 
-class Guard:
+class PositionGuard:
     """Check, without waiting for the GPU, whether a call wrote at positions outside of a buffer (such as a KV cache).
 
     On the CPU the call itself raises. On a GPU each call adds its result to a flag, which a kernel writes to host
@@ -104,8 +106,8 @@ class Guard:
     are always dropped.
     """
 
-    def __init__(self, device: torch.device, names: str) -> None:
-        self.names, self.on_gpu = names, device.type == "cuda"
+    def __init__(self, device: torch.device, buffer_names: str) -> None:
+        self.names, self.on_gpu = buffer_names, device.type == "cuda"
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
         self.seen = _flags.take() if self.on_gpu else torch.zeros((), dtype=torch.bool)
         self._there = memory_at(self.seen.data_ptr(), 1, torch.bool, device)[0] if self.on_gpu else self.seen
@@ -144,10 +146,10 @@ class Guard:
         )
 
 
-def guard(program: Program, module: torch.nn.Module) -> Guard | None:
+def make_guard(program: Program, module: torch.nn.Module) -> PositionGuard | None:
     """Return the guard of a program that checks positions; None for any other program."""
     name = next((output.target for output in program.outputs if output.kind == "check"), None)
     if name is None:
         return None
-    tensor = buffer(module, name)
-    return Guard(tensor.device, f"{name} {list(tensor.shape)}")
+    tensor = find_buffer(module, name)
+    return PositionGuard(tensor.device, f"{name} {list(tensor.shape)}")

@@ -18,9 +18,9 @@ from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import Argument, Leaf, Node, aten
 from pipeline.program import Program, Segment
-from pipeline.runtime.call_plan import ON_CPU, SegmentRunner, Turn
-from pipeline.runtime.collective_calls import called
-from pipeline.runtime.compiled_segment import OrInterpreted, Run, compiled_segment
+from pipeline.runtime.call_plan import ON_CPU, RunOptions, SegmentRunner
+from pipeline.runtime.collective_calls import collective_function
+from pipeline.runtime.compiled_segment import CompiledOrInterpreted, Run, compiled_segment
 from pipeline.runtime.few_rows import installed, linear
 from pipeline.runtime.grouped_attention import SDPA, attention, attention_in_graphs
 
@@ -49,34 +49,34 @@ def torch_segment(
             steps.add(steps.nodes[name])
     call: Run = steps.builder.build(tuple(steps.nodes[port.name] for port in segment.outputs))
     if mode is not None and (run_compiled := compiled_segment(program, segment, mode, steps.moved)) is not None:
-        call = OrInterpreted(segment.name, run_compiled, tuple(constants.values()), call)
+        call = CompiledOrInterpreted(segment.name, run_compiled, tuple(constants.values()), call)
     leaving = {output.value for output in program.outputs if not output.constant} - steps.updated
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
-    memory = frozenset(map(_memory_of, constants.values()))
+    memory = frozenset(map(_storage_pointer, constants.values()))
 
-    def run(inputs: list[Leaf], turn: Turn = ON_CPU) -> Sequence[Leaf]:
+    def run(inputs: list[Leaf], options: RunOptions = ON_CPU) -> Sequence[Leaf]:
         results: Sequence[Leaf] = call(*inputs)
-        return _cloned_where_shared(results, inputs, owned, memory) if owned else results
+        return _clone_shared(results, inputs, owned, memory) if owned else results
 
     return run
 
 
-def _cloned_where_shared(
+def _clone_shared(
     results: Sequence[object], inputs: Sequence[object], owned: frozenset[int], constants: frozenset[int]
 ) -> Sequence[object]:
     """Return the results. Results at ``owned``, the program's outputs, are cloned if they share memory with an input, a
     constant or another result: the graph may have a view where the model copies. About 1 µs per tensor."""
-    seen = {*constants, *(_memory_of(v) for v in inputs if isinstance(v, torch.Tensor))}
+    seen = {*constants, *(_storage_pointer(v) for v in inputs if isinstance(v, torch.Tensor))}
     cloned = list(results)
     for i, result in enumerate(results):
         if isinstance(result, torch.Tensor) and result.numel():
-            if i in owned and _memory_of(result) in seen:
+            if i in owned and _storage_pointer(result) in seen:
                 cloned[i] = result.clone()
-            seen.add(_memory_of(result))
+            seen.add(_storage_pointer(result))
     return cloned
 
 
-def _memory_of(tensor: torch.Tensor) -> int:
+def _storage_pointer(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
@@ -125,7 +125,7 @@ class _Steps:
             target = IN_PLACE[target]  # nothing else reads the buffer: `improvements.update_in_place`
             self.updated.add(node.name)
         if is_collective(node):
-            target = called(node, self.program.sharding, self.device)
+            target = collective_function(node, self.program.sharding, self.device)
         self.builder.call(node.name, target, args, kwargs)
 
 

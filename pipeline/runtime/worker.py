@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.errors import DecisionError, worded
+from pipeline.errors import DecisionError, error_text
 from pipeline.program import Segment
-from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, SegmentRunner, Slots, Step, Turn, dropped, to_write
-from pipeline.runtime.inputs import checked
+from pipeline.runtime.call_plan import ON_CPU, CallPlan, Layout, RunOptions, SegmentRunner, Slots, Step
+from pipeline.runtime.inputs import check_learnt_sizes
 from pipeline.shapes.environment import evaluate_number
 
 
@@ -25,21 +25,21 @@ class SegmentExecutor:
         self._set_steps(tuple(zip(layout.steps, runners, strict=True)))
         self._double = layout.program.settings.truncate_double
 
-    def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], turn: Turn = ON_CPU) -> list[Leaf]:
+    def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], options: RunOptions = ON_CPU) -> list[Leaf]:
         """Return the outputs of a call, and write mutated inputs and buffers back."""
         slots = plan.template.copy()
         for given, slot, moved in plan.moves:
             value = leaves[given]
-            slots[slot] = self.arrive(value) if moved or value.requires_grad else value
+            slots[slot] = self.convert_input(value) if moved or value.requires_grad else value
         if self.layout.decisions:
-            self._run_checked(slots, plan, turn)
+            self._run_checked(slots, plan, options)
         else:
-            self.run(slots, plan, turn)
+            self.run(slots, plan, options)
         if self.layout.checks:
             plan.report_checks(slots, self.layout.checks)
-        results = self.results(slots, leaves, plan)
+        results = self.collect_outputs(slots, leaves, plan)
         if self.layout.writes:
-            self.write(slots, leaves)
+            self.write_mutations(slots, leaves)
         return results
 
     def instrument(self, wrap: Callable[[Segment, SegmentRunner], SegmentRunner]) -> None:
@@ -52,31 +52,31 @@ class SegmentExecutor:
         self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
         for profile in (None, *range(len(self.layout.program.profiles))):
             chosen = [(step, run) for step, run in steps if step.segment.runs_in(profile)]
-            drops = dropped(self.layout, [step for step, _ in chosen])
+            drops = self.layout.slots_to_clear([step for step, _ in chosen])
             self._in_profile[profile] = [(*row, after) for row, after in zip(chosen, drops, strict=True)]
 
-    def arrive(self, value: torch.Tensor) -> torch.Tensor:
+    def convert_input(self, value: torch.Tensor) -> torch.Tensor:
         """Convert an input to the program's device and the dtype in which it computes."""
         value = value.detach().to(self.device)
         return value.float() if value.dtype == torch.float64 and self._double else value
 
-    def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
+    def run(self, slots: Slots, plan: CallPlan, options: RunOptions) -> None:
         """Fill the slots of outputs and of the sizes that they determine; clear slots after their last use."""
         symbols = plan.symbols
         for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:
                 slots[slot] = evaluate_number(expr, symbols)
-            outputs = run([slots[i] for i in step.takes], turn)
+            outputs = run([slots[i] for i in step.takes], options)
             for slot, value in zip(step.gives, outputs, strict=True):
                 slots[slot] = value
             if step.learns:
-                symbols = {**symbols, **checked(self.layout.program, _learnt(step.learns, outputs))}
+                symbols = {**symbols, **check_learnt_sizes(self.layout.program, _read_sizes(step.learns, outputs))}
             for slot in drops:
                 slots[slot] = None
         for slot, expr in self.layout.late:
             slots[slot] = evaluate_number(expr, symbols)
 
-    def _run_checked(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
+    def _run_checked(self, slots: Slots, plan: CallPlan, options: RunOptions) -> None:
         """Run the segments, and check that the call takes the captured data-dependent branches. Synchronizes with the
         GPU.
 
@@ -84,19 +84,19 @@ class SegmentExecutor:
             DecisionError: the call takes another branch, or a step failed, perhaps on sizes of another branch.
         """
         try:
-            self.run(slots, plan, turn)
+            self.run(slots, plan, options)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             places = " or ".join(place for _, place in self.layout.decisions)
             why = f"this call failed, probably because it takes another branch at {places} than the captured example"
-            raise DecisionError(f"{why}: {worded(error)}") from error
+            raise DecisionError(f"{why}: {error_text(error)}") from error
         differ = torch.stack([slots[slot] for slot, _ in self.layout.decisions]).tolist()
         for differs, (_, place) in zip(differ, self.layout.decisions, strict=True):
             if differs:
                 raise DecisionError(f"this call takes another branch at {place} than the captured example")
 
-    def results(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
+    def collect_outputs(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
         """Return the program's outputs."""
         results: list[Leaf] = []
         for output in self.layout.returns:
@@ -116,20 +116,17 @@ class SegmentExecutor:
             results.append(value)
         return results
 
-    def write(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
+    def write_mutations(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
         """Write mutations back to buffers and the caller's inputs."""
-        for write, value in zip(self.layout.writes, to_write(slots, self.layout.writes), strict=True):
+        for write, value in zip(self.layout.writes, self.layout.values_to_write(slots), strict=True):
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             if target is not value:
                 target.copy_(value)
 
 
-def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
-    return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
-
-
-def _number(value: Leaf) -> Leaf:
-    return value if isinstance(value, float) else int(value)
+def _read_sizes(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
+    sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learns}
+    return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
 
 
 W = TypeVar("W")
@@ -149,7 +146,7 @@ class Pool(Generic[W]):
         try:
             return self._free.pop()  # atomic; with one thread every call ends here
         except IndexError:
-            return self._more()
+            return self._make_or_wait()
 
     def give(self, worker: W) -> None:
         """Return a worker to the pool."""
@@ -164,7 +161,7 @@ class Pool(Generic[W]):
             self._free.pop()
             self._left += 1
 
-    def _more(self) -> W:
+    def _make_or_wait(self) -> W:
         with self._turn:
             if self._left:
                 self._left -= 1

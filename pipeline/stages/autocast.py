@@ -21,7 +21,7 @@ from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.improvements.precision import STATISTICS, Excluded, Rule, check_excluded, excludes, op_name, rule_for
-from pipeline.program import Program, is_operator, rewired
+from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import qualified_name
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ EXCLUDED = "exclude names it: it keeps its own dtype"
 FAILED = "PyTorch has it in the model's own dtype only"
 
 
-def _half(_: object, __: object, value: object) -> None:
+def _check_half(_: object, __: object, value: object) -> None:
     if not isinstance(value, torch.dtype):
         raise TypeError(f"autocast takes a dtype, torch.float16 or torch.bfloat16, not {value!r}")
     if value not in HALVES:
@@ -57,7 +57,7 @@ class Decision:
 class Autocast:
     """The autocast stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their original dtype."""
 
-    dtype: torch.dtype = field(default=torch.float16, validator=_half)
+    dtype: torch.dtype = field(default=torch.float16, validator=_check_half)
     exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
     name: str = "autocast"
 
@@ -121,7 +121,7 @@ class _Caster:
     def cast(self) -> Program:
         for node in self.program.graph.nodes:
             if node.op == "call_function":
-                self.call(node)
+                self.copy_call(node)
             elif node.op == "output":
                 returned = [self.as_dtype(n, _dtype(n)) if isinstance(n, Node) else n for n in node.args[0]]
                 self.graph.output(tuple(returned)).meta = dict(node.meta)
@@ -133,7 +133,7 @@ class _Caster:
         for copy in reversed(list(self.graph.nodes)):  # what inserted casts left without a reader
             if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
                 self.graph.erase_node(copy)
-        return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
+        return self.program.with_graph(self.graph, outputs=rename_outputs(self.program.outputs, self.graph))
 
     def is_parameter(self, node: Node) -> bool:
         """Return whether a placeholder is computed only from the model's parameters, which are rounded to half
@@ -142,23 +142,23 @@ class _Caster:
         made_of = [self.program.parameters[name] for name in recipe.parameters] if recipe is not None else []
         return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)
 
-    def call(self, node: Node) -> None:
+    def copy_call(self, node: Node) -> None:
         """Copy a call, with inputs cast to the dtypes that the call's rule requires."""
         rule = self.options.rule(node)
-        args, kwargs = self.arguments(node, self.wishes(node, rule))
-        if node.target is aten._assert_tensor_metadata.default and self.differ(node, args):
+        args, kwargs = self.cast_arguments(node, self.required_dtypes(node, rule))
+        if node.target is aten._assert_tensor_metadata.default and self.dtypes_differ(node, args):
             return
         try:
             copy = self.emit(node, args, kwargs)
         except (RuntimeError, TypeError):
             rule = Rule("float32", FAILED)
-            copy = self.emit(node, *self.arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
+            copy = self.emit(node, *self.cast_arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
         self.copies[node] = copy
         if is_operator(node):
-            dtypes = ", ".join(dict.fromkeys(map(_plain, _dtypes(copy))))
+            dtypes = ", ".join(dict.fromkeys(map(_dtype_text, _dtypes(copy))))
             self.decisions.append(Decision(node.name, qualified_name(node.target), dtypes, rule))
 
-    def wishes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
+    def required_dtypes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
         """Return the dtype that a node's rule requires for each input."""
         inputs = node.all_input_nodes
         if rule.mode == "said":
@@ -169,10 +169,10 @@ class _Caster:
             return {n: _dtype(n) for n in inputs}
         if op_name(node.target) in STATISTICS:
             return {n: _dtype(self.copies[n]) if n is node.args[0] else _dtype(n) for n in inputs}
-        widest = self.widest(node)
+        widest = self.widest_dtype(node)
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
-    def widest(self, node: Node) -> torch.dtype | None:
+    def widest_dtype(self, node: Node) -> torch.dtype | None:
         """Return the widest dtype of the inputs except parameters; a moved parameter is cast where it is read."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
@@ -180,8 +180,8 @@ class _Caster:
             self.weights.add(node)
         return reduce(torch.promote_types, computed) if computed else None
 
-    def arguments(self, node: Node, wishes: dict[Node, torch.dtype | None]) -> Any:
-        return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, wishes.get(n)))
+    def cast_arguments(self, node: Node, dtypes: dict[Node, torch.dtype | None]) -> Any:
+        return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, dtypes.get(n)))
 
     def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:
         """Return the copy of a node, cast to a dtype; None leaves the dtype unchanged."""
@@ -196,24 +196,24 @@ class _Caster:
         """Cast a node. A weight that is moved is cast before the move, and a cast back returns the original node."""
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
-            args, kwargs = self.arguments(node, wishes)
-            return self.create(node.target, args, kwargs, node, f"{node.name}_{_plain(dtype)}")
+            args, kwargs = self.cast_arguments(node, wishes)
+            return self.create(node.target, args, kwargs, node, f"{node.name}_{_dtype_text(dtype)}")
         source = copy.args[0] if copy.target in CASTS else None
         if isinstance(source, Node) and _dtype(source) == dtype and dtype in HALVES and _dtype(copy) == torch.float32:
             return source
         recipe = self.program.constants.get(node.name)
         name = recipe.name.replace(".", "_") if recipe is not None else node.name
-        return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_plain(dtype)}")
+        return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_dtype_text(dtype)}")
 
     def emit(self, node: Node, args: Argument, kwargs: Argument) -> Node:
         """Emit the call with these arguments; recompute its fake value only if their dtypes changed."""
-        if self.differ(node, args, kwargs):
+        if self.dtypes_differ(node, args, kwargs):
             return self.create(node.target, args, kwargs, node, node.name)
         copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
         copy.meta = dict(node.meta)
         return copy
 
-    def differ(self, node: Node, *arguments: Any) -> bool:
+    def dtypes_differ(self, node: Node, *arguments: Any) -> bool:
         """Return whether the dtypes of arguments differ from those of the original node's arguments."""
         given: list[Node] = []
         map_arg(arguments, given.append)
@@ -221,13 +221,13 @@ class _Caster:
         map_arg((node.args, dict(node.kwargs))[: len(arguments)], own.append)
         return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
 
-    def create(self, target: Target, args: Argument, kwargs: Argument, like: Node, name: str) -> Node:
+    def create(self, target: Target, args: Argument, kwargs: Argument, original: Node, name: str) -> Node:
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
-            value = like.meta["val"].to(_dtype(args[0]))
+            value = original.meta["val"].to(_dtype(args[0]))
         else:
             value = fake_result(self.mode, target, args, kwargs)
         node = self.graph.create_node("call_function", target, args, kwargs, name)
-        node.meta = {**origin_of(like.meta), "val": value}
+        node.meta = {**origin_of(original.meta), "val": value}
         return node
 
 
@@ -242,5 +242,5 @@ def _dtypes(node: Node) -> list[object]:
     return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
 
 
-def _plain(dtype: object) -> str:
+def _dtype_text(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")

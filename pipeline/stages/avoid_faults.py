@@ -1,4 +1,4 @@
-"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes at which networks avoid bugs of TensorRT's kernels.
+"""avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes whose networks must avoid bugs of TensorRT's kernels.
 
 Before: segments. After: the same segments, with a mark for each place to which a row of `pipeline.quirks` applies.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from pipeline.build.profiles import symbols_of
+from pipeline.build.profiles import symbols_in
 from pipeline.compose.pipelines import stage
 from pipeline.program import Partitioned, Segment
 from pipeline.quirks.applied import find_marks
@@ -21,7 +21,7 @@ def avoid_faults(partitioned: Partitioned) -> Partitioned:
 
     def marked(segment: Segment) -> Segment:
         inside, outputs = [nodes[name] for name in segment.nodes], [port.name for port in segment.outputs]
-        return evolve(segment, marks=find_marks(inside, symbols_of(program, segment), segment.constants, outputs))
+        return evolve(segment, marks=find_marks(inside, symbols_in(program, segment), segment.constants, outputs))
 
     segments = (marked(each) if each.kind == "engine" else each for each in partitioned.segments)
     return evolve(partitioned, segments=tuple(segments))

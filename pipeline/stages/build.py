@@ -11,12 +11,12 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from pipeline.build.deduplicate import built_once
-from pipeline.build.executor_pool import gathered
-from pipeline.build.memory import leave_memory
+from pipeline.build.deduplicate import build_without_duplicates
+from pipeline.build.executor_pool import collect_plans
+from pipeline.build.memory import drop_pages
 from pipeline.build.monitor import Monitor
 from pipeline.build.remote_build import Job, RemoteBuild
-from pipeline.build.serialized_plans import Order, Plan, PlanFile, mapped, serialize
+from pipeline.build.serialized_plans import BuildOrder, Plan, PlanFile, map_file, serialize
 from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
@@ -63,18 +63,18 @@ class Build:
         """
         partitioned = converted.partitioned
         rows = zip(partitioned.engine_segments, converted.networks, strict=True)
-        orders = [Order.of(segment, network, partitioned.program.settings) for segment, network in rows]
+        orders = [BuildOrder.for_segment(segment, network, partitioned.program.settings) for segment, network in rows]
 
         def build(due: Sequence[int]) -> Iterable[Engine]:
             made, handles = [orders[i] for i in due], [converted.handles[i] for i in due]
-            return self._there(self.executor, made, handles) if self.executor else self._here(made, handles)
+            return self._submit(self.executor, made, handles) if self.executor else self._build_here(made, handles)
 
-        engines = built_once(orders, [handle.weights for handle in converted.handles], build)
+        engines = build_without_duplicates(orders, [handle.weights for handle in converted.handles], build)
         return Built(
             partitioned, converted.networks, tuple(engines), converted.recipes, converted.literals, converted.computed
         )
 
-    def _here(self, orders: Sequence[Order], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
+    def _build_here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
         for i, (order, handle) in enumerate(zip(orders, handles, strict=True)):
             report(i, len(orders), order.name)
             file = PlanFile()
@@ -83,35 +83,37 @@ class Build:
                 report(done, len(orders), f"{name}: {phase}")
 
             plan = serialize(handle, order, file, Monitor(tell))
-            yield engine(order, plan, file.mapped())
+            yield make_engine(order, plan, file.map_plan())
 
-    def _there(self, executor: Executor, orders: Sequence[Order], handles: Sequence[NetworkHandle]) -> Iterable[Engine]:
+    def _submit(
+        self, executor: Executor, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]
+    ) -> Iterable[Engine]:
         with tempfile.TemporaryDirectory(prefix="pipeline-build-", dir=self.folder, ignore_cleanup_errors=True) as name:
             jobs = [
                 Job(order, RemoteBuild(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))
                 for i, (order, handle) in enumerate(zip(orders, handles, strict=True))
             ]
-            plans = gathered(executor, jobs, report)
-            return [engine(job.order, plan, mapped(job.path)) for job, plan in zip(jobs, plans, strict=True)]
+            plans = collect_plans(executor, jobs, report)
+            return [make_engine(job.order, plan, map_file(job.path)) for job, plan in zip(jobs, plans, strict=True)]
 
 
 build = Build()
 
 
-def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
+def make_engine(order: BuildOrder, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """Return the record of an engine, and warn about kernels with known bugs."""
-    for kernel, fault in faults(order.network, data):
+    for kernel, fault in find_faulty_kernels(order.network, data):
         how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
     if required and (apart := [pair for pair in find_pairs(order.network, data) if not pair.fused]):
         raise QuantizationError(order.name, apart)
-    leave_memory(data)
+    drop_pages(data)
     given = order.name, data, plan.library, order.refittable, plan.digest, plan.bindings
     return Engine(*given, stripped=order.stripped)
 
 
-def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
+def find_faulty_kernels(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     """Return the kernels of a plan that are known to compute wrong results, each with a description of the bug."""
     read, dtypes = find_kernel_sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
     return [

@@ -26,13 +26,13 @@ from pipeline.errors import PipelineError
 from pipeline.profiling.measure import Call
 from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair, slowest
 from pipeline.profiling.segment_costs import SegmentCost, segment_costs
-from pipeline.program import Program, port
-from pipeline.runtime.collective_calls import collective_calls, runs_alone, without_ranks
+from pipeline.program import Program, make_port
+from pipeline.runtime.collective_calls import can_run_alone, collective_calls, without_ranks
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import compiled_kernels, share_kernels
-from pipeline.runtime.ranks import of_all_ranks
+from pipeline.runtime.ranks import gather_from_ranks
 from pipeline.stages.faster_in_torch import for_torch, in_words
-from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls_in_torch
+from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, with_reason
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
@@ -115,7 +115,7 @@ class Choose:
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest variant of a program."""
-        if not any(of_all_ranks(compiled.program, _is_asked(compiled), ARRIVE)):
+        if not any(gather_from_ranks(compiled.program, _is_asked(compiled), ARRIVE)):
             return compiled
         fastest, form = compiled, cache(lambda names: self._another(compiled, names))
         keys: Mapping[int | None, Keys] = {}
@@ -125,7 +125,7 @@ class Choose:
             pairs = self._pairs(compiled, keys, form)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
-        pairs = slowest(of_all_ranks(compiled.program, pairs, MEASURE))
+        pairs = slowest(gather_from_ranks(compiled.program, pairs, MEASURE))
         try:
             times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
             fastest = self._fastest(compiled, times, form)
@@ -158,9 +158,9 @@ class Choose:
                 what = in_words(compiled.program, names)
                 log.warning("PyTorch runs the %s on this GPU: %s", what, _said([times.whole]))
                 reason = times.reason("the program", times.whole, f"with {what} in PyTorch")
-                forms[times.profile or 0] = because(other, reason)
+                forms[times.profile or 0] = with_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
-            mixed = by_profile(forms)
+            mixed = combine_profiles(forms)
         if mixed is not compiled and _is_here(compiled):
             share_kernels(compiled, mixed)
         return mixed
@@ -316,7 +316,7 @@ def _is_asked(compiled: Compiled) -> bool:
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     if compiled.program.sharding is not None:  # all ranks have to be there, and it takes memory of each
-        asked = asked and isinstance(settings.measurements, str) and _is_here(compiled) and runs_alone(compiled)
+        asked = asked and isinstance(settings.measurements, str) and _is_here(compiled) and can_run_alone(compiled)
     layers = (layer for network in compiled.networks for layer in network.layers if layer.kind == "CONVOLUTION")
     least = GROUPED if any(layer.attribute("num_groups") > 1 for layer in layers) else LARGE
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= least
@@ -331,5 +331,5 @@ def _is_here(compiled: Compiled) -> bool:
 def tensor_bytes(program: Program) -> int:
     """Return the number of bytes of all tensors of a program at the optimal sizes."""
     pairs = ((node.name, value) for node in program.graph.nodes for value in tree_leaves(node.meta.get("val")))
-    tensors = (port(name, value, program.shapes) for name, value in pairs if isinstance(value, torch.Tensor))
+    tensors = (make_port(name, value, program.shapes) for name, value in pairs if isinstance(value, torch.Tensor))
     return sum(tensor.nbytes(lambda sizes: sizes.opt) for tensor in tensors)

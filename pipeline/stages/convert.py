@@ -21,9 +21,9 @@ from pipeline.aten.naming import layer_name, make_unique
 from pipeline.aten.support import CallingConvention
 from pipeline.aten.types import Argument
 from pipeline.build.memory import MemoryMappedWeights
-from pipeline.build.profiles import profiles_of, symbols_of
+from pipeline.build.profiles import engine_profiles, symbols_in
 from pipeline.compose.pipelines import report, stage
-from pipeline.errors import ConversionError, raised_at, source_line, worded
+from pipeline.errors import ConversionError, error_text, raise_location, source_line
 from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
 from pipeline.impl.result_check import check_tensor
@@ -36,7 +36,7 @@ from pipeline.program import Converted, Output, Partitioned, Port, Program, Segm
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, bounds, expression
 from pipeline.stages.required import check_required
-from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
+from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt, typed_layer
 
 
 @stage
@@ -48,7 +48,7 @@ def convert(partitioned: Partitioned) -> Converted:
     total, done = sum(len(c.segment.nodes) for c in conversions), 0
     for conversion in conversions:
         for name in conversion.segment.nodes:
-            conversion.node(name)
+            conversion.convert_node(name)
             done += 1
             report(done, total, name)
         conversion.finish()
@@ -56,14 +56,14 @@ def convert(partitioned: Partitioned) -> Converted:
         partitioned,
         networks=tuple(c.network for c in conversions),
         handles=tuple(c.handle for c in conversions),
-        recipes=_joined(c.recipes for c in conversions),
-        literals=_joined(c.ctx.literals for c in conversions),
-        computed=_joined(c.computed for c in conversions),
+        recipes=_merge(c.recipes for c in conversions),
+        literals=_merge(c.ctx.literals for c in conversions),
+        computed=_merge(c.computed for c in conversions),
     )
 
 
-def _joined(parts: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
-    return FrozenDict({name: value for part in parts for name, value in part.items()})
+def _merge(mappings: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
+    return FrozenDict({name: value for part in mappings for name, value in part.items()})
 
 
 class _Conversion:
@@ -78,7 +78,7 @@ class _Conversion:
         inside = frozenset(segment.nodes)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log, inside=inside)
         self.ctx.constant_nodes = frozenset(segment.constants)
-        self.ctx.ranges = self.ranges = symbols_of(self.program, segment)
+        self.ctx.ranges = self.ranges = symbols_in(self.program, segment)
         self.ctx.marks = Marks(segment.marks)
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
@@ -90,12 +90,12 @@ class _Conversion:
         self.bindings = binding_names(self.program.outputs, segment)
         self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
         for port in segment.inputs:
-            self.input(port)
-        self.constants()
+            self.add_input(port)
+        self.evaluate_constants()
 
-    def input(self, port: Port) -> None:
+    def add_input(self, port: Port) -> None:
         """Add a network input, and the symbols that can be read from its shape."""
-        shape = tuple(d if isinstance(d, int) else self.size(d) for d in port.shape)
+        shape = tuple(d if isinstance(d, int) else self.network_size(d) for d in port.shape)
         dtype = port.dtype or torch.int64
         entering = dtype if dtype == torch.uint8 else base.network_dtype(dtype)
         source = self.ctx.net.add_input(port.name, to_trt(entering), shape)
@@ -111,12 +111,12 @@ class _Conversion:
         for tensor in (source, inner):
             self.ctx.record_shape(tensor, port.shape)
 
-    def size(self, expr: Expr) -> int:
+    def network_size(self, expr: Expr) -> int:
         """Return an input's size in the network: -1 if it is dynamic, within the segment's profile if it has one."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
-    def constants(self) -> None:
+    def evaluate_constants(self) -> None:
         """Evaluate the constants. Parameters share the model's memory; tensors computed from them are in a file."""
         made = [name for name in self.segment.constants if self.program.constants[name].steps]
         file = MemoryMappedWeights([self.nodes[name].meta["val"].nbytes for name in made])
@@ -125,8 +125,8 @@ class _Conversion:
             recipe = self.program.constants[placeholder]
             value = recipe.evaluate(self.program.parameters)
             if recipe.steps:
-                value = file.moved(value)
-                file.leave_memory()
+                value = file.copy_to_file(value)
+                file.drop_pages()
             self.env[placeholder] = value
             self.recipes[recipe.name] = recipe
         self.ctx.constants = tuple(self.env[placeholder] for placeholder in self.segment.constants)
@@ -134,50 +134,50 @@ class _Conversion:
             id(self.env[name]): self.program.constants[name].name for name in self.segment.constants
         }
 
-    def node(self, name: str) -> None:
+    def convert_node(self, name: str) -> None:
         """Call the node's converter and check its result."""
         node = self.nodes[name]
         self.ctx.node = node
-        mark, layers, literals = self.ctx.log.mark(), self.ctx.net.num_layers, len(self.ctx.literals)
-        ends = self.ends()
+        mark, layers, literals = self.ctx.log.position(), self.ctx.net.num_layers, len(self.ctx.literals)
+        ends = self.count_bindings()
         try:
-            result = self.call(node)
-            self.check(node, result)
+            result = self.call_converter(node)
+            self.check_result(node, result)
             self.check_network(node, result, layers, ends)
         except ConversionError:
             raise
         except Exception as error:
             said = "; ".join(self.ctx.log.errors_since(mark))
-            words = str(error) if isinstance(error, NetworkError) else self.blamed(node, error)
+            words = str(error) if isinstance(error, NetworkError) else self.converter_error(node, error)
             message = f"{words} (TensorRT: {said})" if said and said not in words else words
             raise ConversionError(node.name, str(node.target), source_line(node), message) from error
-        self.adopt(layers)
+        self.own_weights(layers)
         self.note_computed(node, literals)
         self.name_layers(node, layers, result)
         self.ctx.record_result_shapes(result, node.meta.get("val"))
         self.env[name] = result
 
-    def blamed(self, node: torch.fx.Node, error: Exception) -> str:
+    def converter_error(self, node: torch.fx.Node, error: Exception) -> str:
         """Return the error message for a converter's exception, with the converter's name, file and line."""
         choice = self.verdicts[node.name].choice
         converter = f"the converter {choice.support.name} raised " if choice is not None else ""
         if isinstance(error, AttributeError) and "plugin" in str(error.name) and not CAPABILITIES.plugins:
             missing = f"{CAPABILITIES.flavour} has no plugin layers, so no {error.name}"
-            return f"{converter}an error ({raised_at(error)}): {missing}"
-        return f"{converter}{worded(error)} ({raised_at(error)})"
+            return f"{converter}an error ({raise_location(error)}): {missing}"
+        return f"{converter}{error_text(error)} ({raise_location(error)})"
 
-    def call(self, node: torch.fx.Node) -> Any:
+    def call_converter(self, node: torch.fx.Node) -> Any:
         """Return the converter's result for the node's resolved arguments."""
         choice = self.verdicts[node.name].choice
         assert choice is not None
         net = Net(self.ctx, layer_name(node))
-        args, kwargs = barriers.arguments(net, node, self.value)
+        args, kwargs = barriers.arguments(net, node, self.converter_argument)
         given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
         made = choice.support.converter_implementation(given, node.target, args, kwargs, net.name)
         return barriers.result(net, node, made)
 
-    def value(self, node: torch.fx.Node) -> Argument:
+    def converter_argument(self, node: torch.fx.Node) -> Argument:
         """Return what a converter receives for a node: a tensor of the network, a constant, or a symbolic int."""
         if node.name in self.env:
             return self.env[node.name]
@@ -188,7 +188,7 @@ class _Conversion:
             return made
         return value if isinstance(value, (int, float, bool)) else None
 
-    def check(self, node: torch.fx.Node, result: object) -> None:
+    def check_result(self, node: torch.fx.Node, result: object) -> None:
         """Raise an error if TensorRT's dtype, rank or static dims differ from those of the node's fake tensor."""
         expected = node.meta.get("val")
         values = (x.meta.get("val") for x in node.all_input_nodes)
@@ -203,16 +203,16 @@ class _Conversion:
                 if made is not None and isinstance(wanted, torch.Tensor):
                     check_tensor(made, wanted, self.ranges, given)
 
-    def adopt(self, first: int) -> None:
+    def own_weights(self, first_layer: int) -> None:
         """Record weights that a converter passed to TensorRT directly, and move them to our memory."""
-        for i in range(first, self.ctx.net.num_layers):
-            layer = layer_of(self.ctx.net, i)
+        for i in range(first_layer, self.ctx.net.num_layers):
+            layer = typed_layer(self.ctx.net, i)
             for held in (each for each in layer_weights(layer) if each.pointer is not None):
                 known = self.ctx.weights.get(held.pointer or 0)
                 if known is None or math.prod(known.shape) != held.count:
-                    setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
+                    setattr(layer, held.role, self.ctx.trt_weights(self.find_weights(held)))
 
-    def held(self, held: LayerWeights) -> torch.Tensor:
+    def find_weights(self, held: LayerWeights) -> torch.Tensor:
         """Return the segment's constant that shares memory with a layer's weights, or else a copy of the weights."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
@@ -222,20 +222,20 @@ class _Conversion:
         memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(held.pointer or 0)
         return torch.frombuffer(memory, dtype=dtype).clone()
 
-    def ends(self) -> tuple[int, int]:
+    def count_bindings(self) -> tuple[int, int]:
         """Return the number of inputs and outputs of the network, which converters must not change."""
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
-    def check_network(self, node: torch.fx.Node, result: object, first: int, ends: tuple[int, int]) -> None:
+    def check_network(self, node: torch.fx.Node, result: object, first: int, counts: tuple[int, int]) -> None:
         """Raise an error if a converter added an input or output, or returns another network's tensor."""
-        if self.ends() != ends:
+        if self.count_bindings() != counts:
             raise NetworkError("the converter added an input or output to the network: only segments have those")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, trt.ITensor) and id(tensor) not in known and not self.made(tensor, first):
+            if isinstance(tensor, trt.ITensor) and id(tensor) not in known and not self.is_in_network(tensor, first):
                 raise NetworkError(f"the converter returned {tensor.name!r}, which is a tensor of another network")
 
-    def made(self, tensor: object, first: int) -> bool:
+    def is_in_network(self, tensor: object, first: int) -> bool:
         """Return whether a tensor belongs to the network. Layers from ``first`` on are searched first."""
         net = self.ctx.net
         layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
@@ -250,10 +250,10 @@ class _Conversion:
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
-    def name_layers(self, node: torch.fx.Node, first: int, result: object) -> None:
+    def name_layers(self, node: torch.fx.Node, first_layer: int, result: object) -> None:
         """Name the layers that a converter left unnamed after the node. The result's layer gets the plain name, if it
         is unused."""
-        name, layers = layer_name(node), self.layers(first)
+        name, layers = layer_name(node), self.layers(first_layer)
         taken = name in {layer.name for layer in layers}
         for layer in layers:
             if layer.name.startswith("(Unnamed Layer"):
@@ -265,21 +265,21 @@ class _Conversion:
 
     def finish(self) -> None:
         """Mark outputs, name tensors and weights, and create the description of the network."""
-        self.take_names()
-        read = self.names_read()
+        self.apply_recorded_names()
+        read = self.read_tensor_names()
         for port in self.segment.outputs:
-            self.output(port, read)
+            self.add_output(port, read)
         self.name_tensors()
         known: dict[int, Weight] = self.ctx.weights
         for pointer, weight in known.items():
             tensor = self.ctx.weight_refit_map[weight.name]
             if tensor.data_ptr() == pointer and tensor.numel():
                 self.ctx.net.set_weights_name(weights_of_tensor(tensor, weight), weight.name)
-        first, *others = profiles_of(self.program, self.segment, self.is_shape) or (None,)
+        first, *others = engine_profiles(self.program, self.segment, self.is_shape_tensor) or (None,)
         described = describe(self.ctx.net, name=self.segment.name, weight_name=known.get, profile=first)
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
-    def take_names(self) -> None:
+    def apply_recorded_names(self) -> None:
         """Rename weights that come from a recipe, and the recipe, to the names that converters recorded for them."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
@@ -292,13 +292,13 @@ class _Conversion:
                 self.ctx.weight_refit_map[name], weights[pointer] = tensor, evolve(known, name=name)
                 taken.add(name)
 
-    def is_shape(self, port: Port) -> bool:
+    def is_shape_tensor(self, port: Port) -> bool:
         """Return whether an input size determines a shape in the network, rather than being an ordinary number."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
-    def output(self, port: Port, read: frozenset[str]) -> None:
+    def add_output(self, port: Port, read_names: frozenset[str]) -> None:
         """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
-        and also a tensor that other layers ``read``: TensorRT-RTX 1.4 and 1.6 do not write an output if one kernel
+        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 to 1.6 write no output if one kernel
         computes it, a single output that reads it, and two outputs that read the second (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
@@ -308,19 +308,19 @@ class _Conversion:
             tensor.is_network_input
             or tensor.is_network_output
             or not isinstance(value, trt.ITensor)
-            or tensor.name in read
+            or tensor.name in read_names
         ):
             tensor = self.ctx.add(f"{port.name}:output", "identity", tensor).get_output(0)
         tensor.name = self.bindings[port.name]
         self.ctx.net.mark_output(tensor)
 
-    def names_read(self) -> frozenset[str]:
+    def read_tensor_names(self) -> frozenset[str]:
         """Return the current names of the tensors that layers read."""
         tensors = (layer.get_input(i) for layer in self.layers() for i in range(layer.num_inputs))
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
-    def layers(self, first: int = 0) -> list[Any]:
-        return [self.ctx.net.get_layer(i) for i in range(first, self.ctx.net.num_layers)]
+    def layers(self, first_layer: int = 0) -> list[Any]:
+        return [self.ctx.net.get_layer(i) for i in range(first_layer, self.ctx.net.num_layers)]
 
     def name_tensors(self) -> None:
         """Name each inner tensor after its layer, so that two builds of a network print alike; if the converter named

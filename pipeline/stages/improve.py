@@ -18,14 +18,14 @@ from pipeline.improvements import PASSES, RENAMED, Improvement, Rewriting
 from pipeline.program import Program
 
 
-def _passes(value: object) -> tuple[Improvement, ...]:
+def _to_passes(value: object) -> tuple[Improvement, ...]:
     """Convert passes or names of passes to passes. Raise a `ValueError` that lists the names, or a `TypeError`."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"passes are a collection of passes or their names, not {value!r}")
-    return tuple(map(_pass, value))
+    return tuple(map(_to_pass, value))
 
 
-def _pass(value: object) -> Improvement:
+def _to_pass(value: object) -> Improvement:
     if isinstance(value, Improvement):
         return value
     if not isinstance(value, str):
@@ -43,7 +43,7 @@ class Improve:
     """The improve stage. ``passes``, given as passes or by name, run in order; without any, nothing changes."""
 
     registry: ConverterRegistry = field(default=DYNAMO_CONVERTERS, repr=False)
-    passes: tuple[Improvement, ...] = field(default=PASSES, converter=_passes)
+    passes: tuple[Improvement, ...] = field(default=PASSES, converter=_to_passes)
     name: str = "improve"
 
     def __call__(self, program: Program) -> Program:
@@ -57,7 +57,7 @@ class Improve:
 
     def without(self, *names: str) -> Self:
         """Return the stage without these passes; raise a `ValueError` for a pass that it does not have."""
-        left_out = {_pass(name).name for name in names}
+        left_out = {_to_pass(name).name for name in names}
         if missing := sorted(left_out - {each.name for each in self.passes}):
             raise ValueError(f"the stage {self.name} has no pass {', '.join(missing)}")
         return evolve(self, passes=tuple(each for each in self.passes if each.name not in left_out))

@@ -19,7 +19,7 @@ from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
 from pipeline.runtime.program_engines import load_engines
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build
-from pipeline.stages.required import warn_of_little
+from pipeline.stages.required import warn_low_coverage
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.loading import Loader, loadable
@@ -59,7 +59,7 @@ class Load:
                 compile it again.
             UnsupportedOperatorException: an operator can run only in PyTorch, and the settings do not allow that.
         """
-        warn_of_little(compiled)
+        warn_low_coverage(compiled)
         if not compiled.settings.load_built_engines or not compiled.engines:
             return compiled
         found = self.loader(compiled, keep=True)

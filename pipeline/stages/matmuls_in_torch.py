@@ -23,15 +23,15 @@ from pipeline.verification.split import refused
 TRIAL: Final = Rejection("it is measured in PyTorch")
 
 
-def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequence[str]) -> Compiled:
+def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
     """Compile a program again, with these operators in PyTorch. They already cut layers, so `BehindUpdates` replaces
     the default partitioner, or a partitioner that cuts between submodules.
 
     Raises:
         ValueError: there are no such operators, or an engine is for all profiles.
     """
-    if not names:
-        raise ValueError("the program has no matmuls of halves by large weights")
+    if not node_names:
+        raise ValueError("the program has no matmuls in half precision by large weights")
     _check_profiles(compiled)
     again = Again.of(stages)
     cut: Any = again.partition
@@ -40,7 +40,7 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], names: Sequ
     if isinstance(cut, Partition) or (isinstance(cut, InPieces) and cut.between):
         again = evolve(again, partition=as_stage(BehindUpdates()))
     validated = Validated(compiled.program, compiled.partitioned.verdicts)
-    made = again.compiled(refused(validated, dict.fromkeys(names, TRIAL)))
+    made = again.compiled(refused(validated, dict.fromkeys(node_names, TRIAL)))
     _check_profiles(made)
     return made
 
@@ -50,7 +50,7 @@ def _check_profiles(compiled: Compiled) -> None:
         raise ValueError(f"{whole[0]} is an engine for all profiles")
 
 
-def because(matmuls: Compiled, reason: Rejection) -> Compiled:
+def with_reason(matmuls: Compiled, reason: Rejection) -> Compiled:
     """Return a result of `matmuls_in_torch` with the reason why its operators run in PyTorch."""
     partitioned = matmuls.partitioned
     fallbacks = (
@@ -64,13 +64,13 @@ def because(matmuls: Compiled, reason: Rejection) -> Compiled:
     return evolve(matmuls, partitioned=evolve(partitioned, fallbacks=tuple(fallbacks), verdicts=FrozenDict(verdicts)))
 
 
-def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
-    """Return a program that runs the calls of each profile like the variant in ``forms`` for that profile. All variants
+def combine_profiles(variants: Mapping[int, Compiled]) -> Compiled:
+    """Return a program that runs the calls of each profile like its variant in ``variants``. All variants
     have the same graph, and each of their engines is for one profile."""
-    first = next(iter(forms.values()))
-    segments = tuple(segment for profile, form in forms.items() for segment in _in_profile(form, profile))
+    first = next(iter(variants.values()))
+    segments = tuple(segment for profile, form in variants.items() for segment in _segments_in_profile(form, profile))
     inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
-    programs = [form.partitioned for form in forms.values()]
+    programs = [form.partitioned for form in variants.values()]
     verdicts = dict(first.partitioned.verdicts)
     fallbacks = dict[str, Fallback]()
     for form in programs:
@@ -87,9 +87,9 @@ def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
         cuts=tuple(cuts(segments)),
     )
     names = {segment.name: segment.profile for segment in partitioned.engine_segments}
-    networks = [n for profile, form in forms.items() for n in form.networks if names.get(n.name) == profile]
-    engines = [e for profile, form in forms.items() for e in form.engines if names.get(e.name) == profile]
-    maps = [form.refit_map for form in forms.values()]
+    networks = [n for profile, form in variants.items() for n in form.networks if names.get(n.name) == profile]
+    engines = [e for profile, form in variants.items() for e in form.engines if names.get(e.name) == profile]
+    maps = [form.refit_map for form in variants.values()]
     return evolve(
         first,
         partitioned=partitioned,
@@ -99,14 +99,14 @@ def by_profile(forms: Mapping[int, Compiled]) -> Compiled:
             FrozenDict({name: recipe for each in maps for name, recipe in each.recipes.items()}),
             FrozenDict({name: reason for each in maps for name, reason in each.computed.items()}),
         ),
-        literals=FrozenDict({name: value for form in forms.values() for name, value in form.literals.items()}),
-        healed=tuple(dict.fromkeys(each for form in forms.values() for each in form.healed)),
+        literals=FrozenDict({name: value for form in variants.values() for name, value in form.literals.items()}),
+        healed=tuple(dict.fromkeys(each for form in variants.values() for each in form.healed)),
     )
 
 
-def _in_profile(form: Compiled, profile: int) -> Iterator[Segment]:
+def _segments_in_profile(compiled: Compiled, profile: int) -> Iterator[Segment]:
     """Yield the segments that run in calls of a profile, as segments of only that profile."""
-    for segment in form.partitioned.segments:
+    for segment in compiled.partitioned.segments:
         if segment.profile == profile:
             yield segment
         elif segment.profile is None:  # of PyTorch

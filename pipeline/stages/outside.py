@@ -13,9 +13,9 @@ from attrs import Attribute, evolve, field, frozen
 
 from pipeline.aten.own_ops import SELECTIVE_SCAN
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.build.profiles import profiles_of
+from pipeline.build.profiles import engine_profiles
 from pipeline.partitioning.assemble import cuts
-from pipeline.program import Partitioned, Port, Program, Segment, port
+from pipeline.program import Partitioned, Port, Program, Segment, make_port
 
 LEAST = 64
 """The minimum bytes of a weight that becomes a separate input."""
@@ -27,7 +27,7 @@ READERS = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.POINTWISE, Kind.NORMALIZES)
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
-def _bytes(_: object, field: Attribute[int], value: object) -> None:
+def _check_bytes(_: object, field: Attribute[int], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{field.name} is a number of bytes, not {value!r}")
     if value < 0:
@@ -38,7 +38,7 @@ def _bytes(_: object, field: Attribute[int], value: object) -> None:
 class SharedWeights:
     """The stage that `shared_weights` returns."""
 
-    least: int = field(default=LEAST, validator=_bytes)
+    least: int = field(default=LEAST, validator=_check_bytes)
     name: str = field(default="shared_weights", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
@@ -46,14 +46,14 @@ class SharedWeights:
         nodes = {node.name: node for node in partitioned.program.graph.nodes}
 
         def changed(segment: Segment) -> Segment:
-            shared = [name for name in segment.constants if self._is_shared(partitioned, segment, nodes[name])]
+            shared = [name for name in segment.constants if self._should_share(partitioned, segment, nodes[name])]
             own = tuple(name for name in segment.constants if name not in shared)
-            ports = (port(name, nodes[name].meta["val"], partitioned.program.shapes) for name in shared)
+            ports = (make_port(name, nodes[name].meta["val"], partitioned.program.shapes) for name in shared)
             return evolve(segment, inputs=(*segment.inputs, *ports), constants=own)
 
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
-    def _is_shared(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
+    def _should_share(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
         """Return whether a weight is large enough, and in an engine read only by our converters that accept inputs."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
@@ -66,7 +66,7 @@ class SharedWeights:
 class EnginePerProfile:
     """The stage that `engine_per_profile` returns."""
 
-    most: int = field(default=MOST, validator=_bytes)
+    most: int = field(default=MOST, validator=_check_bytes)
     name: str = field(default="engine_per_profile", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
@@ -74,16 +74,16 @@ class EnginePerProfile:
         program = partitioned.program
         if program.settings.max_engines is not None:
             return partitioned
-        segments = tuple(each for segment in partitioned.segments for each in self._per_profile(program, segment))
+        segments = tuple(each for segment in partitioned.segments for each in self._split_by_profile(program, segment))
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
-    def _per_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
+    def _split_by_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
         """Yield a segment, or a copy of the segment for each profile."""
         nodes = {node.name: node for node in program.graph.nodes}
         alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
         if (
             alone
-            or len(profiles_of(program, segment, lambda port: True)) < 2
+            or len(engine_profiles(program, segment, lambda port: True)) < 2
             or sum(nodes[name].meta["val"].nbytes for name in segment.constants) > self.most
         ):
             yield segment

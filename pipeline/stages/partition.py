@@ -55,7 +55,7 @@ class Partition:
     name: str = "partition"
 
     def __call__(self, validated: Validated) -> Partitioned:
-        return _partitioned(validated, _largest)
+        return _partition(validated, _largest_units)
 
 
 @frozen
@@ -81,9 +81,9 @@ class InPieces:
             raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        return _partitioned(validated, _largest, self._pieces)
+        return _partition(validated, _largest_units, self._cut)
 
-    def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
+    def _cut(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
         if self.count is not None:
             return split_evenly(program, chosen, inside, self.count)
         submodules = Submodules(pattern=self.between)
@@ -99,7 +99,7 @@ class BehindUpdates:
     name: str = field(default="behind_updates", kw_only=True)
 
     def __call__(self, validated: Validated) -> Partitioned:
-        return _partitioned(validated, _largest, _cut_behind_updates)
+        return _partition(validated, _largest_units, _cut_behind_updates)
 
 
 def _cut_behind_updates(
@@ -137,7 +137,7 @@ class BySubmodule:
             refused |= torch_reasons(program, keys, along, refused)
             return build_units(program, submodule_runs(keys, fused), keys.__getitem__)
 
-        return _partitioned(validated, choose)
+        return _partition(validated, choose)
 
 
 partition = Partition()
@@ -176,17 +176,17 @@ def _check_positive(name: str, value: object, paths: str) -> None:
         raise kind(f"{name} is an integer of at least 1, not {value!r}; paths are given by {paths}=")
 
 
-def _largest(program: Flow, refused: dict[int, str]) -> Units:
+def _largest_units(program: Flow, refused: dict[int, str]) -> Units:
     return build_units(program, fused_patterns(program, lambda i: i not in refused))
 
 
-def _partitioned(
+def _partition(
     validated: Validated,
     choose: Callable[[Flow, dict[int, str]], Units],
     cut: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
 ) -> Partitioned:
     program, settings = validated.program, validated.program.settings
-    reasons = _refused(validated)
+    reasons = _refused_nodes(validated)
     if reasons and settings.require_full_compilation:
         operators = [n for n in program.graph.nodes if is_operator(n)]
         fallbacks = tuple(fallback_record(validated, n, reasons[n]) for n in operators if n in reasons)
@@ -203,12 +203,12 @@ def _partitioned(
     return assemble(validated, groups, {seen.nodes[i].name: why for i, why in settled.reasons.items()})
 
 
-def _refused(validated: Validated) -> Mapping[Node, str]:
+def _refused_nodes(validated: Validated) -> Mapping[Node, str]:
     """Return the operators that no engine supports, with the reasons. If an item of an operator's result is refused, so
     is the operator; if a collective is refused, so is the operator that waits for it."""
     reasons: dict[Node, str] = {}
     for node in filter(is_operator, validated.program.graph.nodes):
-        parts = [node, *_items(node), *(node.all_input_nodes if is_wait(node) else ())]
+        parts = [node, *_result_items(node), *(node.all_input_nodes if is_wait(node) else ())]
         verdicts = [validated.verdicts[part.name] for part in parts if part.name in validated.verdicts]
         why = [each.reason for verdict in verdicts if not verdict.supported for each in verdict.reasons]
         if why:
@@ -216,7 +216,7 @@ def _refused(validated: Validated) -> Mapping[Node, str]:
     return reasons
 
 
-def _items(node: Node) -> Iterable[Node]:
+def _result_items(node: Node) -> Iterable[Node]:
     if isinstance(node.meta.get("val"), torch.Tensor):
         return ()
     return (user for user in node.users if user.op == "call_function" and not is_operator(user))

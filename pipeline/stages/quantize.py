@@ -30,8 +30,8 @@ from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.precision import Excluded, check_excluded, excludes
 from pipeline.improvements.quantizing import fake_quantize_weight, scale_block, weight_of
-from pipeline.program import Program, is_operator, rewired
-from pipeline.recipes import identity, qualified_name
+from pipeline.program import Program, is_operator, rename_outputs
+from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of, one_of
 from pipeline.verification.eager import Range, ranges
 
@@ -57,7 +57,7 @@ class Decision:
         return f"{self.path or self.node}: {self.target}: {self.said}"
 
 
-def _entries(value: object) -> tuple[object, ...]:
+def _to_entries(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.Tensor | str | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"calibration is a list of typical inputs, not {kind_of(value)}: calibration=[(x,)]")
     return tuple(value)
@@ -69,7 +69,7 @@ class Quantize:
 
     weights: Weights = field(default="int8", validator=one_of("int8", "int4", "fp8"))
     activations: Activations | None = field(default=None, validator=one_of(None, "int8", "fp8"))
-    calibration: tuple[object, ...] = field(default=(), converter=_entries, eq=False, repr=False)
+    calibration: tuple[object, ...] = field(default=(), converter=_to_entries, eq=False, repr=False)
     exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
     percentile: float | None = None
     name: str = "quantize"
@@ -146,22 +146,22 @@ class _Quantizer:
         self.scales: dict[str, torch.Tensor] = {}
 
     def run(self) -> Program:
-        chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.chosen(n)]
-        found = self.ranges(chosen) if self.options.activations is not None else {}
+        chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.can_quantize(n)]
+        found = self.activation_ranges(chosen) if self.options.activations is not None else {}
         for node in chosen:
             self.replace(node, found)
         names = {f"{node}.scale": scale for node, scale in self.scales.items()}
-        constants = {_placeholder(name): identity(name) for name in names}
+        constants = {_placeholder_name(name): parameter_recipe(name) for name in names}
         p = self.program
         return p.with_graph(
             self.graph,
-            outputs=rewired(p.outputs, self.graph),
+            outputs=rename_outputs(p.outputs, self.graph),
             constants=FrozenDict({**p.constants, **constants}),
             parameters=FrozenDict({**p.parameters, **names}),
             written=p.written | frozenset(names),
         )
 
-    def chosen(self, node: Node) -> bool:
+    def can_quantize(self, node: Node) -> bool:
         """Return whether to quantize an operator; if not, record the decision with its reason."""
         weight = weight_of(node)
         if weight is None or not self.constant[weight]:
@@ -175,22 +175,22 @@ class _Quantizer:
             why = f"INT4 is for {rows}"
         else:
             return True
-        self.decide(node, f"stays in floats: {why}")
+        self.record_decision(node, f"stays in floats: {why}")
         return False
 
-    def decide(self, node: Node, said: str) -> None:
-        self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), said))
+    def record_decision(self, node: Node, decision: str) -> None:
+        self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), decision))
 
-    def ranges(self, chosen: Sequence[Node]) -> Mapping[str, float]:
-        wanted = {source.name for node in chosen for source in node.all_input_nodes[:1]}
+    def activation_ranges(self, quantized: Sequence[Node]) -> Mapping[str, float]:
+        wanted = {source.name for node in quantized for source in node.all_input_nodes[:1]}
         try:
-            return ranges(self.program, wanted, Range(self.options.percentile), self.batches())
+            return ranges(self.program, wanted, Range(self.options.percentile), self.calibration_batches())
         except PipelineError:
             raise
         except Exception as error:
             raise CalibrationError(f"the model does not run on an input of calibration: {error}") from error
 
-    def batches(self) -> Iterator[Sequence[object]]:
+    def calibration_batches(self) -> Iterator[Sequence[object]]:
         """Yield the calibration inputs, converted for the program's graph."""
         for index, given in enumerate(self.options.calibration):
             args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
@@ -200,21 +200,21 @@ class _Quantizer:
                 raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
             yield leaves
 
-    def replace(self, node: Node, found: Mapping[str, float]) -> None:
+    def replace(self, node: Node, ranges: Mapping[str, float]) -> None:
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
         block = scale_block(options.weights, node)
         if weight not in self.weights:
-            self.weights[weight] = self.rounded(weight, block, node)
+            self.weights[weight] = self.round_weight(weight, block, node)
         node.replace_input_with(weight, self.weights[weight])
         granularity = "in blocks of " + str(block[-1]) if block and block[-1] > 1 else "by output"
         said = f"{options.weights} weight {granularity}"
         if options.activations is not None:
-            node.replace_input_with(source, self.paired(source, found[source.name], node))
-            said += f", {options.activations} activations up to {found[source.name]:.4g}"
-        self.decide(node, said)
+            node.replace_input_with(source, self.insert_pair(source, ranges[source.name], node))
+            said += f", {options.activations} activations up to {ranges[source.name]:.4g}"
+        self.record_decision(node, said)
 
-    def rounded(self, weight: Node, block: Sequence[int] | None, before: Node) -> Node:
+    def round_weight(self, weight: Node, block: Sequence[int] | None, before: Node) -> Node:
         """Insert the nodes that round a weight, and return the last of them."""
         options = self.options
 
@@ -242,14 +242,14 @@ class _Quantizer:
         last: Node = [each for each in self.graph.nodes if each.op == "placeholder"][-1]
         return self.graph.inserting_after(last if node.op == "placeholder" else node)
 
-    def paired(self, source: Node, range: float, reader: Node) -> Node:
+    def insert_pair(self, source: Node, range: float, reader: Node) -> Node:
         """Return the quantize/dequantize pair that rounds an activation. All readers share the pair."""
         type = self.options.activations
         if source.name not in self.pairs:
             assert type is not None
             self.scales[source.name] = torch.tensor(range / TYPES[type].high)
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
-                scale = self.graph.placeholder(_placeholder(f"{source.name}.scale"))
+                scale = self.graph.placeholder(_placeholder_name(f"{source.name}.scale"))
             scale.meta["val"] = self.mode.from_tensor(self.scales[source.name])
             args = (source, scale, type, [-1] * source.meta["val"].dim())
             with self.inserting_after(source):
@@ -259,5 +259,5 @@ class _Quantizer:
         return self.pairs[source.name]
 
 
-def _placeholder(name: str) -> str:
+def _placeholder_name(name: str) -> str:
     return f"quantize_{name.replace('.', '_')}"

@@ -40,7 +40,7 @@ def check_required(partitioned: Partitioned) -> None:
         raise QuantizationError("the program", ())
 
 
-def warn_of_little(compiled: Compiled) -> None:
+def warn_low_coverage(compiled: Compiled) -> None:
     """Warn if engines run no operator or less than half of the operators, with the most frequent reasons."""
     coverage = compiled.coverage
     converted, total = len(coverage.converted), coverage.total
@@ -50,7 +50,7 @@ def warn_of_little(compiled: Compiled) -> None:
         warn(f"the inputs are {sizes}, numbers, of which no operator is left for an engine: {instead}", CoverageWarning)
     if 2 * converted >= total:
         return
-    reasons = Counter(map(_reason, coverage.fallback)).most_common()
+    reasons = Counter(map(_fallback_reason, coverage.fallback)).most_common()
     rows = [f"  {number} operator{'s'[: number != 1]}: {why}" for why, number in reasons[:SHOWN]]
     more = [f"  and {len(reasons) - SHOWN} other reasons"] if len(reasons) > SHOWN else []
     first = f"{converted} of {total} operators run in TensorRT, the others in PyTorch:"
@@ -58,7 +58,7 @@ def warn_of_little(compiled: Compiled) -> None:
     warn("\n".join([first, *rows, *more, last]), CoverageWarning)
 
 
-def _reason(fallback: Fallback) -> str:
+def _fallback_reason(fallback: Fallback) -> str:
     """Return the first reason of a fallback, without names of tensors, and the hint."""
     why = _NAMES.sub(lambda match: _ONE[match[0].rpartition(" ")[0]], fallback.reason.split("; ")[0])
     return f"{why} ({fallback.hint.split('; ')[0]})" if fallback.hint else why

@@ -75,11 +75,11 @@ class Validate:
         ways = Decompositions(self.decompositions, self.disabled)
         verdicts = _verdicts(program, claims.lookup)
         refusals: dict[Declaration, Rejection] = {}
-        while refused := _refused(program, verdicts, claims):
+        while refused := _refused_calls(program, verdicts, claims):
             asked = ((each, node) for node in refused for each in claims.declarations if each.key == node.target)
             found = ((each, find_rejection(each.support, node, claims.lookup.settings)) for each, node in asked)
             refusals |= {declaration: rejection for declaration, rejection in found if rejection is not None}
-            further = _taken_apart(program, refused, claims, ways)
+            further = _decompose_calls(program, refused, claims, ways)
             if further is program:
                 break
             program, verdicts = further, _verdicts(further, claims.lookup)
@@ -97,19 +97,19 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
     return FrozenDict(verdicts)
 
 
-def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: UserRegistrations) -> list[torch.fx.Node]:
+def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: UserRegistrations) -> list[torch.fx.Node]:
     """Return the calls that were not decomposed because of the user's converters, none of which accepts them."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
 
 
-def _taken_apart(
-    program: Program, refused: Iterable[torch.fx.Node], claims: UserRegistrations, ways: Decompositions
+def _decompose_calls(
+    program: Program, calls: Iterable[torch.fx.Node], claims: UserRegistrations, ways: Decompositions
 ) -> Program:
     """Decompose these calls as if there were no user's converters; return the same program if nothing changes."""
     rewriter = Rewriter(program, claims, ways)
-    names = {node.name for node in refused}
+    names = {node.name for node in calls}
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
     if not names - {node.name for node in made.graph.nodes if node.op == "call_function"}:
         return program
@@ -135,14 +135,14 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
     for symbol in sorted(introduced_symbols(node)) if not (allocated or makes_sizes) else ():
         yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
     yield from islice(_untuned_sizes(node, program), 1)
-    for what, value in _values(node):
+    for what, value in _result_and_inputs(node):
         if isinstance(value, torch.SymBool | torch.SymFloat):
             is_float = isinstance(value, torch.SymFloat)
             if not is_float or node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
                 yield Rejection(f"{what} is a symbolic {'float' if is_float else 'bool'}, which stays in Python")
         elif isinstance(value, torch.Tensor):
             yield from _tensor_limits(what, value, program.settings)
-            yield from islice(_unbounded(what, value, program), 1)
+            yield from islice(_unbounded_sizes(what, value, program), 1)
     for source in node.all_input_nodes:
         verdict, value = earlier.get(source.name), source.meta.get("val")
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
@@ -154,7 +154,7 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
 def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
     if node.target is operator.getitem:  # its operator has the reason
         return
-    for what, value in _values(node):
+    for what, value in _result_and_inputs(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
             name = str(value.dtype).removeprefix("torch.")
             if converts_complex(node.target):
@@ -166,29 +166,29 @@ def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
                 yield Rejection(f"{what} is {name}, and {why}", hint)
 
 
-def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
+def _tensor_limits(role: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
     name = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
         hint = "pass truncate_double=True to compute it in float32"
-        yield Rejection(f"{what} is float64, which TensorRT does not have", hint)
+        yield Rejection(f"{role} is float64, which TensorRT does not have", hint)
     elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
-        yield Rejection(f"{what} is int8, which {CAPABILITIES.flavour} takes for quantized weights only", "use int32")
+        yield Rejection(f"{role} is int8, which {CAPABILITIES.flavour} takes for quantized weights only", "use int32")
     elif value.dtype not in DTYPES and value.dtype != torch.float64 and not value.is_complex():
-        yield Rejection(f"{what} is {name}, which TensorRT does not have")
+        yield Rejection(f"{role} is {name}, which TensorRT does not have")
     if value.dim() > MAX_RANK:
-        yield Rejection(f"{what} has rank {value.dim()}, TensorRT takes at most {MAX_RANK}")
+        yield Rejection(f"{role} has rank {value.dim()}, TensorRT takes at most {MAX_RANK}")
     if value.layout != torch.strided:
-        yield Rejection(f"{what} has layout {value.layout}, TensorRT has dense tensors only")
+        yield Rejection(f"{role} has layout {value.layout}, TensorRT has dense tensors only")
 
 
-def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
+def _unbounded_sizes(role: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
     """Yield a rejection for a data-dependent size without a bound, as in ``torch.arange(int(x.item()))``."""
     for size in shape_of(value):
         names = [] if isinstance(size, int) else [s.name for s in size.free_symbols]
         any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in names)
         of_inputs = bool(program.inputs)  # a block in a converter has none: its sizes may be the network's own
-        if any_number or (of_inputs and _of_data(size) and program.shapes.bounds(size).max > MAX_SIZE):
-            why = f"{what} has a size, {program.shapes.words(size)}, that depends on data and has no bound"
+        if any_number or (of_inputs and _is_data_dependent(size) and program.shapes.bounds(size).max > MAX_SIZE):
+            why = f"{role} has a size, {program.shapes.words(size)}, that depends on data and has no bound"
             yield Rejection(why, "compute it from sizes of inputs, or declare its bounds with torch._check")
 
 
@@ -197,18 +197,18 @@ def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
     for sizes in zip_longest(*shapes, fillvalue=1):
-        if any(map(_of_data, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
+        if any(map(_is_data_dependent, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
             words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
             why = f"the inputs have the sizes {words} in one dim, which are equal only for some data"
             instead = "numbers that never change can be an input as pipeline.Constant"
             yield Rejection(why, f"compute both from sizes of inputs; {instead}")
 
 
-def _of_data(size: Expr) -> bool:
+def _is_data_dependent(size: Expr) -> bool:
     return not isinstance(size, int) and bool(free_unbacked_symbols(size))
 
 
-def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
+def _result_and_inputs(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
     """Yield the node's result and inputs, each with a description for messages."""
     yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
     held = node.args[:2] if op_kind(node.target) is Kind.DEQUANTIZES else ()  # quantized values and scales, in few bits

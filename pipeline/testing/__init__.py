@@ -29,9 +29,9 @@ Test a single call; dynamic sizes have names. A failure prints such a line, whic
 Run a single operator of the registry: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.
 """
 
-from pipeline.errors import require
+from pipeline.errors import require_package
 
-require("hypothesis", "test")
+require_package("hypothesis", "test")
 
 from pipeline.testing.calls import Call, Size, TensorSpec
 from pipeline.testing.check import Checked, CheckError, Rejected, check

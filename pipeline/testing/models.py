@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from pipeline.artifact.engine_cache_stage import wanted_engines
+from pipeline.artifact.engine_cache_stage import engine_requests
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.capture.capture import capture
 from pipeline.compiled import Compiled, CompiledModule, Executor
@@ -23,7 +23,7 @@ from pipeline.inputs import Input
 from pipeline.program import Partitioned, Program, is_operator
 from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
-from pipeline.runtime.state import buffer
+from pipeline.runtime.state import find_buffer
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
@@ -223,7 +223,7 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
         text = str(program)
         compiled: Compiled = compile(program)
         again = compile.until("convert")(program)
-        list(wanted_engines(again))  # each can be kept
+        list(engine_requests(again))  # each can be kept
     except CaptureError:
         raise
     except Exception as error:
@@ -328,7 +328,7 @@ class _Run:
             raise ModelError("runs", f"{type(error).__name__}{where}: {error}") from error
         self.compare("values", "result", want, best, got, where)
         self.compare("mutation", "input", self.theirs, self.doubles, self.ours, where)
-        mutated = {name: buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
+        mutated = {name: find_buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         theirs, doubles = ({name: m.get_buffer(name) for name in mutated} for m in (self.eager, self.exact))
         self.compare("mutation", "buffer", theirs, doubles, mutated, where)
         if fault := sharing(got, self.ours, want, self.theirs, echoes.heard):

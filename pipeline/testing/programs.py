@@ -20,8 +20,8 @@ from pipeline.errors import PipelineError
 from pipeline.export_fixes.fake_device_copy import ensure_cuda_guard
 from pipeline.export_fixes.patch_contexts import patch_for_device, patch_for_export
 from pipeline.frozen import FrozenDict
-from pipeline.program import Output, Program, port
-from pipeline.recipes import identity
+from pipeline.program import Output, Program, make_port
+from pipeline.recipes import parameter_recipe
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
@@ -155,12 +155,12 @@ class _Builder:
         symbols = {str(expression(s)): self.call.sizes[name] for name, s in self.symbols.items()}
         symbols |= {str(s): Range(0, 4, MOST) for out in outputs for s in _data_dependent(out.meta["val"])}
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.name not in self.parameters]
-        inputs = tuple(port(n.name, n.meta["val"], symbols) for n in placeholders)
+        inputs = tuple(make_port(n.name, n.meta["val"], symbols) for n in placeholders)
         made = Program(
             graph_module=torch.fx.GraphModule(torch.nn.Module(), self.graph),
             inputs=inputs,
             outputs=tuple(Output(n.name) for n in outputs),
-            constants=FrozenDict({name: identity(name) for name in self.parameters}),
+            constants=FrozenDict({name: parameter_recipe(name) for name in self.parameters}),
             buffers=FrozenDict(),
             parameters=FrozenDict(self.parameters),
             shapes=ShapeEnvironment.from_ranges(symbols),

@@ -20,7 +20,7 @@ from pipeline.aten.traits import CONTRACTIONS, Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.precision import EXPONENTS, TABLE, op_name
 from pipeline.program import Program
-from pipeline.runtime.call_memory import Bound
+from pipeline.runtime.call_memory import CallLimit
 from pipeline.runtime.opened_file import check_files
 
 WIDENED = 4
@@ -61,7 +61,7 @@ class Eager:
         self.generator = torch.Generator(device).manual_seed(seed) if noise else None
         self.values: dict[str, Argument] = {}
         self.env: dict[torch.fx.Node, Argument] = {}
-        self.bound = Bound.of(parameters, program, 1 if dtype is None else WIDENED)
+        self.bound = CallLimit.from_file(parameters, program, 1 if dtype is None else WIDENED)
 
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
         """Return the program's outputs for these inputs, including the new values of mutated buffers and inputs. The

@@ -23,7 +23,7 @@ from pipeline.errors import ExecutionError
 from pipeline.program import Partitioned, Program, Segment, Validated, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Healed
-from pipeline.runtime.program_engines import Loads
+from pipeline.runtime.program_engines import LoadResults
 from pipeline.settings import CompilationSettings
 from pipeline.verification.alternative_lowerings import FORMS, IN_TORCH, Form, NotPossibleError
 from pipeline.verification.healing import Decision, reformed
@@ -44,12 +44,12 @@ FEW: Final = 8
 class Loader(Protocol):
     """A function that loads a program's engines, and returns those that do not load; None if this is unknown."""
 
-    def __call__(self, compiled: Compiled, *, keep: bool) -> Loads | None: ...
+    def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults | None: ...
 
 
 def loadable(
-    compiled: Compiled, found: Loads, loader: Loader, trial: Again, final: Again
-) -> tuple[Compiled, Loads | None]:
+    compiled: Compiled, found: LoadResults, loader: Loader, trial: Again, final: Again
+) -> tuple[Compiled, LoadResults | None]:
     """Return a program whose engines load, in which faulty operators have an alternative, and the loader's result.
 
     Faulty operators are those that the error names, if an engine of only these does not load; otherwise bisection finds
@@ -67,7 +67,7 @@ def loadable(
     """
     search = _Search(loader, trial)
     search.check(compiled.settings, found)
-    now: Loads | None = found
+    now: LoadResults | None = found
     for last in (*[False] * ROUNDS, True):
         if now is None or not now.refused:
             break
@@ -95,7 +95,7 @@ class _Search:
     known: dict[str, bool] = field(factory=dict)
     forms: dict[str, tuple[tuple[int, ...], Form]] = field(factory=dict)
 
-    def check(self, settings: CompilationSettings, found: Loads) -> None:
+    def check(self, settings: CompilationSettings, found: LoadResults) -> None:
         """Raise an `ExecutionError` if not even an engine of one activation loads."""
         program = capture(torch.nn.ReLU().eval(), (torch.ones(4),), settings=settings.evolve(torch_executed_ops=()))
         validated = self.again.validated(program)
@@ -103,7 +103,7 @@ class _Search:
             hint = "load_built_engines=False compiles for other GPUs; the reference executor runs on a CPU"
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(found.refused.values())}", hint)
 
-    def decisions(self, compiled: Compiled, found: Loads, *, whole: bool) -> Iterator[Decision]:
+    def decisions(self, compiled: Compiled, found: LoadResults, *, whole: bool) -> Iterator[Decision]:
         """Return the decisions for operators in engines that do not load; ``whole``: all of them run in PyTorch."""
         nodes = {node.name: node for node in compiled.program.graph.nodes if is_operator(node)}
         taken = set[str]()

@@ -17,7 +17,7 @@ from pipeline.compose.events import report
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
 from pipeline.records.agreement import Agreement, OutputAgreement, versions
-from pipeline.runtime.state import buffer
+from pipeline.runtime.state import find_buffer
 from pipeline.trt import has_gpu
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.recompile import check_comparable
@@ -101,12 +101,12 @@ class Comparison:
 def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
     """Run a module; return its results and mutated buffers and inputs, in the order of its program's outputs."""
     for name in module.program.buffers.values():
-        buffer(module, name).copy_(reference.parameters[name].detach())
+        find_buffer(module, name).copy_(reference.parameters[name].detach())
     return called(
         lambda *args, **kwargs: tree_leaves(module(*args, **kwargs)),
         module.program,
         reference,
-        lambda name: buffer(module, name).clone(),
+        lambda name: find_buffer(module, name).clone(),
     )
 
 

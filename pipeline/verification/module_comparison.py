@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.types import Argument, Leaf, Target
 from pipeline.capture.origin import SourceModel, origin_of, training_modes
 from pipeline.compose.events import report
-from pipeline.errors import worded
+from pipeline.errors import error_text
 from pipeline.program import Program
 from pipeline.records.agreement import Agreement, OutputAgreement
-from pipeline.runtime.autocast_context import autocast_in, without_autocast
+from pipeline.runtime.autocast_context import set_autocast, without_autocast
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.eager import products_in_tf32
 from pipeline.verification.measure import Comparison, called, results
@@ -112,7 +112,7 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
             with _as_eager(program, reference.device, comparison.tf32):
                 returned = tree_leaves(module(*args, **kwargs))
         except Exception as error:  # it is the user's code, on inputs that it may refuse
-            said = next(iter(worded(error).splitlines()), "")
+            said = next(iter(error_text(error).splitlines()), "")
             raise NotComparableError(f"the module raises {said} (inputs: {reference.sample.name})") from error
         due = sum(output.kind == "user" for output in results(program))
         if len(returned) != due:
@@ -136,7 +136,7 @@ def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[No
         around.enter_context(torch.random.fork_rng([device] if gpu else []))
         around.enter_context(products_in_tf32(tf32 and gpu))
         around.enter_context(without_autocast())
-        around.enter_context(autocast_in(program.origin.autocast))
+        around.enter_context(set_autocast(program.origin.autocast))
         yield
 
 
@@ -153,7 +153,8 @@ def _copied(module: SourceModel, program: Program) -> SourceModel:
     try:
         return copied(module)
     except Exception as error:  # each of its attributes may refuse to be copied
-        raise NotComparableError(f"copying the module fails: {next(iter(worded(error).splitlines()), '')}") from error
+        first_line = next(iter(error_text(error).splitlines()), "")
+        raise NotComparableError(f"copying the module fails: {first_line}") from error
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:

@@ -13,7 +13,7 @@ from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import PipelineError
 from pipeline.program import Built, Partitioned, Program, Validated
-from pipeline.runtime.snapshot import present
+from pipeline.runtime.snapshot import find_present
 
 
 def check_comparable(program: Program) -> None:
@@ -30,7 +30,7 @@ def check_comparable(program: Program) -> None:
             "or, if its file is of an earlier version, save it again",
         )
     for name in program.parameters:
-        present(program.parameters, name)
+        find_present(program.parameters, name)
 
 
 def check_compilable(program: Program) -> None:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.aten.op_predicates import is_move
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
-from pipeline.inputs import leaf_of
+from pipeline.inputs import unwrap_constant
 from pipeline.program import Port, Program
 from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
@@ -153,7 +153,7 @@ def _value(
 ) -> tuple[Any, Any]:
     """Return the value of an input, and an alternative if eager does not accept it."""
     if port.kind != "tensor":
-        value = leaf_of(port.value) if port.kind == "constant" else evaluate_size(port.value, sizes)
+        value = unwrap_constant(port.value) if port.kind == "constant" else evaluate_size(port.value, sizes)
         return value, value
     shape = [evaluate_size(d, sizes) for d in port.shape]
     example = program.examples.get(port.name)

@@ -16,11 +16,11 @@ from pipeline.aten.naming import module_path, module_stack, node_name
 from pipeline.aten.tensor_type import TensorType
 from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled, RefitMap
-from pipeline.errors import Fallback, line_of
+from pipeline.errors import Fallback, source_line_in
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
-from pipeline.program import GETITEM, Cut, Partitioned, Segment, border_lines, is_operator
+from pipeline.program import GETITEM, Cut, Partitioned, Segment, input_and_output_lines, is_operator
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.profile import Profile
@@ -73,7 +73,7 @@ class _Collector:
     def view(self, title: str, profile: Profile | None) -> ProgramView:
         """Return the whole record."""
         program, compiled = self.program, self.compiled
-        inputs, outputs = border_lines(self.partitioned)
+        inputs, outputs = input_and_output_lines(self.partitioned)
         rows = [self.node(node) for node in program.graph.nodes if self.is_shown(node)]
         modules = dict(row for node in program.graph.nodes for row in module_stack(node.meta))
         return ProgramView(
@@ -113,7 +113,7 @@ class _Collector:
             place=place,
             segment=segment.name if segment else "",
             module=module_path(node),
-            where=node.meta.get("where") or line_of(node.meta),
+            where=node.meta.get("where") or source_line_in(node.meta),
             inputs=tuple(n.name for n in node.all_input_nodes if self.is_shown(n)),
             values=tuple(self.values(node.meta.get("val"))) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from pipeline.records.agreement import OutputAgreement
 from pipeline.records.profile import Profile
-from pipeline.records.wording import in_bytes
+from pipeline.records.wording import format_bytes
 from pipeline.viewing.records import Change, NodeView, ProgramView, Row
 
 T = TypeVar("T")
@@ -130,17 +130,17 @@ def _kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 def _sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
     yield from _pairs(_engines(before), _engines(after))
     for what, title in {"nbytes": "engine", "weights": "weights", "operators": "operators"}.items():
-        shown = str if what == "operators" else in_bytes
+        shown = str if what == "operators" else format_bytes
         old, new = ([(f"{s.name} {title}", n) for s in v.segments if (n := getattr(s, what))] for v in (before, after))
         yield from _exact(old, new, shown)
     old, new = ([(f"cut {c.source} -> {c.target}", c.nbytes) for c in v.cuts] for v in (before, after))
-    yield from _exact(old, new, in_bytes)
+    yield from _exact(old, new, format_bytes)
 
 
 def _engines(view: ProgramView) -> list[tuple[str, str]]:
     """Return the number of engines, and their total size in bytes."""
     sizes = [segment.nbytes for segment in view.segments if segment.place == "tensorrt"]
-    return [("engines", str(len(sizes))), ("all engines", in_bytes(sum(sizes)))]
+    return [("engines", str(len(sizes))), ("all engines", format_bytes(sum(sizes)))]
 
 
 def _exact(before: list[tuple[str, int]], after: list[tuple[str, int]], shown: Callable[[int], str]) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.compiled import Compiled
 from pipeline.records.profile import Profile
-from pipeline.runtime.atomic import replacing
+from pipeline.runtime.atomic import replace_file
 from pipeline.version import __version__
 from pipeline.viewing.collect import view
 from pipeline.viewing.records import Change, ProgramView
@@ -35,7 +35,7 @@ def write_report(
 
 def write(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[Change] | None = None) -> None:
     """Write the page of a program, with its differences from another, to a file."""
-    with replacing(Path(path)) as file:
+    with replace_file(Path(path)) as file:
         file.write(page(program, changes).encode())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pipeline.aten.naming import node_name
 from pipeline.network.description import Network
 from pipeline.network.pairs import Pair
-from pipeline.records.wording import in_bytes
+from pipeline.records.wording import format_bytes
 from pipeline.viewing.records import ProgramView, SegmentView
 
 
@@ -30,7 +30,7 @@ def _lines(view: ProgramView) -> Iterator[str]:
     for segment in view.segments:
         yield from _segment(view, segment)
     for cut in view.cuts:
-        yield f"cut {cut.source} -> {cut.target}: {in_bytes(cut.nbytes)}, at most {in_bytes(cut.max_nbytes)}"
+        yield f"cut {cut.source} -> {cut.target}: {format_bytes(cut.nbytes)}, at most {format_bytes(cut.max_nbytes)}"
     for node in view.fallbacks:
         yield f"in PyTorch: {node.target} at node {node.name}{f' ({node.where})' if node.where else ''}"
         yield from (f"  {line}" for line in (node.reason, f"hint: {node.hint}" if node.hint else "") if line)
@@ -41,7 +41,7 @@ def _lines(view: ProgramView) -> Iterator[str]:
 
 
 def _segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
-    size = f"weights {in_bytes(segment.weights)}"
+    size = f"weights {format_bytes(segment.weights)}"
     operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
     if segment.place == "tensorrt":
         yield f"engine {segment.name}: {operators}, {size}, which its plan holds at least once"

@@ -14,7 +14,7 @@ from attrs import evolve
 from pipeline.artifact import codec
 from pipeline.artifact.inspect import inspect
 from pipeline.artifact.json_data import MalformedError
-from pipeline.artifact.load import described, fitting
+from pipeline.artifact.load import load_description, report_altered_file
 from pipeline.errors import ArtifactError
 from pipeline.viewing.collect import view
 from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
@@ -24,9 +24,9 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 
 def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
     """Return a view as JSON, with the differences from another program if given."""
-    data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.written(program, ProgramView)}
+    data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.to_json(program, ProgramView)}
     if changes is not None:
-        data["difference"] = [codec.written(change, Change) for change in changes]
+        data["difference"] = [codec.to_json(change, Change) for change in changes]
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -46,7 +46,7 @@ def read(path: Path) -> ProgramView:
     if data.get("schema") != SCHEMA:
         raise ArtifactError(f"{path} has the schema {data.get('schema')}; this version reads {SCHEMA}", "compile again")
     try:
-        found: ProgramView = codec.read(data.get("program"), ProgramView)
+        found: ProgramView = codec.from_json(data.get("program"), ProgramView)
     except MalformedError as error:
         raise ArtifactError(f"{path}: {error}", "`pipeline compile -o DIR` writes it anew") from None
     return found
@@ -89,8 +89,8 @@ def _saved_view(path: Path) -> ProgramView:
     """Return the view of a saved program, with the versions that compiled it and the digest of its weights."""
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights
-    with fitting(str(path)):
-        found = view(described(path), path.stem)
+    with report_altered_file(str(path)):
+        found = view(load_description(path), path.stem)
     flavour, _, number = versions.tensorrt.partition(" ")
     made = (("pipeline", versions.pipeline), ("torch", versions.torch), (flavour, number))
     return evolve(found, versions=made, weights_digest=weights.sha256 or manifest.entries.get(weights.entry, ""))

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.artifact.container import MANIFEST, Reader, Writer
+from pipeline.artifact.container import MANIFEST, ContainerReader, ContainerWriter
 
 HUGE = (2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
@@ -77,15 +77,15 @@ BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 def entries_of(data: bytes) -> dict[str, bytes]:
     """The entries of a file by name."""
-    reader = Reader(io.BytesIO(data), "file")
-    raw = {name: reader.at(entry.data, entry.size) for name, entry in reader.entries.items()}
+    reader = ContainerReader(io.BytesIO(data), "file")
+    raw = {name: reader.read_at(entry.data, entry.size) for name, entry in reader.entries.items()}
     return {name: reader.read(name, hashlib.sha256(data).hexdigest()) for name, data in raw.items()}
 
 
 def rewritten(entries: dict[str, bytes], manifest: Any) -> bytes:
     """A file of these entries, with digests that are right."""
     file = io.BytesIO()
-    with Writer(file) as writer:
+    with ContainerWriter(file) as writer:
         for name, data in entries.items():
             if name != MANIFEST:
                 writer.add(name, [data], len(data))

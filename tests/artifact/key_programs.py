@@ -18,12 +18,12 @@ from attrs import evolve, frozen
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
-from pipeline.artifact.engine_cache_stage import wanted_engines
+from pipeline.artifact.engine_cache_stage import engine_requests
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.frozen import FrozenDict
-from pipeline.program import Output, Program, port
-from pipeline.recipes import identity
+from pipeline.program import Output, Program, make_port
+from pipeline.recipes import parameter_recipe
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import ShapeEnvironment
 from pipeline.stages import Validate, avoid_faults, convert, partition
@@ -83,7 +83,7 @@ class Drawn:
         """The key of its engine, which is one."""
         program = self.program()
         made = STAGES(evolve(program, settings=settings) if settings else program)
-        (wanted,) = wanted_engines(made)
+        (wanted,) = engine_requests(made)
         return wanted.key
 
 
@@ -202,12 +202,12 @@ def _program(made: Drawn) -> Program:
             values.append(_node(graph, mode, aten.ceil.default, (node,), {}, f"{made.prefix}n{i}"))
     results = [node for node in values[made.given :] if not node.users]
     graph.output(tuple(results))
-    inputs = tuple(port(node.name, node.meta["val"], {}) for node in values[: made.inputs])
+    inputs = tuple(make_port(node.name, node.meta["val"], {}) for node in values[: made.inputs])
     return Program(
         graph_module=torch.fx.GraphModule(torch.nn.Module(), graph),
         inputs=inputs,
         outputs=tuple(Output(node.name, name=f"{made.prefix}out{i}") for i, node in enumerate(results)),
-        constants=FrozenDict({name: identity(name) for name in weights}),
+        constants=FrozenDict({name: parameter_recipe(name) for name in weights}),
         buffers=FrozenDict(),
         parameters=FrozenDict(weights),
         shapes=ShapeEnvironment.from_ranges({}),

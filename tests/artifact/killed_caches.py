@@ -31,7 +31,7 @@ def main(folder: Path, times: int) -> None:
         if not child:
             while True:
                 for key, data in known.items():
-                    with store.building([key]):
+                    with store.lock_builds([key]):
                         store.save(key, data)
         time.sleep(chance.uniform(0.0, 0.05))
         os.kill(child, signal.SIGKILL)
@@ -39,7 +39,7 @@ def main(folder: Path, times: int) -> None:
         found = {key: data for key in KEYS if (data := store.load(key)) is not None}
         assert all(known[key] == data for key, data in found.items())
         seen += len(found)
-    with store.building(KEYS):  # no lock outlives its process
+    with store.lock_builds(KEYS):  # no lock outlives its process
         parts = len(list(folder.glob(".*.part")))
         sys.stdout.write(f"{times} kills, {seen} entries loaded, none wrong, {parts} parts left\n")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.runtime.call_memory import Bound
+from pipeline.runtime.call_memory import CallLimit
 from pipeline.runtime.call_plan import CallPlan
 from tests.artifact import test_hostile_files
 from tests.artifact.programs import Case, Function
@@ -47,7 +47,7 @@ def test_a_call_takes_no_more_memory_than_its_file_says(case: str, entries: dict
 
 
 def test_on_a_gpu_one_call_of_a_plan_is_checked() -> None:
-    plan, bound = CallPlan([], {}, None, (), None), Bound(64, "p.trtp", once=True)
+    plan, bound = CallPlan([], {}, None, (), None), CallLimit(64, "p.trtp", once=True)
     ones: Callable[[object, int], torch.Tensor] = lambda plan, size: torch.ones(size)  # noqa: E731
     for size in (32, 64):  # a call that is refused shows nothing
         with pytest.raises(pipeline.ExecutionError, match="allows a call at most"):
@@ -61,7 +61,7 @@ def test_sizes_that_depend_on_data_are_checked_at_each_call(entries: dict[str, b
     compiled(Case(Function(lambda m, x: m.linear(x)).eval(), (torch.randn(2, 8),), {})).save(tmp_path / "q.trtp")
     for path, once in ((with_branches, False), (tmp_path / "q.trtp", True)):
         program = pipeline.load(path).program
-        assert (bound := Bound.of(program.parameters, program, once=True)) is not None and bound.once is once
+        assert (bound := CallLimit.from_file(program.parameters, program, once=True)) is not None and bound.once is once
 
 
 def test_eager_takes_no_more_memory_than_its_file_says(entries: dict[str, bytes], tmp_path: Path) -> None:

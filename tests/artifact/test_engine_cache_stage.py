@@ -14,7 +14,7 @@ from torch import nn
 
 import pipeline
 from pipeline.artifact import engine_cache_stage as stage
-from pipeline.artifact.engine_cache_stage import wanted_engines
+from pipeline.artifact.engine_cache_stage import engine_requests
 from pipeline.stages.build import build
 from tests.artifact.test_engine_key import Model, Renamed, product
 
@@ -199,17 +199,17 @@ def test_other_weights_are_a_miss_where_no_engine_can_be_refitted(monkeypatch: p
     """An engine that can be refitted, which needs a GPU to be built, is found with the same weights; with others it is
     refitted."""
     refit = pipeline.default(immutable_weights=False).until("convert")
-    one, same, other = (next(iter(wanted_engines(refit(Model(product, seed=s).eval(), (X, Y))))) for s in (0, 0, 1))
+    one, same, other = (next(iter(engine_requests(refit(Model(product, seed=s).eval(), (X, Y))))) for s in (0, 0, 1))
     fixed = build(pipeline.default().until("convert")(Model(product).eval(), (X, Y))).engines[0]
-    entry = one.entry(fixed)
+    entry = one.entry_for(fixed)
     assert one.key == other.key
-    assert same.engine(entry, bytes(fixed)) is not None
+    assert same.engine_from_entry(entry, bytes(fixed)) is not None
     monkeypatch.setattr(stage, "has_gpu", lambda: False)
-    assert other.engine(entry, bytes(fixed)) is None
+    assert other.engine_from_entry(entry, bytes(fixed)) is None
     given: list[Any] = []
     monkeypatch.setattr(stage, "has_gpu", lambda: True)
     monkeypatch.setattr(stage, "refit", lambda engine, weights, changed: given.append((weights, changed)) or engine)
-    assert other.engine(entry, bytes(fixed)) is not None
+    assert other.engine_from_entry(entry, bytes(fixed)) is not None
     assert given[0][1] == {"weight"}
     assert torch.equal(given[0][0]["weight"], Model(product, seed=1).weight)
 

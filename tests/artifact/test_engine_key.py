@@ -15,7 +15,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.artifact import engine_entry
-from pipeline.artifact.engine_cache_stage import wanted_engines
+from pipeline.artifact.engine_cache_stage import engine_requests
 from pipeline.network.description import Layer
 from pipeline.settings import ENGINE, CompilationSettings
 from tests.artifact.key_programs import changed, compare, drawn, renamed
@@ -54,7 +54,7 @@ X, Y = torch.randn(4, 4), torch.randn(4, 4)
 def keys(model: nn.Module, args: tuple[Any, ...] = (X, Y), shapes: Any = None, **fields: Any) -> tuple[str, ...]:
     """The keys of a model's engines."""
     compile = pipeline.default(min_block_size=1, **fields).until("convert")
-    return tuple(wanted.key for wanted in wanted_engines(compile(model.eval(), args, dynamic_shapes=shapes)))
+    return tuple(wanted.key for wanted in engine_requests(compile(model.eval(), args, dynamic_shapes=shapes)))
 
 
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {

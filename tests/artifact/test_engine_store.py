@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import pipeline
-from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, packed, unpacked
-from pipeline.artifact.engine_store import ABANDONED, InMemory, as_files
+from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, pack, unpack
+from pipeline.artifact.engine_store import ABANDONED, StoreInMemory, as_file_store
 from pipeline.runtime.engine_cache import cache_folder
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None
         store.save(KEY, b"plan")
     with pytest.warns(pipeline.ArtifactWarning, match="cannot be read"):
         assert store.load(KEY) is None
-    with pytest.warns(pipeline.ArtifactWarning, match="may be built twice"), store.building([KEY]):
+    with pytest.warns(pipeline.ArtifactWarning, match="may be built twice"), store.lock_builds([KEY]):
         pass
 
 
@@ -199,13 +199,13 @@ def test_a_plain_object_is_a_store() -> None:
             self[key] = data
 
     store = Plain()
-    files = as_files(store)
+    files = as_file_store(store)
     assert isinstance(store, pipeline.EngineStore)
-    assert isinstance(files, InMemory)
+    assert isinstance(files, StoreInMemory)
     files.write(KEY, [b"a", memoryview(b"bc")])
-    file, size = files.opened(KEY) or (None, 0)
+    file, size = files.open_entry(KEY) or (None, 0)
     assert file is not None
-    assert (file.read(), size, files.opened(OTHER)) == (b"abc", 3, None)
+    assert (file.read(), size, files.open_entry(OTHER)) == (b"abc", 3, None)
     with pytest.raises(TypeError, match="load"):
         pipeline.cached(object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="load"):
@@ -230,7 +230,7 @@ def test_a_store_at_a_url(url: str, tmp_path: Path) -> None:
 
 def entry(plan: bytes) -> bytes:
     """An entry with this plan."""
-    return b"".join(packed(EngineEntry(KEY, "tensorrt", hashlib.sha256(plan).hexdigest(), ("x",), (), ()), plan))
+    return b"".join(pack(EngineEntry(KEY, "tensorrt", hashlib.sha256(plan).hexdigest(), ("x",), (), ()), plan))
 
 
 def test_every_byte_of_an_entry_counts(tmp_path: Path) -> None:
@@ -239,16 +239,16 @@ def test_every_byte_of_an_entry_counts(tmp_path: Path) -> None:
         made = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
         (tmp_path / "e").write_bytes(made)
         with (tmp_path / "e").open("rb") as file, pytest.raises(CorruptEntryError):
-            unpacked(file, len(made), KEY)
+            unpack(file, len(made), KEY)
     for at in range(len(whole)):
         (tmp_path / "e").write_bytes(whole[:at])
         with (tmp_path / "e").open("rb") as file, pytest.raises(CorruptEntryError):
-            unpacked(file, at, KEY)
+            unpack(file, at, KEY)
     (tmp_path / "e").write_bytes(whole)
     with (tmp_path / "e").open("rb") as file:
-        assert bytes(unpacked(file, len(whole), KEY)[1]) == b"plan" * 10
+        assert bytes(unpack(file, len(whole), KEY)[1]) == b"plan" * 10
         with pytest.raises(CorruptEntryError, match="saved under"):
-            unpacked(file, len(whole), OTHER)
+            unpack(file, len(whole), OTHER)
 
 
 def script(name: str, *args: object) -> str:

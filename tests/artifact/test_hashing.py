@@ -19,7 +19,7 @@ from torch import nn
 
 import pipeline
 from pipeline.artifact import hashing
-from pipeline.artifact.hashing import PIECE, SYNCED, SharedFile, SummedWriter
+from pipeline.artifact.hashing import PIECE, SYNCED, ChecksumWriter, SharedFile
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")
 SIZES = (0, 1, 4096, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7)
@@ -51,7 +51,7 @@ SHA256 = hashlib.sha256
 def test_the_sums_are_those_of_what_is_written(sizes: list[int], seed: bytes) -> None:
     parts = [(seed * (size // len(seed) + 1))[:size] for size in sizes]
     whole, file = b"".join(parts), io.BytesIO()
-    with SummedWriter(file) as writer:
+    with ChecksumWriter(file) as writer:
         found = [writer.write(parts, len(whole)) for _ in range(2)]
     assert file.getvalue() == whole * 2
     assert found == [(hashlib.sha256(whole).hexdigest(), zlib.crc32(whole))] * 2
@@ -64,7 +64,7 @@ def test_threads_read_one_file_at_their_own_places() -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda part: file.digest(*part), ranges))
     assert found == [hashlib.sha256(data[at : at + size]).hexdigest() for at, size in ranges]
-    assert file.at(len(data) - 3, 100) == data[-3:]
+    assert file.read_at(len(data) - 3, 100) == data[-3:]
 
 
 def test_what_the_disk_cannot_take_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,11 @@ def test_what_the_disk_cannot_take_is_told(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(hashing.os, "fdatasync", full)
-    with (tmp_path / "f").open("wb") as file, pytest.raises(OSError, match="No space left"), SummedWriter(file) as out:
+    with (
+        (tmp_path / "f").open("wb") as file,
+        pytest.raises(OSError, match="No space left"),
+        ChecksumWriter(file) as out,
+    ):
         out.write([bytes(SYNCED)], SYNCED)
 
 

@@ -17,7 +17,7 @@ import torch
 
 import pipeline
 from pipeline.artifact.container import MANIFEST
-from pipeline.artifact.graphs import GraphOfFile
+from pipeline.artifact.graphs import LoadedGraph
 from pipeline.runtime.reference import elementwise
 from pipeline.settings import CompilationSettings
 from tests.artifact import fuzz
@@ -284,7 +284,7 @@ def test_the_graph_of_a_file_is_never_source(entries: dict[str, bytes], tmp_path
     x = torch.randn(3, 8)
     pipeline.verify(executor="reference")(program)
     graph = program.program.graph_module
-    assert isinstance(graph, GraphOfFile) and isinstance(copy.deepcopy(graph), GraphOfFile)
+    assert isinstance(graph, LoadedGraph) and isinstance(copy.deepcopy(graph), LoadedGraph)
     with pytest.raises(pipeline.ArtifactError, match="does not run"):
         graph(x)
     monkeypatch.undo()

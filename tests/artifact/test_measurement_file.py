@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.artifact import measurement_file
-from pipeline.artifact.measurement_file import MeasurementFile, kept_by
+from pipeline.artifact.measurement_file import MeasurementFile, measurement_store
 from pipeline.profiling.measurements import Keys
 from pipeline.settings import CompilationSettings
 from pipeline.stages import choose
@@ -107,9 +107,9 @@ def test_the_settings_name_the_file(gpu: Any, monkeypatch: pytest.MonkeyPatch, t
         (True, tmp_path / "measurements/measurements.json"),
         (f"{tmp_path}/t.json", tmp_path / "t.json"),
     ):
-        kept = kept_by(CompilationSettings(measurements=chosen))
+        kept = measurement_store(CompilationSettings(measurements=chosen))
         kept.save({"b" * 64: (1.0, None), "c" * 64: (1.0, 2.0)})
         assert place.exists() and kept.load(()) == {"b" * 64: (1.0, None), "c" * 64: (1.0, 2.0)}
-    off = kept_by(CompilationSettings(measurements=False))
+    off = measurement_store(CompilationSettings(measurements=False))
     off.save({"b" * 64: (1.0, None)})
     assert not off.load(())

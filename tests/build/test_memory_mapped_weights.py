@@ -10,7 +10,7 @@ import torch
 
 from pipeline.build import memory
 from pipeline.build.memory import LEAST, MemoryMappedWeights
-from pipeline.compose.resident import resident
+from pipeline.compose.resident import process_memory
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs posix_fallocate and madvise")
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 def test_values_stay_what_they_were(dtype: torch.dtype) -> None:
     tensors = [torch.randint(0, 2, (rows, 1 << 16)).to(dtype) for rows in (1, 2, 3)]
     made = MemoryMappedWeights([t.nbytes for t in tensors])
-    moved = [made.moved(t) for t in tensors]
-    made.leave_memory()
+    moved = [made.copy_to_file(t) for t in tensors]
+    made.drop_pages()
     for before, after in zip(tensors, moved, strict=True):
         assert torch.equal(before, after) and after.dtype == dtype and after.is_contiguous()
         assert after.data_ptr() != before.data_ptr() and after.data_ptr() % 4096 == 0
@@ -30,14 +30,14 @@ def test_values_stay_what_they_were(dtype: torch.dtype) -> None:
 
 def test_they_leave_memory() -> None:
     made, size, given = MemoryMappedWeights([32 << 20]), 32 << 20, torch.ones(32 << 20, dtype=torch.uint8)
-    least = resident().total
-    moved = made.moved(given)
-    assert resident().total <= least + size * 0.1, "nothing is in memory before it is read"
+    least = process_memory().total
+    moved = made.copy_to_file(given)
+    assert process_memory().total <= least + size * 0.1, "nothing is in memory before it is read"
     assert torch.equal(moved, given)
-    before = resident().total
-    made.leave_memory()
-    assert resident().total <= before - size * 0.9
-    assert moved.min() == 1 and resident().total >= before - size * 0.1
+    before = process_memory().total
+    made.drop_pages()
+    assert process_memory().total <= before - size * 0.9
+    assert moved.min() == 1 and process_memory().total >= before - size * 0.1
 
 
 def test_views_are_written_as_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,20 +48,20 @@ def test_views_are_written_as_they_read(monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.randn(300, 200, requires_grad=True)
     for view in (x.t(), x[::2, 10:], torch.view_as_complex(torch.randn(200, 100, 2)).conj().imag):
         made = MemoryMappedWeights([0, view.nbytes, view.nbytes])
-        assert torch.equal(made.moved(view), view) and torch.equal(made.moved(view), view)
+        assert torch.equal(made.copy_to_file(view), view) and torch.equal(made.copy_to_file(view), view)
 
 
 def test_what_has_no_room_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = torch.ones(4), torch.ones(LEAST)
     made = MemoryMappedWeights([small.nbytes, LEAST])
-    assert made.moved(small) is small and made.moved(large) is large
+    assert made.copy_to_file(small) is small and made.copy_to_file(large) is large
 
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(memory.os, "pwrite", full)
-        assert MemoryMappedWeights([large.nbytes]).moved(large) is large
+        assert MemoryMappedWeights([large.nbytes]).copy_to_file(large) is large
 
     monkeypatch.setattr(memory.os, "posix_fallocate", full)
-    assert MemoryMappedWeights([large.nbytes]).moved(large) is large
+    assert MemoryMappedWeights([large.nbytes]).copy_to_file(large) is large

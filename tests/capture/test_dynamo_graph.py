@@ -254,7 +254,7 @@ def test_weights_that_change_through_data_are_refitted(monkeypatch: pytest.Monke
 def test_torch_has_its_own_data_again_once_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_writes, "_living", weakref.WeakSet())  # logs of pytest keep graphs of other tests
     one, other = torch.zeros(2), torch.zeros(2)
-    watched = [data_writes.watch(tensor) for tensor in (one, other, one)]
+    watched = [data_writes.watch_data_writes(tensor) for tensor in (one, other, one)]
     assert watched[0] is watched[2]
     for _ in range(2):
         assert "data" in vars(torch.Tensor)

@@ -59,9 +59,9 @@ def test_prompts_of_fixed_lengths_have_engines_of_fixed_sizes(
     last = f"_profile_{len(lens) + 1}"
     assert any(n.name.endswith(last) for n in networks) == (max_prompt_len > 2), "and all other prompts have theirs"
     called: list[int | None] = []
-    plan = type(compiled.runners["decoder"])._plan
+    plan = type(compiled.runners["decoder"])._make_plan
     note = lambda self, given: called.append((found := plan(self, given)).profile) or found  # noqa: E731
-    monkeypatch.setattr(type(compiled.runners["decoder"]), "_plan", note)
+    monkeypatch.setattr(type(compiled.runners["decoder"]), "_make_plan", note)
     inputs = families.prompts("llama", (*LENGTHS[:2], 7)[-max_batch:])
     assert torch.equal(families.generated(compiled, inputs, 8), families.generated(model, inputs, 8))
     pieces = [min(max_prompt_len, 7 - at) for at in range(0, 7, max_prompt_len)]

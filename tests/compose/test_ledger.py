@@ -17,7 +17,7 @@ import pipeline
 from pipeline.compose.events import Event
 from pipeline.compose.ledger import HOLDERS, Ledger
 from pipeline.compose.progress import StageProgress
-from pipeline.compose.resident import Reader, Sampler, children, family, resident
+from pipeline.compose.resident import Sampler, SamplingThread, descendants, process_memory, process_tree_memory
 from pipeline.stages.unbuilt import unbuilt
 
 MEGABYTES = 64
@@ -56,11 +56,14 @@ def test_children_count() -> None:
     ):
         assert child.stdout is not None
         child.stdout.readline()
-        assert child.pid in set(children()) and family().total >= resident().total + resident(child.pid).total
+        assert (
+            child.pid in set(descendants())
+            and process_tree_memory().total >= process_memory().total + process_memory(child.pid).total
+        )
         time.sleep(0.05)
         child.communicate(b"\n")
     assert sampler.anonymous - sampler.first.anonymous >= MEGABYTES << 20
-    assert resident(child.pid).total == 0
+    assert process_memory(child.pid).total == 0
 
 
 def test_every_stage_of_a_compilation_has_an_entry() -> None:
@@ -123,7 +126,7 @@ def test_an_observer_that_is_a_ledger_is_the_only_one(made: type[Ledger]) -> Non
 
 @linux
 def test_one_thread_reads_for_stages_that_follow_and_ends_by_itself() -> None:
-    reader = Reader(interval=0.05)
+    reader = SamplingThread(interval=0.05)
     before = set(threading.enumerate())
     for _ in range(3):
         with Sampler(reader=reader) as sampler:

@@ -22,7 +22,7 @@ from pipeline.converters.decompositions import (
     torch_enabled_decompositions,
 )
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
-from pipeline.recipes import target_of
+from pipeline.recipes import find_target
 
 aten = torch.ops.aten
 OPS = (aten.addcmul.default, aten.addcdiv.default, aten.relu.default)
@@ -153,7 +153,7 @@ class TestTorchs:
         assert all(isinstance(op, OpOverload) for op in torch_enabled_decompositions | torch_disabled_decompositions)
 
     def test_every_name_in_the_tables_is_an_operator_of_torchs(self) -> None:
-        named = {target_of(name) for name in " ".join(DISABLED.values()).split()}
+        named = {find_target(name) for name in " ".join(DISABLED.values()).split()}
         assert torch_disabled_decompositions == named & set(torch._decomp.decomposition_table)
         assert set(NOT_CORE.split()) <= {str(op) for op in torch_enabled_decompositions}
 

@@ -24,12 +24,12 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import pipeline
-from pipeline.artifact.op_names import Named
+from pipeline.artifact.op_names import OperatorName
 from pipeline.aten.collectives import is_collective
 from pipeline.converters import collectives
 from pipeline.export_fixes.patching import VERSION
 from pipeline.program import Built, Converted
-from pipeline.runtime.ranks import communicator
+from pipeline.runtime.ranks import nccl_communicator
 from pipeline.stages import unbuilt
 from pipeline.stages.build import build
 from pipeline.trt import CAPABILITIES
@@ -84,7 +84,7 @@ def a_varying_batch(rank: int, folder: Path) -> None:
     assert compiled.program.sharding is not None
     assert compiled.program.parameters["first.weight"].shape == (16, 16)
     module = run(compiled)
-    assert module._layout.unrecorded == "the collectives of gloo run on the host"
+    assert module._layout.capture_obstacle == "the collectives of gloo run on the host"
     for rows in (LEAST, 3, 8):
         x = torch.randn(rows, 4, 16)
         torch.testing.assert_close(module(x), whole(x), **CLOSE)
@@ -172,7 +172,7 @@ class Apart(nn.Module):
 
 def in_engines() -> Any:
     """A context in which process groups count as NCCL's, so that engines may have their collectives."""
-    return patch.object(collectives, "backend_of", lambda name: "nccl")
+    return patch.object(collectives, "group_backend", lambda name: "nccl")
 
 
 def collectives_that_write(rank: int, folder: Path) -> None:
@@ -201,7 +201,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     assert "it does not depend on the previous collective" in str(apart.coverage)
     torch.testing.assert_close(run(apart)(torch.ones(3) * rank), torch.ones(3) * 2)
     with pytest.raises(pipeline.ExecutionError, match="a process group of NCCL, and '0' is of gloo"):
-        communicator("0")
+        nccl_communicator("0")
     with in_engines():
         compiled = compile(model, (ROWS,))
         own = {"torch_executed_ops": {torch.ops._c10d_functional.all_reduce}, "collectives_in_engine": True}
@@ -216,7 +216,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     for each in (compiled, kept, pipeline.load(folder / f"inside{rank}.trtp", COLLECTIVES)):
         torch.testing.assert_close(run(each)(x), whole(x), **CLOSE)
     for node in filter(is_collective, each.program.graph.nodes):  # as in a file that wants no permission
-        node.target = Named(str(node.target))
+        node.target = OperatorName(str(node.target))
     with pytest.raises(pipeline.ExecutionError, match="the program has no collective here"):
         run(each)(x)
 

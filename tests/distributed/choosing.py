@@ -25,7 +25,7 @@ from pipeline.distributed.sharded import check_callable
 from pipeline.profiling.measurements import Forgotten, Measurements, Pair
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.records.sharding import Alone
-from pipeline.runtime.collective_calls import called, without_ranks
+from pipeline.runtime.collective_calls import collective_function, without_ranks
 from pipeline.stages import choose, faster_in_torch
 from pipeline.stages.choose import Choose
 from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, mesh, run, sharded
@@ -161,12 +161,18 @@ def collectives_through_the_host(rank: int, folder: Path) -> None:
     _, model = sharded(BY_ROWS_AND_COLUMNS)
     program = pipeline.capture(model, (torch.randn(2, 4, 16),))
     first, wait = [node for node in program.graph.nodes if is_collective(node)]
-    call = called(first, program.sharding, torch.device("cuda"))
-    assert call is not first.target and called(first, program.sharding, torch.device("cpu")) is first.target
+    call = collective_function(first, program.sharding, torch.device("cuda"))
+    assert (
+        call is not first.target and collective_function(first, program.sharding, torch.device("cpu")) is first.target
+    )
     x = torch.full((2, 4, 16), float(rank + 1))
-    assert torch.equal(called(wait, program.sharding, torch.device("cuda"))(call(x, *first.args[1:])), 3 * x / x)
-    assert torch.equal(called(first, Alone(rank, 2), x.device)(x), x)
-    assert called(first, None, x.device) is first.target  # of an ExportedProgram, compiled without a process group
+    assert torch.equal(
+        collective_function(wait, program.sharding, torch.device("cuda"))(call(x, *first.args[1:])), 3 * x / x
+    )
+    assert torch.equal(collective_function(first, Alone(rank, 2), x.device)(x), x)
+    assert (
+        collective_function(first, None, x.device) is first.target
+    )  # of an ExportedProgram, compiled without a process group
 
 
 def a_call_that_would_end_the_process(rank: int, folder: Path) -> None:
@@ -176,7 +182,7 @@ def a_call_that_would_end_the_process(rank: int, folder: Path) -> None:
     ranks = SimpleNamespace(device_type="cuda", get_all_groups=mesh().get_all_groups)
     of_a_gpu = SimpleNamespace(whole=SimpleNamespace(device_mesh=ranks))
     refused = pytest.raises(pipeline.CaptureError, match="Block is sharded over GPUs with gloo")
-    with patch.object(pipeline.distributed.sharded, "_places", lambda model: [of_a_gpu]), refused:
+    with patch.object(pipeline.distributed.sharded, "_sharded_tensors", lambda model: [of_a_gpu]), refused:
         check_callable(model)
 
 

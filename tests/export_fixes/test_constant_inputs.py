@@ -16,7 +16,7 @@ import pipeline
 from pipeline.artifact.named_io import inputs_of
 from pipeline.export_fixes import known_values
 from pipeline.runtime import inputs as runtime_inputs
-from pipeline.runtime.inputs import Constants
+from pipeline.runtime.inputs import ConstantInputs
 
 aten = torch.ops.aten
 
@@ -138,10 +138,10 @@ def test_what_is_written_to_a_tensor_is_seen() -> None:
 def test_a_tensor_that_is_waited_for_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_inputs, "_is_on_gpu", lambda value: True)
     reads: list[object] = []
-    holds = pipeline.Constant.holds
-    monkeypatch.setattr(pipeline.Constant, "holds", lambda self, other: reads.append(other) or holds(self, other))
-    constants, (patches, grid) = Constants(compiled().program), inputs()
-    held = [constants.hold((patches, x)) for x in (grid, grid, grid.clone(), grid + 1, grid)]
+    holds = pipeline.Constant.equals
+    monkeypatch.setattr(pipeline.Constant, "equals", lambda self, other: reads.append(other) or holds(self, other))
+    constants, (patches, grid) = ConstantInputs(compiled().program), inputs()
+    held = [constants.match((patches, x)) for x in (grid, grid, grid.clone(), grid + 1, grid)]
     assert held == [True, True, True, False, True]
     assert len(reads) == 4
 

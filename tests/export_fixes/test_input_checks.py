@@ -15,7 +15,7 @@ from torch.export import Dim
 from torch.utils._pytree import MappingKey
 
 import pipeline
-from pipeline.errors import worded
+from pipeline.errors import error_text
 
 X = torch.ones(2, 4)
 RANGE = pipeline.Input(min_shape=(1, 4), max_shape=(8, 4))
@@ -123,7 +123,7 @@ def test_what_fits_an_export_chooses_its_optimal_sizes() -> None:
 
 def test_an_error_from_cpp_has_no_addresses() -> None:
     error = RuntimeError("Cannot call numel()\nException raised from throw at TensorImpl.cpp:289\nframe #0: c10::Error")
-    assert worded(error) == "Cannot call numel()"
+    assert error_text(error) == "Cannot call numel()"
 
 
 def test_an_error_without_words_has_its_kind() -> None:

@@ -39,7 +39,7 @@ def test_no_file_is_left_to_the_garbage_collector() -> None:
         warnings.simplefilter("always", ResourceWarning)
         pipeline.default(min_block_size=1)(nn.Linear(4, 4).eval(), args=(X,))
         held = MemoryMappedWeights([LEAST])
-        moved = held.moved(torch.ones(LEAST // 4))
+        moved = held.copy_to_file(torch.ones(LEAST // 4))
         del held
         gc.collect()
     assert moved.sum() == LEAST // 4

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.artifact.tensors import tensor_file
+from pipeline.artifact.tensors import tensor_file_parts
 from pipeline.cli import main
 from pipeline.testing import CheckError, check_converter
 from pipeline.trt import trt
@@ -104,7 +104,7 @@ def test_adapters_are_read_from_a_file_or_folder(compiled: pipeline.Compiled, tm
     pair = {"0.lora_A.weight": torch.ones(2, 8), "0.lora_B.weight": torch.ones(4, 2)}
     (path := tmp_path / "adapter_model.safetensors").touch()
     with path.open("wb") as file:
-        file.writelines(tensor_file(pair)[0])
+        file.writelines(tensor_file_parts(pair)[0])
     same = [compiled.with_lora(each)(X) for each in (pair, path, str(tmp_path))]
     assert torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
     (tmp_path / "other.bin").write_bytes(b"nothing like that")
@@ -165,6 +165,6 @@ def test_a_missing_package_is_named_with_an_extra_that_has_it(monkeypatch: pytes
         assert any(row.startswith(package) for row in extras[extra])
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError, match=rf'{package} is not installed: pip install "stagewright\[{extra}\]"'):
-            pipeline.errors.require(package, extra)
+            pipeline.errors.require_package(package, extra)
     pages = "".join(path.read_text(encoding="utf-8") for path in (root / "README.md", *root.glob("docs/*.md")))
     assert {*re.findall(r"stagewright\[(\w+)\]", code + pages)} <= {*extras}

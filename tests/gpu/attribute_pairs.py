@@ -17,7 +17,7 @@ from pipeline.network.attributes import Value
 from pipeline.network.description import Layer, Network, describe
 from pipeline.network.replay import ReplayError, replay
 from pipeline.runtime.reference import run
-from pipeline.trt import CAPABILITIES, trt, weights_of
+from pipeline.trt import CAPABILITIES, as_weights, trt
 from tests.gpu.attribute_layers import (
     Make,
     activation,
@@ -311,8 +311,8 @@ def twins(pair: Pair) -> tuple[Net, Network]:
     net = Net()
     layer = pair.base.make(net)
     single = net.output(*(layer.get_output(i) for i in range(getattr(layer, "num_outputs", 1)))).described()
-    mark = LOG.mark()
-    definition = replay(_twice(single, pair), lambda name: weights_of(net.weights[name]), BUILDER, LOG)
+    mark = LOG.position()
+    definition = replay(_twice(single, pair), lambda name: as_weights(net.weights[name]), BUILDER, LOG)
     try:
         network = describe(definition, name="pair", weight_name=net.weight_name)
     except ValueError as error:

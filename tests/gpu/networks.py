@@ -28,7 +28,7 @@ def engine_of(net: Net, ranges: Ranges | None = None, **flags: bool) -> tuple[En
         if wanted:
             config.set_flag(trt.BuilderFlag.__members__[flag])
     profile = _profile(net, ranges or {}, config)
-    mark = LOG.mark()
+    mark = LOG.position()
     plan = BUILDER.build_serialized_network(net.net, config)
     assert plan is not None, f"no engine for\n{network}\nTensorRT says {LOG.errors_since(mark)}"
     digest = hashlib.sha256(memoryview(plan)).hexdigest()

@@ -11,14 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from examples.models import full
 from pipeline.runtime import graph_copies
-from pipeline.runtime.graph_copies import checked, instantiate, nodes
+from pipeline.runtime.graph_copies import check_cuda, instantiate, nodes_of_kind
 from tests.gpu.test_runtime_gpu import compiled, worker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not graph_copies.available(), reason="needs cuda.bindings")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not graph_copies.can_set_addresses(), reason="needs cuda.bindings")]
 
 
 def memsets(graph: torch.cuda.CUDAGraph) -> list[Any]:
-    return nodes(graph_copies.cudart.cudaGraph_t(graph.raw_cuda_graph()), "Memset")
+    return nodes_of_kind(graph_copies.cudart.cudaGraph_t(graph.raw_cuda_graph()), "Memset")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -35,9 +35,9 @@ def test_memory_is_what_a_memset_makes_it(size: int) -> None:
     with torch.cuda.graph(graph, stream=stream):
         before.copy_(memory)
         memory.add_(3)
-        checked(fill(memory.data_ptr() + 8 * size, value, 100, stream.cuda_stream))
+        check_cuda(fill(memory.data_ptr() + 8 * size, value, 100, stream.cuda_stream))
         after.copy_(memory)
-        checked(fill(memory.data_ptr() + 8 * size, 1, 7, stream.cuda_stream))
+        check_cuda(fill(memory.data_ptr() + 8 * size, 1, 7, stream.cuda_stream))
     assert len(memsets(graph)) == 2
     instantiate(graph)
     assert memsets(graph) == []
@@ -54,8 +54,8 @@ def test_memory_is_what_a_memset_makes_it(size: int) -> None:
 
 def test_a_model_with_counters_to_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     """ResNet-50 at batch 1: counters are cleared before convolutions that several blocks work on."""
-    replaced, replace = [], graph_copies._replace
-    monkeypatch.setattr(graph_copies, "_replace", lambda *args: (replaced.append(args), replace(*args)))
+    replaced, replace = [], graph_copies._replace_node
+    monkeypatch.setattr(graph_copies, "_replace_node", lambda *args: (replaced.append(args), replace(*args)))
     case = full("resnet50", torch.float16)
     inputs = [value.cuda() for value in case.inputs(batch=1).values()]
     program = compiled(case.model.cuda(), *inputs)

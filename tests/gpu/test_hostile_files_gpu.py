@@ -40,13 +40,13 @@ def test_calls_of_an_honest_file(graphs: bool, tmp_path: Path, monkeypatch: pyte
             return self.linear(torch.nn.functional.gelu(self.linear(x)))
 
     checked: list[object] = []
-    enter = call_memory.Bounded.__enter__
+    enter = call_memory.AllocationLimit.__enter__
 
     def entered(self: Any) -> Any:
         checked.append(self)
         return enter(self)
 
-    monkeypatch.setattr(call_memory.Bounded, "__enter__", entered)
+    monkeypatch.setattr(call_memory.AllocationLimit, "__enter__", entered)
     model, batch = Model().cuda().eval(), torch.export.Dim("batch", min=1, max=4096)
     compile = pipeline.default(torch_executed_ops=("aten.gelu",), min_block_size=1)
     compile(model, args=(torch.randn(8, 64, device="cuda"),), dynamic_shapes=({0: batch},)).save(tmp_path / "p.trtp")

@@ -31,17 +31,17 @@ class ProgramFault:
 
 def not_written_back() -> AbstractContextManager[Any]:
     """Mutations reach neither buffers nor inputs."""
-    return patch(SegmentExecutor, "write", lambda self, slots, leaves: None)
+    return patch(SegmentExecutor, "write_mutations", lambda self, slots, leaves: None)
 
 
 def buffers_only() -> AbstractContextManager[Any]:
     """Mutations reach buffers, and inputs do not change."""
-    write = SegmentExecutor.write
+    write = SegmentExecutor.write_mutations
 
     def written(self: SegmentExecutor, slots: Any, leaves: Any) -> None:
         write(self, slots, [leaf.clone() if hasattr(leaf, "clone") else leaf for leaf in leaves])
 
-    return patch(SegmentExecutor, "write", written)
+    return patch(SegmentExecutor, "write_mutations", written)
 
 
 def segments_swapped() -> AbstractContextManager[Any]:

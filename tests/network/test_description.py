@@ -22,7 +22,7 @@ from pipeline.network.description import (
     network_weights,
     value_text,
 )
-from pipeline.trt import CAPABILITIES, Log, enum_name, layer_class, layer_kind, new_network, trt, weights_of
+from pipeline.trt import CAPABILITIES, Log, as_weights, enum_name, layer_class, layer_kind, new_network, trt
 
 KERNEL = torch.arange(54.0).reshape(2, 3, 3, 3)
 LOG = Log()
@@ -36,7 +36,7 @@ def known(pointer: int) -> Weight | None:
 def convolution(kernel: torch.Tensor = KERNEL) -> Any:
     network = new_network(BUILDER)
     source = network.add_input("x", trt.float32 if kernel.dtype == torch.float32 else trt.bfloat16, (-1, 3, 8, 8))
-    layer = network.add_convolution_nd(source, 2, (3, 3), weights_of(kernel))
+    layer = network.add_convolution_nd(source, 2, (3, 3), as_weights(kernel))
     layer.name, layer.stride_nd = "stem/conv", (2, 2)
     layer.get_output(0).name = "y"
     network.mark_output(layer.get_output(0))
@@ -109,7 +109,7 @@ def test_weights_of_another_size_are_an_error() -> None:
 def test_two_weights_of_one_name_are_an_error() -> None:
     network = new_network(BUILDER)
     for value in (one := torch.ones(2), torch.zeros(2, 1)):
-        network.add_constant(tuple(value.shape), weights_of(value))
+        network.add_constant(tuple(value.shape), as_weights(value))
     with pytest.raises(ValueError, match="two weights are called 'w'"):
         describe(
             network,
@@ -174,7 +174,7 @@ def sliced(dynamic: tuple[int, ...]) -> Layer:
     layer = network.add_slice(source, (1,), (2,), (1,))
     for index in dynamic:
         layer.set_input(index, network.add_input(f"in{index}", trt.int64, (1,)))
-    mark = LOG.mark()
+    mark = LOG.position()
     row = describe(network, name="net", weight_name=known).layers[0]
     assert LOG.messages[mark:] == []
     return row
@@ -193,7 +193,7 @@ def test_a_resize_has_a_shape_or_scales() -> None:
     source = network.add_input("x", trt.float32, (1, 1, 4, 4))
     network.add_resize(source).scales = [1, 1, 2, 2]
     network.add_resize(source).shape = (1, 1, 2, 2)
-    mark = LOG.mark()
+    mark = LOG.position()
     first, second = describe(network, name="net", weight_name=known).layers
     assert (first.attribute("scales"), first.attribute("shape")) == ((1.0, 1.0, 2.0, 2.0), None)
     assert (second.attribute("scales"), second.attribute("shape")) == (None, (1, 1, 2, 2))
@@ -206,7 +206,7 @@ def test_attention_is_described_at_its_input() -> None:
     query = network.add_input("q", trt.float16, (1, 2, 4, 8))
     attention = network.add_attention(query, query, query, trt.AttentionNormalizationOp.SOFTMAX, True)
     attention.decomposable = True
-    mark = LOG.mark()
+    mark = LOG.position()
     first, second = describe(network, name="net", weight_name=known).layers
     assert LOG.errors_since(mark) == ()
     assert (first.kind, second.kind) == ("ATTENTION_INPUT", "ATTENTION_OUTPUT")

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pipeline
 from pipeline.frozen import FrozenDict
-from pipeline.program import Output, Partitioned, Program, Validated, Verdict, is_operator, port
-from pipeline.recipes import identity, qualified_name
+from pipeline.program import Output, Partitioned, Program, Validated, Verdict, is_operator, make_port
+from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.shapes.environment import ShapeEnvironment
 
@@ -175,9 +175,9 @@ def _validated(
     placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     program = Program(
         graph_module=torch.fx.GraphModule(torch.nn.Module(), graph),
-        inputs=tuple(port(name, placeholders[name].meta["val"], {}) for name in INPUTS),
+        inputs=tuple(make_port(name, placeholders[name].meta["val"], {}) for name in INPUTS),
         outputs=tuple(Output(n.name) for n in outputs),
-        constants=FrozenDict({name: identity(name) for name in WEIGHTS}),
+        constants=FrozenDict({name: parameter_recipe(name) for name in WEIGHTS}),
         buffers=FrozenDict(),
         parameters=FrozenDict({name: torch.randn(4, 4) for name in WEIGHTS}),
         shapes=ShapeEnvironment.from_ranges({}),

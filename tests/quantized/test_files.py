@@ -41,10 +41,10 @@ def test_codes_of_torchao_are_refitted() -> None:
     model = type(two())().eval()
     other = by_torchao(INT4, model)
     compiled = quantized("int4")
-    from pipeline.artifact.refit import _tensors
+    from pipeline.artifact.refit import _tensors_by_name
     from pipeline.capture.shared_tensors import unwrap_subclasses
 
-    given = unwrap_subclasses(_tensors(other, compiled.program))
+    given = unwrap_subclasses(_tensors_by_name(other, compiled.program))
     fresh = COMPILE(other, args=(rows(),))
     assert len(compiled.refit_map) == len(fresh.refit_map)
     for name, recipe in compiled.refit_map.items():

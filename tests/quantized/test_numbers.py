@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.aten import quantized as q
 from pipeline.network.description import Layer, Tensor
 from pipeline.runtime.reference.kinds import KINDS
-from pipeline.runtime.reference.quantized import nearest, unpacked
+from pipeline.runtime.reference.quantized import round_to_dtype, unpack
 
 SPECIAL = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 127.5, -128.5, 448.0, 464.0, 1e6, -1e6, 1e-9, 3.0]
 numbers = st.lists(st.one_of(st.sampled_from(SPECIAL), st.floats(-600, 600, width=32)), min_size=32, max_size=64)
@@ -27,7 +27,7 @@ def test_fp8_is_torchs_float8_that_saturates(values: list[float]) -> None:
     x = torch.tensor(values)
     wanted = x.clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(q.round_to_type(x, "fp8").view(torch.uint8), wanted.view(torch.uint8))
-    assert torch.equal(nearest(x, "float8_e4m3fn").view(torch.uint8), wanted.view(torch.uint8))
+    assert torch.equal(round_to_dtype(x, "float8_e4m3fn").view(torch.uint8), wanted.view(torch.uint8))
 
 
 @given(numbers, st.sampled_from([0.25, 1.0, 0.1, 3.7]))
@@ -71,7 +71,7 @@ def test_fp4_is_the_nearest_of_its_numbers(values: list[float]) -> None:
     levels = torch.tensor([*q.E2M1, *(-v for v in q.E2M1)])
     least = (x[:, None] - levels).abs().amin(1)
     assert torch.equal((x - got).abs(), least)
-    assert torch.equal(nearest(x, "float4_e2m1fn_x2"), got)
+    assert torch.equal(round_to_dtype(x, "float4_e2m1fn_x2"), got)
 
 
 def test_fp4_ties_go_to_the_even_code() -> None:
@@ -86,7 +86,7 @@ def test_codes_of_4_bits_are_packed(values: list[int]) -> None:
     packed = q.pack(codes, "int4")
     assert packed.numel() * 2 == codes.numel()
     assert torch.equal(q.unpack(packed, "int4"), codes)
-    assert torch.equal(unpacked(packed, "int4"), codes)
+    assert torch.equal(unpack(packed, "int4"), codes)
 
 
 def test_a_code_beyond_4_bits_is_an_error() -> None:

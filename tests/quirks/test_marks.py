@@ -114,7 +114,7 @@ def test_a_pipeline_without_the_stage_is_warned_of(caplog: pytest.LogCaptureFixt
 
 def test_files_keep_marks() -> None:
     (segment,) = partitioned(CASES["broadcast-in-reductions"]).segments
-    assert codec.read(codec.written(segment, Segment), Segment) == segment
+    assert codec.from_json(codec.to_json(segment, Segment), Segment) == segment
 
 
 def test_unknown_rows_are_errors() -> None:

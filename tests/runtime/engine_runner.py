@@ -9,10 +9,10 @@ import torch
 
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.runtime.cuda_worker import Lane
-from pipeline.runtime.engine_buffers import Arena
+from pipeline.runtime.cuda_worker import StreamOrder
+from pipeline.runtime.engine_buffers import ActivationMemory
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_session import Session
+from pipeline.runtime.engine_session import EngineSession
 
 
 class EngineRunner:
@@ -26,10 +26,12 @@ class EngineRunner:
     """
 
     def __init__(self, engine: Engine, network: Network) -> None:
-        loaded = LoadedEngine.of(engine, network)
-        self._lane = Lane(torch.device("cuda", torch.cuda.current_device()))
+        loaded = LoadedEngine.load(engine, network)
+        self._lane = StreamOrder(torch.device("cuda", torch.cuda.current_device()))
         self._lock = threading.Lock()
-        self._session = self._lane.run(lambda stream: Session(loaded, stream, Arena(self._lane.device)))
+        self._session = self._lane.run(
+            lambda stream: EngineSession(loaded, stream, ActivationMemory(self._lane.device))
+        )
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """Return the network's outputs."""

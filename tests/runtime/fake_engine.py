@@ -34,7 +34,7 @@ class FakeLane:
         self.stream: Any = FakeStream([])
         self.away = False
 
-    def elsewhere(self) -> bool:
+    def is_other_gpu_current(self) -> bool:
         return self.away
 
     def handle(self) -> int:

@@ -9,7 +9,7 @@ from pipeline.network.description import Network, Weight, describe
 from pipeline.network.replay import replay
 from pipeline.network.validity import first_error
 from pipeline.runtime.reference import run
-from pipeline.trt import Log, dtype_name, new_network, to_torch, to_trt, trt, weights_of
+from pipeline.trt import Log, as_weights, dtype_name, new_network, to_torch, to_trt, trt
 
 LOG = Log()
 BUILDER = trt.Builder(LOG)
@@ -23,7 +23,7 @@ class Net:
         self.net = new_network(BUILDER)
         self.weights: dict[str, torch.Tensor] = {}
         self.inputs: dict[str, torch.Tensor] = {}
-        self.mark = LOG.mark()
+        self.mark = LOG.position()
 
     def input(self, value: torch.Tensor, dynamic: tuple[int, ...] = ()) -> Any:
         """An input that will have this value; the axes in `dynamic` are left open."""
@@ -35,7 +35,7 @@ class Net:
     def weight(self, value: torch.Tensor) -> Any:
         value = value.contiguous()
         self.weights[f"w{len(self.weights)}"] = value
-        return weights_of(value)
+        return as_weights(value)
 
     def constant(self, value: torch.Tensor) -> Any:
         return self.net.add_constant(tuple(value.shape), self.weight(value)).get_output(0)
@@ -61,12 +61,12 @@ class Net:
         assert LOG.errors_since(self.mark) == (), "describing a network must ask TensorRT nothing it refuses"
         assert not first_error(network), "what TensorRT takes is a network"
         assert str(self.replayed(network)) == str(network), "a description must leave nothing out"
-        self.mark = LOG.mark()
+        self.mark = LOG.position()
         return network
 
     def replayed(self, network: Network) -> Network:
         """The description of the network that is made from this description."""
-        again = replay(network, lambda name: weights_of(self.weights[name]), BUILDER, LOG)
+        again = replay(network, lambda name: as_weights(self.weights[name]), BUILDER, LOG)
         return describe(again, name="test", weight_name=self.weight_name)
 
     def run(self) -> list[torch.Tensor]:

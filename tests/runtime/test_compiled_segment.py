@@ -13,7 +13,7 @@ from torch import nn
 import pipeline
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
-from pipeline.runtime.compiled_segment import obstacle
+from pipeline.runtime.compiled_segment import compile_obstacle
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.verification import engines_in_torch
 from pipeline.verification.engines_in_torch import captured_in_torch
@@ -143,12 +143,12 @@ def test_where_torch_compile_fails_operators_are_called(
 )
 def test_what_is_not_compiled(model: nn.Module, how: dict[str, Any], why: str, tmp_path: Path) -> None:
     made = in_torch(model, **how)
-    assert obstacle(made.program, made.partitioned.segments[0]) == why
+    assert compile_obstacle(made.program, made.partitioned.segments[0]) == why
     if not why:
         made.save(tmp_path / "p.trtp")
         with pytest.warns(pipeline.ArtifactWarning):
             loaded = pipeline.load(tmp_path / "p.trtp")
-        assert "loaded from a file" in obstacle(loaded.program, loaded.partitioned.segments[0])
+        assert "loaded from a file" in compile_obstacle(loaded.program, loaded.partitioned.segments[0])
 
 
 class Layer(nn.Module):

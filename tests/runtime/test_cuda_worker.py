@@ -17,7 +17,7 @@ import pipeline
 from pipeline.compiled import CompiledModule
 from pipeline.network.description import Tensor
 from pipeline.runtime import cuda_worker
-from pipeline.runtime.call_plan import Turn
+from pipeline.runtime.call_plan import RunOptions
 from pipeline.runtime.cuda_worker import CudaWorker, EngineStep
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.worker import Pool
@@ -64,7 +64,7 @@ def _run(part: Callable[..., Any], *inputs: torch.Tensor) -> Any:
 
 def driven(compiled: pipeline.Compiled, monkeypatch: pytest.MonkeyPatch) -> tuple[CompiledModule, list[FakeEngine]]:
     """A module whose engines are fakes that compute as the reference does, and those engines."""
-    monkeypatch.setattr(cuda_worker, "Lane", FakeLane)
+    monkeypatch.setattr(cuda_worker, "StreamOrder", FakeLane)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     module = compiled.module(executor="reference")
@@ -151,7 +151,7 @@ def test_segments_run_by_what_wraps_them(on_gpu: bool, monkeypatch: pytest.Monke
     module = driven(compiled, monkeypatch)[0] if on_gpu else compiled.module(executor="reference")
     ran: list[tuple[str, bool]] = []
 
-    def told(name: str, run: Callable[..., Any], inputs: list[Any], turn: Turn) -> Any:
+    def told(name: str, run: Callable[..., Any], inputs: list[Any], turn: RunOptions) -> Any:
         ran.append((name, turn.stream is not None))
         return run(inputs, turn)
 
@@ -168,19 +168,19 @@ def test_an_engine_is_told_of_each_run_by_an_argument() -> None:
         calls.append((inputs, stream, told))
         return []
 
-    step: Any = EngineStep(session, gives=(4, 5), own=True)  # type: ignore[arg-type]
+    step: Any = EngineStep(session, gives=(4, 5), reuse_outputs=True)  # type: ignore[arg-type]
     plan: Any = object()
     memory = torch.empty(1)
-    step([1], Turn("first", plan))
-    step([2], Turn("second", plan, captured=True, into={5: memory, 9: memory}))
-    step([3], Turn("third"))
+    step([1], RunOptions("first", plan))
+    step([2], RunOptions("second", plan, captured=True, into={5: memory, 9: memory}))
+    step([3], RunOptions("third"))
     assert calls == [
-        ([1], "first", {"own": True, "like": plan}),
-        ([2], "second", {"own": True, "loose": True, "into": {1: memory}}),
-        ([3], "third", {"own": True, "like": None}),
+        ([1], "first", {"reuse_outputs": True, "shapes_key": plan}),
+        ([2], "second", {"reuse_outputs": True, "in_place": True, "into": {1: memory}}),
+        ([3], "third", {"reuse_outputs": True, "shapes_key": None}),
     ]
     with pytest.raises(AttributeError):
-        Turn().captured = True  # type: ignore[misc]
+        RunOptions().captured = True  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("without_collector")

@@ -126,7 +126,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, caplog: Any) -> None:
     def started(gpu: int, kernels: Kernels = NO_KERNELS) -> Any:
         gpus.current = gpu
-        cache = RuntimeCache.of([Network("e", (), (), ())], tmp_path, kernels)
+        cache = RuntimeCache.open([Network("e", (), (), ())], tmp_path, kernels)
         assert cache is not None
         cache.attach(FakeEngine())
         return cache
@@ -139,17 +139,17 @@ def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, cap
     for gpu in (0, 1, 1, 0):
         assert started(gpu).handle.data == MAGIC + b"gpu%d" % gpu
     assert len(list(tmp_path.iterdir())) == 2 and not caplog.text
-    brought = Kernels(engine_cache.machine(), MAGIC + b"gpu0")
+    brought = Kernels(engine_cache.machine_key(), MAGIC + b"gpu0")
     for path in tmp_path.iterdir():
         path.unlink()
     assert started(0, brought).path is None and not started(0, brought).is_new
     cache = started(1, brought)
     cache.handle.data += b"gpu1"
     assert cache.save() and not started(1, brought).is_new, "a program's kernels of another GPU are no hindrance"
-    brought = Kernels(engine_cache.machine(), MAGIC + b"gpu0")
+    brought = Kernels(engine_cache.machine_key(), MAGIC + b"gpu0")
     cache = started(0, brought)
     assert cache.path is None and not cache.is_new, "nor is another GPU's file for those of a program"
-    second = RuntimeCache.of([Network("f", (), (), ())], tmp_path)
+    second = RuntimeCache.open([Network("f", (), (), ())], tmp_path)
     assert second is not None and len(list(tmp_path.iterdir())) == 1
 
 
@@ -180,9 +180,9 @@ def test_a_program_with_some_of_anothers_engines_starts_with_its_kernels(tmp_pat
     first.handle.data += b"one"
     assert first.save() and not first.may_have_new
     second = RuntimeCache(tmp_path / "second.kernels")
-    second.start_with(first)
+    second.copy_kernels_from(first)
     assert second.stored() == first.stored() and second.stored()
-    second.start_with(RuntimeCache(tmp_path / "none.kernels"))
+    second.copy_kernels_from(RuntimeCache(tmp_path / "none.kernels"))
     assert second.stored() == first.stored()
 
 

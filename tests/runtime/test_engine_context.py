@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from pipeline import ExecutionError
 from pipeline.network.description import Profile
-from pipeline.runtime.engine_buffers import Arena
+from pipeline.runtime.engine_buffers import ActivationMemory
 from pipeline.runtime.engine_context import Contexts
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_session import Session
+from pipeline.runtime.engine_session import EngineSession
 from tests.runtime.fake_engine import CPU, FakeEngine, FakeStream
 
 ROWS = Profile((("x", (0, 3), (2, 3), (5, 3)),))
@@ -41,9 +41,9 @@ class Layers:
         self.stream: Any = FakeStream(engine.calls)
         self.weights = [torch.full((3,), float(i + 1)) for i in range(count)]
         self.caches = [_aligned(3) for _ in range(count)]
-        arena, known = Arena(CPU), {"held": frozenset({3}), "fixed": frozenset({1})}
+        arena, known = ActivationMemory(CPU), {"updated": frozenset({3}), "fixed": frozenset({1})}
         loaded = LoadedEngine(engine, engine.network)  # type: ignore[arg-type]
-        self.sessions = [Session(loaded, self.stream, arena, contexts=contexts, **known) for _ in range(count)]
+        self.sessions = [EngineSession(loaded, self.stream, arena, contexts=contexts, **known) for _ in range(count)]
 
     def run(self, index: int, x: torch.Tensor, number: int, **options: Any) -> torch.Tensor:
         given = [x, self.weights[index], torch.tensor(number), self.caches[index]]
@@ -70,7 +70,7 @@ def test_turns_in_one_context_give_what_contexts_apart_give(
     assert len({id(s.context) for s in alone.sessions}) == 3
     for index, rows, number, own, loose in calls:
         x = torch.arange(3.0 * rows).reshape(rows, 3) + number
-        given = {"own": own, "loose": loose and not host}
+        given = {"reuse_outputs": own, "in_place": loose and not host}
         assert torch.equal(shared.run(index, x, number, **given), alone.run(index, x, number, **given))
         for ours, theirs in zip(shared.caches, alone.caches, strict=True):
             assert torch.equal(ours, theirs)
@@ -109,10 +109,13 @@ def test_a_session_whose_turn_failed_sets_all_again() -> None:
 
 def test_profiles_and_graphs_have_contexts_of_their_own() -> None:
     engine = FakeEngine({"x": ("float32", (2, 3))}, {"y": ("float32", (2, 3))}, lambda x: [x + 1])
-    loaded, contexts, arena = LoadedEngine(engine, engine.network), Contexts(), Arena(CPU)  # type: ignore[arg-type]
+    loaded, contexts, arena = LoadedEngine(engine, engine.network), Contexts(), ActivationMemory(CPU)  # type: ignore[arg-type]
     stream: Any = FakeStream(engine.calls)
     ways = [(0, False), (0, False), (1, False), (0, True), (0, True)]
-    made = [Session(loaded, stream, arena, profile=place, graph=graph, contexts=contexts) for place, graph in ways]
+    made = [
+        EngineSession(loaded, stream, arena, profile=place, engine_graph=graph, contexts=contexts)
+        for place, graph in ways
+    ]
     first, same, other, *graphs = (session.context for session in made)
     assert first is same and len({id(each) for each in (first, other, *graphs)}) == 4
 
@@ -121,7 +124,7 @@ def test_errors_name_the_engine_whose_turn_it_is() -> None:
     engine, contexts = layer(), Contexts()
     named = [LoadedEngine(engine, evolve(engine.network, name=name)) for name in ("first", "second")]  # type: ignore[arg-type]
     stream: Any = FakeStream(engine.calls)
-    first, second = (Session(loaded, stream, Arena(CPU), contexts=contexts) for loaded in named)
+    first, second = (EngineSession(loaded, stream, ActivationMemory(CPU), contexts=contexts) for loaded in named)
     given = [torch.ones(2, 3), torch.ones(3), torch.tensor(1), _aligned(3)]
     for session in (first, second, first):
         session(given, stream)

@@ -9,9 +9,9 @@ import torch
 
 from pipeline import ExecutionError
 from pipeline.runtime import engine_session
-from pipeline.runtime.engine_buffers import Arena
+from pipeline.runtime.engine_buffers import ActivationMemory
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_session import Session
+from pipeline.runtime.engine_session import EngineSession
 from pipeline.trt import CAPABILITIES, trt
 from tests.runtime.fake_engine import CPU, FakeEngine, FakeStream
 from tests.runtime.test_engine_runner import RANGE
@@ -19,13 +19,15 @@ from tests.runtime.test_engine_runner import RANGE
 pytestmark = pytest.mark.skipif(not CAPABILITIES.runtime_config, reason="graphs of its own are TensorRT-RTX's")
 
 
-def session(size: int = 2, *, graph: bool = True, **options: Any) -> tuple[Session, Any]:
+def session(size: int = 2, *, graph: bool = True, **options: Any) -> tuple[EngineSession, Any]:
     engine = FakeEngine({"x": ("float32", (size, 3))}, {"y": ("float32", (size, 3))}, lambda x: [x + 1], **options)
     stream: Any = FakeStream(engine.calls)
-    return Session(LoadedEngine(engine, engine.network), stream, Arena(CPU), graph=graph), stream
+    return EngineSession(
+        LoadedEngine(engine, engine.network), stream, ActivationMemory(CPU), engine_graph=graph
+    ), stream
 
 
-def launched(session: Session) -> bool:
+def launched(session: EngineSession) -> bool:
     strategy = session.context.config.cuda_graph_strategy
     assert strategy in (None, trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE)
     return strategy is not None

@@ -14,14 +14,14 @@ from attrs import evolve
 
 import pipeline
 from pipeline import ExecutionError
-from pipeline.artifact.load import loaded
+from pipeline.artifact.load import load_silently
 from pipeline.compiled import Compiled
 from pipeline.network.engine import Engine
 from pipeline.records.kernels import Kernels
 from pipeline.runtime import engine_cache, engine_load, program_engines
 from pipeline.runtime.engine_cache import RuntimeCache
-from pipeline.runtime.engine_load import LIBRARY, LOG, LoadedEngine, listening
-from pipeline.runtime.program_engines import Loads, compile_kernels, load_engines, loaded_engine
+from pipeline.runtime.engine_load import LIBRARY, LOG, LoadedEngine, collect_errors
+from pipeline.runtime.program_engines import LoadResults, compile_kernels, load_engine, load_engines
 from pipeline.stages import unbuilt
 from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.fake_engine import FakeEngine, say
@@ -32,14 +32,14 @@ NETWORK = FakeEngine({"x": ("float32", (3,))}, {"y": ("float32", (3,))}, lambda 
 
 
 def test_what_tensorrt_says_is_forgotten_when_nobody_listens() -> None:
-    with listening() as outer:
+    with collect_errors() as outer:
         say("first")
-        with listening() as inner:
+        with collect_errors() as inner:
             say("second")
             assert inner() == "second"
         assert outer() == "first; second"
     assert not LOG.messages
-    with listening() as said:
+    with collect_errors() as said:
         assert said() == "TensorRT gave no reason"
 
 
@@ -103,11 +103,11 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
         monkeypatch.setattr(RuntimeCache, "attach", lambda cache, engine: self.caches.append(cache))
-        monkeypatch.setattr(RuntimeCache, "serialized", lambda cache: b"kernels")
+        monkeypatch.setattr(RuntimeCache, "serialize", lambda cache: b"kernels")
         monkeypatch.setattr(engine_cache, "cache_key", lambda networks: "key")
-        monkeypatch.setattr(engine_cache, "_of_this_gpu", lambda path: path.with_stem("own"))
+        monkeypatch.setattr(engine_cache, "_gpu_path", lambda path: path.with_stem("own"))
         for module in (engine_cache, program_engines):
-            monkeypatch.setattr(module, "machine", lambda: "this GPU")
+            monkeypatch.setattr(module, "machine_key", lambda: "this GPU")
 
     def load(self, engine: Engine, targets: tuple[str, ...]) -> FakeEngine:
         self.loads.append(engine.name)
@@ -138,7 +138,7 @@ def test_each_plan_is_loaded_once_and_those_that_do_not_load_are_told(fake_gpu: 
 
 def test_kernels_of_engines_that_load_are_kept_for_the_first_call(fake_gpu: FakeGpu, tmp_path: Path) -> None:
     on_disk = load_engines(program("12", runtime_cache=tmp_path), keep=True)
-    assert on_disk == Loads() and {cache.path for cache in fake_gpu.caches} == {tmp_path / "key.kernels"}
+    assert on_disk == LoadResults() and {cache.path for cache in fake_gpu.caches} == {tmp_path / "key.kernels"}
     in_memory = load_engines(program("12", runtime_cache=False), keep=True)
     assert in_memory is not None and in_memory.kernels == Kernels("this GPU", b"kernels")
 
@@ -152,7 +152,7 @@ def test_kernels_of_several_engines_are_compiled_at_a_time(fake_gpu: FakeGpu) ->
         barrier.wait()
         return None if engine.words else object()
 
-    engines = [loaded_engine(made, i, made.settings, None, {}) for i in range(4)]
+    engines = [load_engine(made, i, made.settings, None, {}) for i in range(4)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine90, "create_execution_context", created)
         patch.setattr(program_engines, "THREADS", 2)
@@ -168,7 +168,7 @@ def test_kernels_of_this_machine_take_the_place_of_a_file(fake_gpu: FakeGpu, tmp
     ours, other = Kernels("this GPU", b"kernels"), Kernels("another GPU", b"kernels")
 
     def cache(kernels: Kernels, folder: Path | bool) -> tuple[Path | None, bytes | None]:
-        found = RuntimeCache.of([NETWORK], folder, kernels)
+        found = RuntimeCache.open([NETWORK], folder, kernels)
         return (None, None) if found is None else (found.path, found.stored())
 
     path = tmp_path / "key.kernels"
@@ -182,18 +182,18 @@ def test_a_file_has_the_kernels_of_the_machine_that_wrote_it(fake_gpu: FakeGpu, 
     compile, path = pipeline.default(runtime_cache=tmp_path).replace("build", noted), tmp_path / "p.trtp"
     made = compile(torch.nn.Tanh().eval(), (X,))
     made.save(path)
-    assert not loaded(path, ()).kernels
+    assert not load_silently(path, ()).kernels
     (tmp_path / "key.kernels").write_bytes(b"own" + hashlib.sha256(b"own").digest())
     made.save(path)
-    again = loaded(path, ())
+    again = load_silently(path, ())
     assert again.kernels == Kernels("this GPU", b"own")
     again.save(tmp_path / "q.trtp")
-    assert loaded(tmp_path / "q.trtp", ()).kernels == again.kernels
+    assert load_silently(tmp_path / "q.trtp", ()).kernels == again.kernels
     data = path.read_bytes()
     at = data.index(b"own")
     path.write_bytes(data[:at] + b"not" + data[at + 3 :])
     with pytest.raises(pipeline.ArtifactError, match="kernels"):
-        loaded(path, ())
+        load_silently(path, ())
 
 
 def test_nothing_is_said_of_engines_for_other_gpus_or_without_memory(fake_gpu: FakeGpu) -> None:
@@ -213,8 +213,8 @@ def test_nothing_is_said_of_engines_for_other_gpus_or_without_memory(fake_gpu: F
 )
 def test_an_engine_without_a_context_says_what_to_do(targets: tuple[str, ...], told: str) -> None:
     loaded = LoadedEngine(Engine90(GAP), NETWORK, targets=targets)
-    with pytest.raises(ExecutionError) as info, listening() as said:
-        loaded.context(said)
+    with pytest.raises(ExecutionError) as info, collect_errors() as said:
+        loaded.new_context(said)
     assert GAP in info.value.message and told in str(info.value)
 
 

@@ -27,12 +27,12 @@ def test_a_call_runs_in_the_first_profile_that_it_fits() -> None:
 
     def make(stream: Any, place: int) -> Any:
         made.append(place)
-        return lambda inputs, stream, like=None, **options: runs.append((place, like)) or []
+        return lambda inputs, stream, shapes_key=None, **options: runs.append((place, shapes_key)) or []
 
     session, stream = ProfiledSession(NETWORK, make), object()
     first, second = object(), object()
     for rows, like in ((1, first), (5, second), (5, second), (1, first), (9, None), (2, None)):
-        session([torch.zeros(rows, 8), 3], stream, like=like)  # type: ignore[arg-type]
+        session([torch.zeros(rows, 8), 3], stream, shapes_key=like)  # type: ignore[arg-type]
     assert runs == [(0, first), (1, second), (1, second), (0, first), (1, None), (1, None)]
     assert made == [0, 1], "a context for each profile, when it is first needed"
     with pytest.raises(pipeline.ExecutionError, match=r"no profile for x \[10, 8\]"):

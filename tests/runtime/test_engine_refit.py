@@ -16,7 +16,7 @@ from pipeline import Compiled, RefitError
 from pipeline.network.engine import Engine
 from pipeline.runtime import engine_refit
 from pipeline.runtime.engine_load import LIBRARY
-from pipeline.runtime.engine_refit import refit, supply
+from pipeline.runtime.engine_refit import refit, supply_weights
 from pipeline.runtime.program_engines import stream_weights
 from pipeline.trt import dtype_name, to_trt, trt
 from tests.runtime.fake_engine import say
@@ -215,13 +215,13 @@ def test_writes_that_torch_does_not_count_are_refitted(calls: Calls, write: str)
 
 def test_an_engine_without_weights_is_given_those_of_its_network(fake: Fake) -> None:
     stripped = attrs.evolve(ENGINE, stripped=True, weights={"ours": "a"})
-    supply(stripped, fake, {"ours": A, "b": B, "folded": B})
+    supply_weights(stripped, fake, {"ours": A, "b": B, "folded": B})
     assert set(fake.given) == {"a", "b"}
     with pytest.raises(RefitError, match="no such weight"):
-        supply(stripped, fake, {"b": B})
+        supply_weights(stripped, fake, {"b": B})
     fake.works = False
     with pytest.raises(RefitError, match="fake refit error"):
-        supply(stripped, fake, {"ours": A, "b": B})
+        supply_weights(stripped, fake, {"ours": A, "b": B})
 
 
 def test_a_plan_with_other_names_is_refitted_by_them(fake: Fake) -> None:

@@ -14,9 +14,9 @@ from attrs import evolve
 from pipeline import ExecutionError
 from pipeline.network.description import Network, Profile
 from pipeline.runtime import engine_session
-from pipeline.runtime.engine_buffers import ALIGNMENT, Arena, Binding, OutputBuffer, placed
+from pipeline.runtime.engine_buffers import ALIGNMENT, ActivationMemory, Binding, OutputBuffer, to_engine_memory
 from pipeline.runtime.engine_load import LoadedEngine
-from pipeline.runtime.engine_session import Session
+from pipeline.runtime.engine_session import EngineSession
 from pipeline.trt import CAPABILITIES
 from tests.runtime.fake_engine import CPU, HANDLE, FakeEngine, FakeStream
 
@@ -34,12 +34,12 @@ def adder(**options: Any) -> FakeEngine:
     )
 
 
-class Driven(Session):
+class Driven(EngineSession):
     """A session with a stream of its own."""
 
     def __init__(self, engine: FakeEngine, network: Network | None = None, **options: Any) -> None:
         self.stream: Any = FakeStream(engine.calls)
-        super().__init__(LoadedEngine(engine, network or engine.network), self.stream, Arena(CPU), **options)
+        super().__init__(LoadedEngine(engine, network or engine.network), self.stream, ActivationMemory(CPU), **options)
 
     def run(self, inputs: Sequence[Any], **options: Any) -> list[Any]:
         return self(inputs, self.stream, **options)
@@ -132,7 +132,7 @@ def test_what_is_large_is_read_and_written_where_it_is(monkeypatch: pytest.Monke
 
 def test_outputs_that_nobody_keeps_are_not_copied() -> None:
     run = session(adder())
-    (first,), (second,) = run([X, Y], own=True), run([X, Y], own=True)
+    (first,), (second,) = run([X, Y], reuse_outputs=True), run([X, Y], reuse_outputs=True)
     assert first.data_ptr() == second.data_ptr()
 
 
@@ -140,7 +140,7 @@ def test_a_captured_run_reads_and_writes_where_it_is_told() -> None:
     engine = adder()
     run = Driven(engine)
     run.run([X, Y])
-    (first,), (second,) = run.run([X, Y], loose=True), run.run([X, Y], loose=True)
+    (first,), (second,) = run.run([X, Y], in_place=True), run.run([X, Y], in_place=True)
     assert first.data_ptr() != second.data_ptr() == run.context.addresses["sum"]
     (after,) = run.run([X, Y])
     assert torch.equal(after, X + Y)
@@ -261,7 +261,7 @@ def test_a_tensor_in_host_memory_is_copied() -> None:
     assert run([n])[0].tolist() == [1.0] * 5, "its values are part of the plan"
     for count in (2, 4):
         n.fill_(count)
-        assert run([n], like="a plan")[0].tolist() == [1.0] * count, "whatever stands for its shape"
+        assert run([n], shapes_key="a plan")[0].tolist() == [1.0] * count, "whatever stands for its shape"
     with pytest.raises(ExecutionError, match=r"input n is int64\[1\], the engine takes n: int64\[\]"):
         run([n.reshape(1)])
 
@@ -345,11 +345,11 @@ def test_an_output_written_into_an_input_is_written_into_a_copy() -> None:
 def test_inputs_are_aligned_and_contiguous() -> None:
     binding = Binding("x", torch.float32, (3,), False)
     value = torch.arange(1000.0)[1:4]
-    made = placed(value, binding, CPU)
+    made = to_engine_memory(value, binding, CPU)
     assert made.is_contiguous() and torch.equal(made, value)
     aligned = torch.arange(1000.0)
     start = -aligned.data_ptr() % ALIGNMENT // 4
-    kept = placed(aligned[start : start + 3], binding, CPU)
+    kept = to_engine_memory(aligned[start : start + 3], binding, CPU)
     assert kept.data_ptr() == aligned.data_ptr() + 4 * start, "what is right already is not copied"
 
 
@@ -357,7 +357,7 @@ def test_a_negative_view_is_resolved() -> None:
     """The imaginary part of a conjugate is a view whose memory has the other sign."""
     lazy = torch.tensor([1 + 2j]).conj().imag
     assert lazy.is_neg()
-    made = placed(lazy, Binding("x", torch.float32, (1,), False), CPU)
+    made = to_engine_memory(lazy, Binding("x", torch.float32, (1,), False), CPU)
     assert not made.is_neg() and made.tolist() == [-2.0]
 
 

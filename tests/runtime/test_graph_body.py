@@ -16,13 +16,13 @@ from tests.capture.test_mutation import OLD, Delayed
 
 def called(module: Any, x: torch.Tensor) -> object:
     """The output of a call by what a graph would capture and what comes after its launch."""
-    leaves, plan = module._planned((x,), {})
+    leaves, plan = module._find_plan((x,), {})
     executor, call = module._workers.take(), CapturedCall.__new__(CapturedCall)
     call.plan, call.reuse, call.layout, call._executor = plan, False, executor.layout, executor
     call._inside, call._fed, call.written = False, {}, []
     with torch.no_grad():
-        _, results, _ = call._body(leaves, ON_CPU)
-        call._write(leaves)
+        _, results, _ = call._record(leaves, ON_CPU)
+        call._write_inputs(leaves)
     module._workers.give(executor)
     return results[0]
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.runtime import graph_copies
-from pipeline.runtime.graph_copies import Fill
+from pipeline.runtime.graph_copies import MemoryFill
 
 
 @given(st.sampled_from([1, 2, 4]), st.integers(0, 2**32 - 1), st.integers(1, 7), st.integers(0, 3))
 def test_a_fill_writes_what_a_memset_would(size: int, value: int, count: int, start: int) -> None:
     memory = torch.full((64,), 77, dtype=torch.uint8)
-    Fill(memory.data_ptr() + start * size, size, count, value)(torch.device("cpu"))
+    MemoryFill(memory.data_ptr() + start * size, size, count, value)(torch.device("cpu"))
     written = bytes(memory[start * size : (start + count) * size].tolist())
     assert written == value.to_bytes(4, "little")[:size] * count
     assert set(memory[: start * size].tolist() + memory[(start + count) * size :].tolist()) == {77}
@@ -85,8 +85,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(graph_copies, "capture_stream", lambda device: SimpleNamespace(cuda_stream=7))
-    fill = Fill.__call__
-    monkeypatch.setattr(Fill, "__call__", lambda self, device: fill(self, torch.device("cpu")))
+    fill = MemoryFill.__call__
+    monkeypatch.setattr(MemoryFill, "__call__", lambda self, device: fill(self, torch.device("cpu")))
     return torch.full((16,), 77, dtype=torch.uint8)
 
 
@@ -125,10 +125,10 @@ def test_a_memset_of_rows_stays(memory: torch.Tensor, monkeypatch: pytest.Monkey
 def test_memsets_stay_where_no_kernel_can_be_made(
     memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: Fill, device: torch.device) -> None:
+    def refuse(self: MemoryFill, device: torch.device) -> None:
         raise RuntimeError("no such memory")
 
-    monkeypatch.setattr(Fill, "__call__", refuse)
+    monkeypatch.setattr(MemoryFill, "__call__", refuse)
     cuda = FakeCuda({"memset": memset(memory.data_ptr())}, set())
     with caplog.at_level("INFO"):
         assert instantiated(cuda, monkeypatch) == ["instantiated"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.runtime import graph_copies, graph_replays
-from pipeline.runtime.graph_replays import CAPTURED, INSTANCES, PATIENCE, Feed, Replays, Take
+from pipeline.runtime.graph_replays import CAPTURED, INSTANCES, PATIENCE, GraphInput, GraphOutput, Replayer
 
 STREAM = 7
 RESULT = torch.full((4,), 5.0)
@@ -21,7 +21,7 @@ RESULT = torch.full((4,), 5.0)
 class FakeCuda:
     """A graph that adds 1 to what it copied in and copies the result out, and ``cudart``, what CUDA has for it."""
 
-    def __init__(self, feed: Feed, take: Take) -> None:
+    def __init__(self, feed: GraphInput, take: GraphOutput) -> None:
         self.feed, self.take = feed, take
         self.nodes = {
             "in": (feed.example.data_ptr(), feed.held.data_ptr()),
@@ -89,16 +89,16 @@ class FakeGraph:
         self.cuda.launch("own", 0)
 
 
-Made = tuple[Replays, Any, Any]
+Made = tuple[Replayer, Any, Any]
 
 
 def replays(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
-    feed, take = Feed(0, torch.zeros(4), inside=True), Take(torch.zeros(4), inside=True)
+    feed, take = GraphInput(0, torch.zeros(4), has_copy=True), GraphOutput(torch.zeros(4), has_copy=True)
     cuda, graph = FakeCuda(feed, take), FakeGraph()
     graph.cuda = cuda
     monkeypatch.setattr(graph_copies, "cudart", cuda.cudart)
-    monkeypatch.setattr(graph_copies, "available", lambda: True)
-    made: Any = Replays(graph, [feed], [take], **{"random": False, **options})  # type: ignore[arg-type]
+    monkeypatch.setattr(graph_copies, "can_set_addresses", lambda: True)
+    made: Any = Replayer(graph, [feed], [take], **{"random": False, **options})  # type: ignore[arg-type]
     return made, cuda, graph
 
 
@@ -113,7 +113,7 @@ def memory(run: Any, blocks: int) -> None:
     run._makers = [make]
 
 
-def call(run: Replays, value: float, stream: int = STREAM) -> torch.Tensor:
+def call(run: Replayer, value: float, stream: int = STREAM) -> torch.Tensor:
     (result,) = run([torch.full((4,), value)], stream)
     assert result is not None
     assert result.tolist() == [value + 1] * 4
@@ -212,7 +212,7 @@ class Again:
 
 def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=lambda: again)
+    run, cuda, _ = replays(monkeypatch, recapture=lambda: again)
     again.feed = cuda.feed
     memory(run, INSTANCES)
     for i in range(4 * INSTANCES):
@@ -224,7 +224,7 @@ def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_memory_that_never_returns_is_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=lambda: again)
+    run, cuda, _ = replays(monkeypatch, recapture=lambda: again)
     memory(run, 30)
     kept = [call(run, i) for i in range(20)]
     assert [float(value[0]) for value in kept] == [i + 1 for i in range(20)]
@@ -233,7 +233,7 @@ def test_memory_that_never_returns_is_copied_to(monkeypatch: pytest.MonkeyPatch)
 
 def test_other_memory_that_returns_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=lambda: again)
+    run, cuda, _ = replays(monkeypatch, recapture=lambda: again)
     again.feed = cuda.feed
     for _ in range(3):
         memory(run, INSTANCES)
@@ -246,7 +246,7 @@ def test_other_memory_that_returns_takes_its_place(monkeypatch: pytest.MonkeyPat
 def test_captures_are_few_whatever_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """More addresses in turn than there are instances."""
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=lambda: again)
+    run, cuda, _ = replays(monkeypatch, recapture=lambda: again)
     again.feed = cuda.feed
     memory(run, CAPTURED + 2)
     for i in range(4 * PATIENCE):
@@ -266,7 +266,7 @@ def test_what_cannot_be_captured_again_is_copied(
             raise RuntimeError("not now")
         return again(leaves, made)
 
-    run, cuda, _ = replays(monkeypatch, again=lambda: few)
+    run, cuda, _ = replays(monkeypatch, recapture=lambda: few)
     again.feed = cuda.feed
     memory(run, 2 * INSTANCES)
     for i in range(8 * INSTANCES):
@@ -290,7 +290,9 @@ def test_an_instance_keeps_what_it_copies_and_not_what_the_caller_was_given(monk
     _, _, graph = replays(monkeypatch)
     copied, given = torch.zeros(4), torch.zeros(4)
     inside, outside = weakref.ref(copied), weakref.ref(given)
-    made = graph_replays.instance(graph, [], [Take(copied, inside=True), Take(given, inside=False)])
+    made = graph_replays.make_instance(
+        graph, [], [GraphOutput(copied, has_copy=True), GraphOutput(given, has_copy=False)]
+    )
     del copied, given
     gc.collect()
     assert inside() is not None and outside() is None
@@ -299,9 +301,9 @@ def test_an_instance_keeps_what_it_copies_and_not_what_the_caller_was_given(monk
 
 
 def test_without_cuda_bindings_pytorch_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed, take = Feed(0, torch.zeros(4), inside=False), Take(torch.zeros(4), inside=False)
+    feed, take = GraphInput(0, torch.zeros(4), has_copy=False), GraphOutput(torch.zeros(4), has_copy=False)
     graph = SimpleNamespace(replay=lambda: take.value.copy_(feed.held + 1))
-    monkeypatch.setattr(graph_copies, "available", lambda: False)
-    run: Any = Replays(graph, [feed], [take], random=False)  # type: ignore[arg-type]
+    monkeypatch.setattr(graph_copies, "can_set_addresses", lambda: False)
+    run: Any = Replayer(graph, [feed], [take], random=False)  # type: ignore[arg-type]
     assert (run([torch.ones(4)], STREAM), run.complete) == ((None,), False)
     assert take.value.tolist() == [2.0] * 4

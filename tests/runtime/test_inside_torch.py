@@ -124,7 +124,7 @@ def test_a_module_reads_its_graph_once_for_all_outputs(monkeypatch: pytest.Monke
     module, read = compiled.module(), []
     nodes = torch.fx.Graph.nodes
     monkeypatch.setattr(torch.fx.Graph, "nodes", property(lambda graph: read.append(graph) or nodes.fget(graph)))
-    entry = program_op.Entry(module, compiled)
+    entry = program_op.OperatorCall(module, compiled)
     assert len(entry.plain) == 20 and len(read) == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pipeline
-from pipeline.runtime.memory_overlap import overlap
+from pipeline.runtime.memory_overlap import overlaps
 
 BYTES = torch.zeros(128, dtype=torch.uint8)
 
@@ -35,15 +35,15 @@ def places(tensor: torch.Tensor) -> set[int]:
 
 @given(views(), views())
 def test_tensors_overlap_where_they_have_a_byte_in_common(one: torch.Tensor, other: torch.Tensor) -> None:
-    assert overlap(one, other) == bool(places(one) & places(other)) == overlap(other, one)
+    assert overlaps(one, other) == bool(places(one) & places(other)) == overlaps(other, one)
 
 
 def test_interleaved_slices_do_not_overlap() -> None:
     big = torch.zeros(512, 512, 4, 8)
-    assert not overlap(big[..., :4], big[..., 4:])
-    assert not overlap(big[:, ::2], big[:, 1::2])
-    assert overlap(big[..., :5], big[..., 4:])
-    assert overlap(big.transpose(0, 1), big)
+    assert not overlaps(big[..., :4], big[..., 4:])
+    assert not overlaps(big[:, ::2], big[:, 1::2])
+    assert overlaps(big[..., :5], big[..., 4:])
+    assert overlaps(big.transpose(0, 1), big)
 
 
 class Adds(nn.Module):

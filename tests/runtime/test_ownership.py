@@ -190,7 +190,7 @@ def test_check_model_finds_a_result_that_is_kept(monkeypatch: pytest.MonkeyPatch
     from pipeline.runtime import call_plan
 
     monkeypatch.setattr(
-        call_plan, "_deduplicated", lambda outputs, returns: tuple(evolve(r, copied=False) for r in returns)
+        call_plan, "_mark_duplicates", lambda outputs, returns: tuple(evolve(r, copied=False) for r in returns)
     )
     with pytest.raises(ModelError, match="share memory"):
         check_model(lambda: Module(NEW["created"]), args=(pipeline.testing.TensorSpec((3, 3)),))

@@ -165,7 +165,7 @@ def test_layers_in_any_order_and_deep_networks_run() -> None:
 
 
 def test_values_are_forgotten_after_their_last_use() -> None:
-    plan = Plan.of(chain(3))
+    plan = Plan.from_network(chain(3))
     assert plan.last_uses == {"l0": ("t0",), "l1": ("t1",), "l2": ("t2",)}
 
 

@@ -23,7 +23,7 @@ from pipeline.runtime import replay_fast_path as quick
 from pipeline.runtime.call_plan import CallPlan
 from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
-from pipeline.runtime.replay_fast_path import like
+from pipeline.runtime.replay_fast_path import tensor_guard
 from pipeline.runtime.worker import Pool
 from tests.runtime.fake_engine import CPU, FakeLane
 
@@ -48,7 +48,7 @@ class FakeGraph:
         self.worker, self.plan, self.captured, self.still = worker, plan, list(leaves), tuple(still.items())
         self.replays = 0
 
-    reads = CapturedCall.reads
+    has_same_addresses = CapturedCall.has_same_addresses
 
     def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
         self.replays += 1
@@ -63,9 +63,9 @@ class Graphs(CudaGraphs):
 
     asked = 0
 
-    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: Any) -> Any:
+    def find_or_capture(self, plan: CallPlan, leaves: Sequence[Any], worker: Any) -> Any:
         self.asked += 1
-        return super().of(plan, leaves, worker)
+        return super().find_or_capture(plan, leaves, worker)
 
     def _capture(self, plan: CallPlan, leaves: Sequence[Any], worker: Any, still: Mapping[int, int]) -> Any:
         while len(self.kept) >= self.limit:
@@ -84,7 +84,7 @@ def compiled() -> tuple[nn.Module, pipeline.Compiled]:
 
 
 def graphed(monkeypatch: pytest.MonkeyPatch, limit: int = 8) -> tuple[CompiledModule, Graphs, nn.Module]:
-    monkeypatch.setattr(cuda_worker, "Lane", FakeLane)
+    monkeypatch.setattr(cuda_worker, "StreamOrder", FakeLane)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     model, program = compiled()
@@ -187,7 +187,7 @@ def test_a_call_that_its_graph_does_not_fit_is_no_example(capturing: bool, monke
 def test_what_tells_calls_apart_is_made_once_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, _ = graphed(monkeypatch)
     made: list[int] = []
-    monkeypatch.setattr(quick, "like", lambda leaves: (made.append(len(leaves[0])), like(leaves))[1])
+    monkeypatch.setattr(quick, "tensor_guard", lambda leaves: (made.append(len(leaves[0])), tensor_guard(leaves))[1])
     shapes = [(torch.randn(rows, 4), torch.randn(rows, 4)) for rows in (2, 4)]
     for _ in range(6):
         for x, y in shapes:
@@ -242,7 +242,7 @@ def test_a_state_has_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_plain_tensor_is(mode: Any) -> None:
     x = torch.zeros(3, 4)
     with mode():
-        alike = like([x, x.clone()])
+        alike = tensor_guard([x, x.clone()])
         assert alike is not None and alike(x, torch.ones(3, 4))
         others = torch.zeros(4, 4), torch.zeros(4, 3).T, x.double(), x.to("meta"), x.to_sparse(), [3.0], None
         for other in others:
@@ -250,7 +250,7 @@ def test_what_a_plain_tensor_is(mode: Any) -> None:
         assert not alike(x, torch._neg_view(x.clone()))
         assert not alike(x, x), "torch's check takes no tensor twice: such calls look up their plan"
     for leaves in ([], [x, 3], [nn.Parameter(x)], [x.to_sparse()], [None]):
-        assert like(leaves) is None
+        assert tensor_guard(leaves) is None
 
 
 @pytest.mark.parametrize("sharding", [None, Sharding(0, 2)], ids=["alone", "a rank"])

@@ -11,7 +11,7 @@ import torch
 
 import pipeline
 from pipeline.runtime.engine_buffers import ALIGNMENT
-from pipeline.runtime.state import Flags, Guard, Initial
+from pipeline.runtime.state import FlagPool, InitialValue, PositionGuard
 from pipeline.trt import CAPABILITIES
 from tests.runtime.fake_engine import FakeEngine
 
@@ -103,15 +103,19 @@ def test_state_is_kept_in_files(compiled: pipeline.Compiled, tmp_path: Path) -> 
 
 
 def test_equal_elements_are_kept_as_one() -> None:
-    zeros, range_ = Initial.of(torch.zeros(4, 4)), Initial.of(torch.arange(4))
+    zeros, range_ = InitialValue.from_tensor(torch.zeros(4, 4)), InitialValue.from_tensor(torch.arange(4))
     assert zeros.value.numel() == 1 and range_.value.numel() == 4
-    for initial, value in ((zeros, torch.zeros(4, 4)), (range_, torch.arange(4)), (Initial.of(torch.tensor(2)), None)):
+    for initial, value in (
+        (zeros, torch.zeros(4, 4)),
+        (range_, torch.arange(4)),
+        (InitialValue.from_tensor(torch.tensor(2)), None),
+    ):
         expected = torch.tensor(2) if value is None else value
         assert torch.equal(initial.new_tensor(torch.device("cpu")), expected)
 
 
 def test_a_guard_of_a_gpu_tells_the_next_call() -> None:
-    guard = Guard(torch.device("cpu"), "keys")
+    guard = PositionGuard(torch.device("cpu"), "keys")
     guard.on_gpu = True  # what it does there, on memory of the CPU
     guard.note(torch.tensor(False))
     guard.check()
@@ -128,7 +132,7 @@ def test_an_engine_updates_what_it_is_given_to_hold() -> None:
     engine = FakeEngine(
         {"cache": ("float32", (64,))}, {"new": ("float32", (64,))}, lambda cache: [cache + 1], alias={"new": "cache"}
     )
-    run = Driven(engine, held=frozenset({0}))
+    run = Driven(engine, updated=frozenset({0}))
     memory = torch.zeros(3 * ALIGNMENT)
     start = -memory.data_ptr() % ALIGNMENT // 4
     cache, other = memory[start : start + 64], memory[start + ALIGNMENT : start + ALIGNMENT + 64]
@@ -150,13 +154,13 @@ def test_models_are_left_as_they_are() -> None:
 
 
 def test_a_flag_that_is_given_back_is_taken_last() -> None:
-    flags = Flags()
+    flags = FlagPool()
     first = flags.take()
     first.fill_(True)
     flags.give(first)
-    others = [flags.take() for _ in range(Flags.PAGE)]
+    others = [flags.take() for _ in range(FlagPool.PAGE)]
     assert first.data_ptr() not in {other.data_ptr() for other in others}
-    assert len({other.data_ptr() for other in others}) == Flags.PAGE
-    again = [flags.take() for _ in range(4 * Flags.PAGE)]
+    assert len({other.data_ptr() for other in others}) == FlagPool.PAGE
+    again = [flags.take() for _ in range(4 * FlagPool.PAGE)]
     [same] = [flag for flag in again if flag.data_ptr() == first.data_ptr()]
     assert not same

@@ -20,7 +20,7 @@ import pipeline
 from pipeline import ShapeError
 from pipeline.program import Segment
 from pipeline.runtime import module as module_file
-from pipeline.runtime.call_plan import SegmentRunner, Turn
+from pipeline.runtime.call_plan import RunOptions, SegmentRunner
 from pipeline.runtime.worker import Pool
 
 
@@ -217,7 +217,7 @@ def test_a_value_is_freed_after_its_last_use(profiles: tuple[tuple[int, ...], ..
     alive, most = list[weakref.ref[torch.Tensor]](), list[int]()
 
     def watched(segment: Segment, run: SegmentRunner) -> SegmentRunner:
-        def call(inputs: list[Any], turn: Turn) -> Sequence[Any]:
+        def call(inputs: list[Any], turn: RunOptions) -> Sequence[Any]:
             outputs = run(inputs, turn)
             alive.extend(map(weakref.ref, outputs))
             most.append(sum(each() is not None for each in alive))
@@ -236,7 +236,7 @@ def test_a_call_that_fails_leaves_no_tensors() -> None:
     inputs = list[weakref.ref[torch.Tensor]]()
 
     def failing(segment: Segment, run: SegmentRunner) -> SegmentRunner:
-        def call(given: list[Any], turn: Turn) -> Sequence[Any]:
+        def call(given: list[Any], turn: RunOptions) -> Sequence[Any]:
             inputs.append(weakref.ref(made := given[0] + 1))
             raise torch.OutOfMemoryError(f"no memory for {len(made)} rows")
 

@@ -22,10 +22,10 @@ from torch import nn
 import pipeline
 from pipeline import BuildError, CompilationSettings, Converted
 from pipeline.build import serialized_plans
-from pipeline.build.executor_pool import gathered
+from pipeline.build.executor_pool import collect_plans
 from pipeline.build.monitor import Monitor
-from pipeline.build.remote_build import Job, RemoteBuild, SentJob
-from pipeline.build.serialized_plans import Order, PlanFile, serialize
+from pipeline.build.remote_build import Job, JobWithWeights, RemoteBuild
+from pipeline.build.serialized_plans import BuildOrder, PlanFile, serialize
 from pipeline.compose.events import report
 from pipeline.network.description import describe
 from pipeline.network.handle import NetworkHandle
@@ -93,13 +93,13 @@ def test_pipelines_take_an_executor(processes: Executor) -> None:
 def test_a_parcel_is_written_once_and_opens_elsewhere(converted: Converted, tmp_path: Path) -> None:
     handle = converted.handles[0]
     sent = RemoteBuild(converted.networks[0], tmp_path / "weights", handle)
-    assert sent.opened() is handle and not sent.path.exists()
+    assert sent.open_network() is handle and not sent.path.exists()
     pickle.dumps(sent)
     written = sent.path.stat().st_mtime_ns
     arrived = pickle.loads(pickle.dumps(sent))
     assert arrived.handle is None and sent.path.stat().st_mtime_ns == written
     for name, tensor in handle.weights.items():
-        assert bytes(arrived.opened().weights[name]) == tensor.numpy().tobytes()
+        assert bytes(arrived.open_network().weights[name]) == tensor.numpy().tobytes()
 
 
 def test_a_network_that_comes_out_otherwise_is_refused(converted: Converted, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_network_that_comes_out_otherwise_is_refused(converted: Converted, tmp
     other = attrs.evolve(network, layers=(attrs.evolve(first, attributes=(*first.attributes, ("axis", 3))), *rest))
     sent = RemoteBuild(other, tmp_path / "weights", converted.handles[0])
     with pytest.raises(BuildError, match=r"engine_0: the network .* has another description"):
-        pickle.loads(pickle.dumps(sent)).opened()
+        pickle.loads(pickle.dumps(sent)).open_network()
 
 
 def unbuildable(folder: Path) -> Job:
@@ -120,24 +120,26 @@ def unbuildable(folder: Path) -> Job:
     layer.name = "where"
     net.mark_output(layer.get_output(0))
     network = describe(net, name="engine_7", weight_name=lambda pointer: None)
-    order = Order(network, frozenset(), CompilationSettings())
+    order = BuildOrder(network, frozenset(), CompilationSettings())
     return Job(order, RemoteBuild(network, folder / "weights", NetworkHandle(net, builder, log)), folder / "plan")
 
 
 @pytest.mark.skipif(CAPABILITIES.nonzero, reason="this TensorRT builds the layer")
 def test_errors_of_a_worker_have_tensorrts_words(processes: Executor, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"engine_7: .*Error Code"):
-        gathered(processes, [unbuildable(tmp_path)], report)
+        collect_plans(processes, [unbuildable(tmp_path)], report)
 
 
 def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Executor, tmp_path: Path) -> None:
-    order = Order.of(converted.partitioned.engine_segments[0], converted.networks[0], CompilationSettings())
+    order = BuildOrder.for_segment(
+        converted.partitioned.engine_segments[0], converted.networks[0], CompilationSettings()
+    )
     plugin = attrs.evolve(order.network, layers=(attrs.evolve(order.network.layers[0], kind="PLUGIN_V3"),))
     job = Job(order, RemoteBuild(plugin, tmp_path / "weights", converted.handles[0]), tmp_path / "plan")
     with pytest.raises(
         BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build it in this process"
     ):
-        gathered(processes, [job], report)
+        collect_plans(processes, [job], report)
 
 
 class Interrupted(Executor):
@@ -163,9 +165,11 @@ def test_nothing_more_is_begun_after_an_interrupt(converted: Converted, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def order_and_handle() -> tuple[Order, NetworkHandle]:
+def order_and_handle() -> tuple[BuildOrder, NetworkHandle]:
     made = pipeline.default().until("convert")(nn.Linear(4, 4).eval(), args=(torch.ones(2, 4),))
-    return Order.of(made.partitioned.engine_segments[0], made.networks[0], CompilationSettings()), made.handles[0]
+    return BuildOrder.for_segment(
+        made.partitioned.engine_segments[0], made.networks[0], CompilationSettings()
+    ), made.handles[0]
 
 
 @pytest.fixture
@@ -221,7 +225,7 @@ class Forging(Executor):
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Do the work at once."""
         future: Future[Any] = Future()
-        job = SentJob.of(work) if self.sends else work
+        job = JobWithWeights.from_job(work) if self.sends else work
         found = job()
         if self.sends:
             found = attrs.evolve(found, data=b"?" + found.data[1:])
@@ -299,13 +303,13 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
     converted: Converted, processes: Executor, tmp_path: Path
 ) -> None:
     """The last test of the pool: it takes no work any more."""
-    orders = [Order(network, frozenset(), CompilationSettings()) for network in converted.networks]
+    orders = [BuildOrder(network, frozenset(), CompilationSettings()) for network in converted.networks]
     jobs = [
         Crashing(order, RemoteBuild(order.network, tmp_path / order.name), tmp_path / f"{order.name}.plan")
         for order in orders
     ]
     with pytest.raises(BuildError, match=r"^engine_0: a process that was building it ended abruptly"):
-        gathered(processes, jobs, report)
+        collect_plans(processes, jobs, report)
     with pytest.raises(BuildError, match="engine_0: the executor refused the work"):
         Build(processes)(converted)
 
@@ -352,8 +356,8 @@ def test_an_engine_that_refits_where_tensorrt_builds_none_says_how_to_go_on(
 ) -> None:
     known = attrs.evolve(CAPABILITIES, flavour="tensorrt_rtx", version_tuple=version)
     monkeypatch.setattr(serialized_plans, "CAPABILITIES", known)
-    order = Order(converted.networks[0], frozenset(), CompilationSettings(**fields))
-    error = serialized_plans.refused(order, "CUDA error 222 loading a module")
+    order = BuildOrder(converted.networks[0], frozenset(), CompilationSettings(**fields))
+    error = serialized_plans.build_error(order, "CUDA error 222 loading a module")
     assert error.message == f"{order.name}: CUDA error 222 loading a module"
     assert (named in error.hint and bool(error.hint)) == (version == (1, 6) and bool(named))
-    assert not serialized_plans.refused(order, "out of memory").hint
+    assert not serialized_plans.build_error(order, "out of memory").hint

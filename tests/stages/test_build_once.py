@@ -102,12 +102,12 @@ def test_a_plan_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driven:
         settings, _kernels, executor = pipeline.CompilationSettings(), None, "tensorrt"
 
-    monkeypatch.setattr(module.LoadedEngine, "of", of)
+    monkeypatch.setattr(module.LoadedEngine, "load", of)
     result, loaded = deep(), dict[str, LoadedEngine]()
     driven: Any = Driven()
     driven.compiled = result
     parts: list[Any] = [
-        module.ProgramModule._part(driven, result, s, {}, lambda name: torch.zeros(0), loaded)
+        module.ProgramModule._runner(driven, result, s, {}, lambda name: torch.zeros(0), loaded)
         for s in result.partitioned.segments
     ]
     assert loads == ["engine_0", f"engine_{LAYERS - 1}"]

@@ -13,7 +13,7 @@ import torch
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.program import Segment
-from pipeline.runtime.call_plan import SegmentRunner, Turn
+from pipeline.runtime.call_plan import RunOptions, SegmentRunner
 from pipeline.stages import choose
 from pipeline.stages.choose import Choose
 from pipeline.verification.samples import sample, usual_sizes
@@ -26,7 +26,7 @@ def test_forms_that_cannot_be_measured_leave_their_memory(monkeypatch: pytest.Mo
     modules, alive = list[weakref.ref[CompiledModule]](), list[int]()
 
     def failing(segment: Segment, run: SegmentRunner) -> SegmentRunner:
-        def call(inputs: list[Any], turn: Turn) -> Sequence[Any]:
+        def call(inputs: list[Any], turn: RunOptions) -> Sequence[Any]:
             raise torch.OutOfMemoryError("no memory")
 
         return call

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.build.remote_build import SentJob
+from pipeline.build.remote_build import JobWithWeights
 
 distributed = pytest.importorskip("distributed")
 
@@ -21,7 +21,7 @@ def apart() -> None:
     """Has this worker see no file of the machine that sends it work, as one elsewhere."""
     from pipeline.build import remote_build
 
-    remote_build.is_there = lambda path, index: False
+    remote_build.has_weights = lambda path, index: False
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def test_a_cluster_builds_the_same_plans(client: Any, shared: bool, monkeypatch:
         client.run(apart)
     seen: list[Any] = []
     sent: list[Any] = []
-    send = SentJob.of
-    monkeypatch.setattr(SentJob, "of", lambda job: sent.append(job.order.name) or send(job))
+    send = JobWithWeights.from_job
+    monkeypatch.setattr(JobWithWeights, "from_job", lambda job: sent.append(job.order.name) or send(job))
     compile = pipeline.default(min_block_size=1, build_executor=client.get_executor()).observed_by(seen.append)
     made = compile(Blocks().eval(), args=(X,))
     here = pipeline.default(min_block_size=1)(Blocks().eval(), args=(X,))

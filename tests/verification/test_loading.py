@@ -18,7 +18,7 @@ from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
 from pipeline.program import Built, Converted
 from pipeline.records.kernels import Kernels
-from pipeline.runtime.program_engines import Loads
+from pipeline.runtime.program_engines import LoadResults
 from pipeline.stages import Load, unbuilt
 from pipeline.trt import LIBRARY, trt
 from tests.meta.executor_faults import factor, planted
@@ -38,10 +38,10 @@ class Refusing:
     ) -> None:
         self.refuses, self.words, self.sizes = refuses, words, list[int]()
 
-    def __call__(self, compiled: Compiled, *, keep: bool) -> Loads:
+    def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults:
         self.sizes.append(sum(len(network.layers) for network in compiled.networks))
         found = {network.name: self.refused(network) for network in compiled.networks}
-        return Loads(
+        return LoadResults(
             FrozenDict({name: words for name, words in found.items() if words}), Kernels("this GPU", b"kernels" * keep)
         )
 
@@ -196,8 +196,8 @@ def test_a_segment_that_loads_in_no_form_runs_in_pytorch() -> None:
     class Whole(Refusing):
         """Refuses every engine of a program that is kept, whatever is in it, and none that is tried."""
 
-        def __call__(self, compiled: Compiled, *, keep: bool) -> Loads:
-            return super().__call__(compiled, keep=keep) if keep else Loads()
+        def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults:
+            return super().__call__(compiled, keep=keep) if keep else LoadResults()
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
     made = compiling(Whole(lambda layers: layers))(model, (X,))

@@ -22,7 +22,7 @@ from pipeline.converters.converter_utils import args_bounds_check, get_positive_
 from pipeline.converters.lookup import describe_symbolic_dims
 from pipeline.converters.types import enforce_tensor_types
 from pipeline.impl import base
-from pipeline.program import described
+from pipeline.program import describe_value
 from pipeline.settings import CompilationSettings
 from pipeline.trt import trt
 
@@ -231,8 +231,8 @@ def get_node_name(node: Node) -> str:
 
 def get_node_io(node: Node, constant_mapping: Mapping[str, Argument] | None = None) -> str:
     """Return a node's inputs and result as text: ``x: float32[2, 3] -> float32[2, 3]``."""
-    given = ", ".join(f"{each.name}: {described(each.meta.get('val'))}" for each in node.all_input_nodes)
-    return f"{given} -> {described(node.meta.get('val'))}"
+    given = ", ".join(f"{each.name}: {describe_value(each.meta.get('val'))}" for each in node.all_input_nodes)
+    return f"{given} -> {describe_value(node.meta.get('val'))}"
 
 
 def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | None = None) -> bool:

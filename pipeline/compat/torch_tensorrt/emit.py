@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
-from pipeline.errors import worded
+from pipeline.errors import error_text
 from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
@@ -157,7 +157,7 @@ class _Graph:
         try:
             fake = fake_result(self.stand_ins.mode, target, args, kwargs)
         except Exception as error:
-            raise NetworkError(f"torch does not take this call of {qualified_name(target)}: {worded(error)}") from error
+            raise NetworkError(f"torch refuses this call of {qualified_name(target)}: {error_text(error)}") from error
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = fake
         return node

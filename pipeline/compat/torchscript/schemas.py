@@ -20,7 +20,7 @@ from pipeline.aten.types import Argument, Function, Node, Operator
 from pipeline.converters.registry import ConverterPriority, Validator, dynamo_tensorrt_converter
 from pipeline.network.context import ConversionContext
 from pipeline.records.wording import kind_of
-from pipeline.trt import trt, weights_of
+from pipeline.trt import as_weights, trt
 
 Convert: TypeAlias = Callable[[ConversionContext, Node, tuple[Argument, ...]], Argument]
 
@@ -158,7 +158,7 @@ class Weights:
     @data.default
     def _held(self) -> trt.Weights:
         self.ctx.cpu_weights_reference_holder.append(self.tensor)
-        return weights_of(self.tensor)
+        return as_weights(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.errors import require
+from pipeline.errors import require_package
 
-require("transformers", "transformers")
+require_package("transformers", "transformers")
 
 from pipeline.compat.transformers.compiled_model import CompiledGeneration
 from pipeline.compat.transformers.generation import compile_for_generation

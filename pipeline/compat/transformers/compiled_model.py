@@ -46,8 +46,8 @@ from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ArtifactError, ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement
-from pipeline.records.wording import kind_of, path_of
-from pipeline.runtime.ranks import same_random_numbers
+from pipeline.records.wording import kind_of, to_path
+from pipeline.runtime.ranks import share_random_numbers
 
 Inputs: TypeAlias = dict[str, Any]
 
@@ -143,7 +143,7 @@ class CompiledGeneration:
             ArtifactError: the model is multimodal, or its class is not one of transformers.
             OSError: a file cannot be written.
         """
-        kind, place = type(self).__bases__[1], path_of(path, "save")
+        kind, place = type(self).__bases__[1], to_path(path, "save")
         if getattr(transformers, kind.__name__, None) is not kind:
             why = f"{kind.__name__} is not a class of transformers {transformers.__version__}"
             hint = "save each program, model.compiled[name].save(path), and compile the model anew around them"
@@ -203,7 +203,7 @@ class CompiledGeneration:
         assistant = kwargs.get("assistant_model")
         if assistant is not None or kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
             _check_assisted(self, assistant)
-        with same_random_numbers(self.compiled["decoder"].program):
+        with share_random_numbers(self.compiled["decoder"].program):
             return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def _sample(

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.errors import line_of
+from pipeline.errors import source_line_in
 from pipeline.frozen import FrozenDict
 
 Value: TypeAlias = Any
@@ -44,7 +44,7 @@ class SourceLocation:
     @property
     def where(self) -> str:
         """The user's line, `model.py:12, y = x + 1`; empty if the graph has no source."""
-        return line_of({"stack_trace": self.trace})
+        return source_line_in({"stack_trace": self.trace})
 
     @property
     def meta(self) -> dict[str, TorchIR]:

@@ -1,4 +1,4 @@
-"""Non-maximum suppression."""
+"""Compute TensorRT's layer for non-maximum suppression, in PyTorch."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,9 @@ from pipeline.runtime.reference.common import Maybe, Outputs
 from pipeline.trt import torch_dtype
 
 
-def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:
+def _corners(boxes: torch.Tensor, box_format: str) -> torch.Tensor:
     """Convert corner pairs, or centre and size, to [x1, y1, x2, y2] with the smaller corner first."""
-    if form == "CENTER_SIZES":
+    if box_format == "CENTER_SIZES":
         centre, half = boxes[..., :2], boxes[..., 2:] / 2
         return torch.cat([centre - half, centre + half], -1)
     first, second = boxes[..., :2], boxes[..., 2:]
@@ -26,10 +26,10 @@ def _overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return torch.where(area > 0, shared / area, torch.zeros_like(area))
 
 
-def _kept(boxes: torch.Tensor, order: torch.Tensor, threshold: float, most: int) -> Iterator[int]:
-    while order.numel() and most > 0:
+def _select_boxes(boxes: torch.Tensor, order: torch.Tensor, threshold: float, limit: int) -> Iterator[int]:
+    while order.numel() and limit > 0:
         best, order = int(order[0]), order[1:]
-        most -= 1
+        limit -= 1
         yield best
         order = order[_overlap(boxes[best], boxes[order]) <= threshold]
 
@@ -54,7 +54,7 @@ def nms(
             values = scores[batch, :, kind].float()
             order = torch.sort(values, descending=True, stable=True).indices[:limit]
             order = order[values[order] > above]
-            found += [(batch, kind, box) for box in _kept(own, order, at_most, int(most))]
+            found += [(batch, kind, box) for box in _select_boxes(own, order, at_most, int(most))]
         rows += sorted(found, key=lambda row: -float(scores[row[0], row[2], row[1]]))
     selected = torch.tensor(rows, dtype=torch_dtype(layer.outputs[0].dtype)).reshape(-1, 3)
     return selected, torch.tensor(len(rows), dtype=torch_dtype(layer.outputs[1].dtype))

@@ -22,26 +22,26 @@ class LayerError(ExecutionError):
     named = False
 
 
-def wide(tensor: torch.Tensor) -> torch.Tensor:
+def widen(tensor: torch.Tensor) -> torch.Tensor:
     """Convert half-precision tensors to float32, the precision in which a good kernel accumulates."""
     return tensor.float() if tensor.dtype in HALVES else tensor
 
 
-def integers(tensor: torch.Tensor) -> list[int]:
+def to_integers(tensor: torch.Tensor) -> list[int]:
     """Return the values of a shape tensor."""
     return [int(value) for value in tensor.reshape(-1).tolist()]
 
 
-def axis_of(axis: int, rank: int) -> int:
+def normalize_axis(axis: int, rank: int) -> int:
     """Return the axis as a non-negative number."""
     return axis + rank if axis < 0 else axis
 
 
-def along(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
+def reshape_along_axis(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
     """Reshape a vector to extend along one axis of a tensor of that rank."""
     return vector.reshape([-1 if position == axis else 1 for position in range(rank)])
 
 
-def without_nan(x: torch.Tensor, instead: float) -> torch.Tensor:
+def replace_nan(x: torch.Tensor, value: float) -> torch.Tensor:
     """Replace NaN by a value that a maximum or minimum never selects, as TensorRT-RTX 1.4 does on an H200."""
-    return torch.where(x.isnan(), instead, x) if x.is_floating_point() else x
+    return torch.where(x.isnan(), value, x) if x.is_floating_point() else x

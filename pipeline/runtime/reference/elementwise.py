@@ -1,4 +1,4 @@
-"""Elementwise layer kinds, including casts."""
+"""Compute TensorRT's elementwise layers, including casts, in PyTorch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import along, wide
+from pipeline.runtime.reference.common import reshape_along_axis, widen
 from pipeline.trt import torch_dtype
 
 
-def _divided(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
+def _divide_integers(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
     """Divide integers; a division by zero, undefined in TensorRT, returns 0."""
     zero = b == 0
     return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
@@ -32,9 +32,9 @@ ELEMENTWISE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] 
     "MAX": lambda a, b: torch.where(b > a, b, a),
     "MIN": lambda a, b: torch.where(b < a, b, a),
     "SUB": torch.sub,
-    "DIV": lambda a, b: a / b if a.is_floating_point() else _divided(a, b, "trunc"),
+    "DIV": lambda a, b: a / b if a.is_floating_point() else _divide_integers(a, b, "trunc"),
     "POW": _pow,
-    "FLOOR_DIV": lambda a, b: torch.floor(a / b) if a.is_floating_point() else _divided(a, b, "floor"),
+    "FLOOR_DIV": lambda a, b: torch.floor(a / b) if a.is_floating_point() else _divide_integers(a, b, "floor"),
     "AND": torch.logical_and,
     "OR": torch.logical_or,
     "XOR": torch.logical_xor,
@@ -82,22 +82,22 @@ ACTIVATION: Mapping[str, Callable[[torch.Tensor, float, float], torch.Tensor]] =
 
 
 def elementwise(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    result = ELEMENTWISE[layer.attribute("op")](wide(a), wide(b))
+    result = ELEMENTWISE[layer.attribute("op")](widen(a), widen(b))
     return result if result.dtype == torch.bool else result.to(a.dtype)
 
 
-def _real(x: torch.Tensor) -> torch.Tensor:
+def _to_float32(x: torch.Tensor) -> torch.Tensor:
     """Convert half precision and int8 to float32, in which TensorRT computes them."""
-    return x.float() if x.dtype == torch.int8 else wide(x)
+    return x.float() if x.dtype == torch.int8 else widen(x)
 
 
 def unary(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    result = UNARY[layer.attribute("op")](_real(x))
+    result = UNARY[layer.attribute("op")](_to_float32(x))
     return result if result.dtype == torch.bool else result.to(x.dtype)
 
 
 def activation(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    result = ACTIVATION[layer.attribute("type")](_real(x), layer.attribute("alpha"), layer.attribute("beta"))
+    result = ACTIVATION[layer.attribute("type")](_to_float32(x), layer.attribute("alpha"), layer.attribute("beta"))
     return result.to(x.dtype)
 
 
@@ -106,34 +106,34 @@ def select(layer: Layer, condition: torch.Tensor, then: torch.Tensor, otherwise:
 
 
 def parametric_relu(layer: Layer, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-    return torch.where(x >= 0, wide(x), wide(slope) * wide(x)).to(x.dtype)
+    return torch.where(x >= 0, widen(x), widen(slope) * widen(x)).to(x.dtype)
 
 
-def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _broadcast_coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     mode, axis = layer.attribute("mode"), layer.attribute("channel_axis")
     if mode == "UNIFORM":
-        return wide(weight).reshape(())
+        return widen(weight).reshape(())
     if mode == "CHANNEL":
-        return along(wide(weight), axis, x.dim())
-    return wide(weight).reshape([1] * axis + list(x.shape[axis:]))
+        return reshape_along_axis(widen(weight), axis, x.dim())
+    return widen(weight).reshape([1] * axis + list(x.shape[axis:]))
 
 
 def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
     """Compute (x * scale + shift) ** power; scale, shift and power are optional."""
-    result = wide(x)
+    result = widen(x)
     for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):
         if role in weights:
-            result = apply(result, _coefficient(layer, weights[role], x))
+            result = apply(result, _broadcast_coefficient(layer, weights[role], x))
     return result.to(x.dtype)
 
 
-def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def convert_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, or the least
     int64; int8 and uint8 are the low byte of the int32 (measured with TensorRT-RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
     if dtype.itemsize == 1:
-        return converted(x, torch.int32).to(dtype)
+        return convert_dtype(x, torch.int32).to(dtype)
     bounds = torch.iinfo(dtype)
     nan = float(bounds.min) if dtype == torch.int64 else 0.0
     exact = x.double().nan_to_num(nan=nan, posinf=float(bounds.max), neginf=float(bounds.min)).trunc()
@@ -143,9 +143,9 @@ def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def cast(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    return converted(x, torch_dtype(layer.attribute("to_type")))
+    return convert_dtype(x, torch_dtype(layer.attribute("to_type")))
 
 
 def identity(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Return the input, cast if the output has another dtype."""
-    return converted(x, torch_dtype(layer.outputs[0].dtype))
+    return convert_dtype(x, torch_dtype(layer.outputs[0].dtype))

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.network.description import Layer, Network, Tensor
 from pipeline.runtime.reference.common import LayerError
-from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
+from pipeline.runtime.reference.flow import Flow, input_names, needed_layers, read_flow, region_of
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED, collective
 from pipeline.runtime.reference.quantized import element_dtype
 
@@ -25,16 +25,16 @@ class Plan:
     last_uses: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, network: Network) -> "Plan":
+    def from_network(cls, network: Network) -> "Plan":
         """Make the plan of a network; layers inside loops and conditionals are no steps, since they run on demand."""
         flow = read_flow(network)
-        wanted = needed(network, flow)
+        wanted = needed_layers(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
         steps = [layer for layer in live if not flow.regions_of(layer) and layer.kind not in LIMITS]
         ours = {layer.name for layer in steps if layer.kind not in FLOW}
         kept = {tensor.name for tensor in network.outputs}
-        kept |= {name for layer in live if layer.name not in ours for name in used(layer)}
-        last = {name: layer.name for layer in steps if layer.name in ours for name in used(layer) if name not in kept}
+        kept |= {name for layer in live if layer.name not in ours for name in input_names(layer)}
+        last = {name: row.name for row in steps if row.name in ours for name in input_names(row) if name not in kept}
         last_uses: dict[str, tuple[str, ...]] = {}
         for name, layer_name in last.items():
             last_uses[layer_name] = (*last_uses.get(layer_name, ()), name)
@@ -53,7 +53,7 @@ class Frame:
         """Return the loops of this frame and of all frames around it."""
         return {self.loop} | (self.parent.loops() if self.parent is not None else set())
 
-    def home(self, regions: Collection[str | None]) -> "Frame":
+    def frame_of(self, regions: Collection[str | None]) -> "Frame":
         """Return the innermost frame that runs one of these loops; the outermost frame if none does."""
         frame = self
         while frame.parent is not None and frame.loop not in regions:
@@ -63,25 +63,25 @@ class Frame:
 
 def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
     """Return the outputs of a network by name. A `LayerError` names a layer that breaks a rule of TensorRT."""
-    return run_plan(Plan.of(network), weights, inputs)
+    return run_plan(Plan.from_network(network), weights, inputs)
 
 
 def run_plan(plan: Plan, weights: Values, inputs: Values, group: str = "") -> dict[str, torch.Tensor]:
     """Run a plan as `run` does; collectives use the process group named ``group``."""
-    bound = {tensor.name: _bound(tensor, inputs) for tensor in plan.network.inputs}
+    bound = {tensor.name: _check_input(tensor, inputs) for tensor in plan.network.inputs}
     with torch.no_grad():
-        values = _Machine(plan, weights, group).run(bound)
+        values = _PlanRun(plan, weights, group).run(bound)
     foreign = {tensor.untyped_storage().data_ptr() for tensor in (*weights.values(), *bound.values())}
-    return {tensor.name: _own(values[tensor.name], foreign) for tensor in plan.network.outputs}
+    return {tensor.name: _clone_if_shared(values[tensor.name], foreign) for tensor in plan.network.outputs}
 
 
-def _bound(tensor: Tensor, inputs: Values) -> torch.Tensor:
+def _check_input(tensor: Tensor, inputs: Values) -> torch.Tensor:
     if tensor.name not in inputs:
         raise LayerError(f"input {tensor.name!r} is missing, given are {sorted(inputs)}")
-    return _checked(tensor, inputs[tensor.name].detach(), f"input {tensor.name!r}")
+    return _check_tensor(tensor, inputs[tensor.name].detach(), f"input {tensor.name!r}")
 
 
-def _own(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
+def _clone_if_shared(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
     """Return an output, cloned if it shares memory with an input, a weight or another output."""
     value = value.contiguous()
     value = value.clone() if value.untyped_storage().data_ptr() in foreign else value
@@ -89,16 +89,16 @@ def _own(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
     return value
 
 
-def _checked(row: Tensor, value: torch.Tensor, who: str) -> torch.Tensor:
-    fits = value.dim() == len(row.shape) and all(
-        want in (-1, size) for want, size in zip(row.shape, value.shape, strict=True)
+def _check_tensor(declared: Tensor, value: torch.Tensor, producer: str) -> torch.Tensor:
+    fits = value.dim() == len(declared.shape) and all(
+        want in (-1, size) for want, size in zip(declared.shape, value.shape, strict=True)
     )
-    if not fits or value.dtype != element_dtype(row.dtype):
-        raise LayerError(f"{who} is {value.dtype}{list(value.shape)}, the network says {row}")
+    if not fits or value.dtype != element_dtype(declared.dtype):
+        raise LayerError(f"{producer} is {value.dtype}{list(value.shape)}, the network says {declared}")
     return value
 
 
-class _Machine:
+class _PlanRun:
     """A run of a plan. Each tensor has a single producer, so a frame caches its value."""
 
     def __init__(self, plan: Plan, weights: Values, group: str) -> None:
@@ -112,20 +112,20 @@ class _Machine:
                 self.execute(layer, root)
             else:
                 for tensor in layer.outputs:
-                    self.demand(tensor.name, root)
+                    self.compute(tensor.name, root)
             for name in self.plan.last_uses.get(layer.name, ()):
                 root.values.pop(name, None)
         for tensor in self.plan.network.outputs:
-            self.demand(tensor.name, root)
+            self.compute(tensor.name, root)
         return root.values
 
-    def home(self, name: str, frame: Frame) -> Frame:
-        return frame if frame.parent is None else frame.home(self.flow.inside.get(name, ()))
+    def frame_for(self, name: str, frame: Frame) -> Frame:
+        return frame if frame.parent is None else frame.frame_of(self.flow.inside.get(name, ()))
 
     def get(self, name: str, frame: Frame) -> torch.Tensor | None:
-        return self.home(name, frame).values.get(name)
+        return self.frame_for(name, frame).values.get(name)
 
-    def demand(self, name: str, frame: Frame) -> torch.Tensor:
+    def compute(self, name: str, frame: Frame) -> torch.Tensor:
         """Return a tensor's value, after running the layers that it depends on; not recursive: networks are deep."""
         value = self.get(name, frame)
         if value is not None:
@@ -150,15 +150,15 @@ class _Machine:
         a loop, its initial state."""
         region = region_of(layer)
         if layer.kind == "CONDITIONAL_OUTPUT":
-            (condition,) = (used(entry)[0] for entry in self.flow.boundaries(region, "CONDITION"))
+            (condition,) = (input_names(entry)[0] for entry in self.flow.boundaries(region, "CONDITION"))
             taken = self.get(condition, frame)
-            return (condition,) if taken is None else (used(layer)[0 if bool(taken) else 1],)
+            return (condition,) if taken is None else (input_names(layer)[0 if bool(taken) else 1],)
         if layer.kind != "LOOP_OUTPUT":
-            return used(layer)
+            return input_names(layer)
         entries = [*self.flow.boundaries(region, "RECURRENCE"), *self.flow.boundaries(region, "ITERATOR")]
-        return tuple(used(entry)[0] for entry in (*entries, *self.counts(region)))
+        return tuple(input_names(entry)[0] for entry in (*entries, *self.count_limits(region)))
 
-    def counts(self, region: str | None) -> tuple[Layer, ...]:
+    def count_limits(self, region: str | None) -> tuple[Layer, ...]:
         limits = self.flow.boundaries(region, "TRIP_LIMIT")
         return tuple(limit for limit in limits if limit.attribute("kind") == "COUNT")
 
@@ -166,7 +166,7 @@ class _Machine:
         try:
             results = self.results(layer, frame)
             for row, value in zip(layer.outputs, results, strict=True):
-                self.home(row.name, frame).values[row.name] = _checked(row, value, f"output {row.name!r}")
+                self.frame_for(row.name, frame).values[row.name] = _check_tensor(row, value, f"output {row.name!r}")
         except Exception as error:
             if getattr(error, "named", False):
                 raise
@@ -179,10 +179,10 @@ class _Machine:
         if layer.kind == "LOOP_OUTPUT":
             return (self.loop(region_of(layer), frame)[layer.name],)
         if layer.kind == "CONDITIONAL_OUTPUT":
-            return (self.demand(self.needs(layer, frame)[0], frame),)
+            return (self.compute(self.needs(layer, frame)[0], frame),)
         if layer.kind == "DIST_COLLECTIVE":
-            return (collective(layer, self.demand(used(layer)[0], frame), self.group),)
-        inputs = [None if name is None else self.demand(name, frame) for name in layer.inputs]
+            return (collective(layer, self.compute(input_names(layer)[0], frame), self.group),)
+        inputs = [None if name is None else self.compute(name, frame) for name in layer.inputs]
         if layer.kind == "CONDITIONAL_INPUT":
             return tuple(value for value in inputs if value is not None)
         if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
@@ -194,28 +194,28 @@ class _Machine:
         recurrences = self.flow.boundaries(region, "RECURRENCE")
         exits = self.flow.boundaries(region, "LOOP_OUTPUT")
         collected: dict[str, list[torch.Tensor]] = {layer.name: [] for layer in exits}
-        state = {entry.outputs[0].name: self.demand(used(entry)[0], frame) for entry in recurrences}
+        state = {entry.outputs[0].name: self.compute(input_names(entry)[0], frame) for entry in recurrences}
         inner, trip = Frame(dict(state), region, frame), 0
-        while self.goes_on(region, inner, trip):
+        while self.has_next_trip(region, inner, trip):
             self.assert_all(region, inner)
             for layer in exits:
                 if layer.attribute("kind") != "LAST_VALUE":
-                    collected[layer.name].append(self.demand(used(layer)[0], inner))
-            state = {entry.outputs[0].name: self.demand(used(entry)[1], inner) for entry in recurrences}
+                    collected[layer.name].append(self.compute(input_names(layer)[0], inner))
+            state = {entry.outputs[0].name: self.compute(input_names(entry)[1], inner) for entry in recurrences}
             inner, trip = Frame(dict(state), region, frame), trip + 1
         return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
 
-    def goes_on(self, region: str | None, inner: Frame, trip: int) -> bool:
+    def has_next_trip(self, region: str | None, inner: Frame, trip: int) -> bool:
         """Return whether a loop continues: its count and iterated tensors are not exhausted, its condition holds."""
-        if any(trip >= int(self.demand(used(limit)[0], inner)) for limit in self.counts(region)):
+        if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.count_limits(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):
-            self.slice(iterator, inner, trip)
+            self.bind_slice(iterator, inner, trip)
         limits = [limit for limit in self.flow.boundaries(region, "TRIP_LIMIT") if limit.attribute("kind") == "WHILE"]
-        return all(bool(self.demand(used(limit)[0], inner)) for limit in limits)
+        return all(bool(self.compute(input_names(limit)[0], inner)) for limit in limits)
 
-    def slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
-        source, axis = self.demand(used(iterator)[0], inner), iterator.attribute("axis")
+    def bind_slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
+        source, axis = self.compute(input_names(iterator)[0], inner), iterator.attribute("axis")
         length = source.shape[axis]
         if trip < length:
             index = length - 1 - trip if iterator.attribute("reverse") else trip
@@ -231,7 +231,7 @@ class _Machine:
     def collect(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
         """Return the last value, or the values of all iterations stacked along an axis."""
         if layer.attribute("kind") == "LAST_VALUE":
-            return self.demand(used(layer)[0], last)
+            return self.compute(input_names(layer)[0], last)
         row, axis = layer.outputs[0], layer.attribute("axis")
         if not collected:
             shape = [0 if place == axis else max(size, 0) for place, size in enumerate(row.shape)]
@@ -250,7 +250,7 @@ class ReferenceEngine:
 
     @plan.default
     def _plan(self) -> Plan:
-        return Plan.of(self.network)
+        return Plan.from_network(self.network)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(inputs) != len(self.network.inputs):

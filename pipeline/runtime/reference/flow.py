@@ -39,11 +39,11 @@ class Flow:
 
     def regions_of(self, layer: Layer) -> frozenset[str]:
         """Return the regions around a layer's outputs, or, if it has no outputs, around its inputs."""
-        names = [tensor.name for tensor in layer.outputs] or list(used(layer))
+        names = [tensor.name for tensor in layer.outputs] or list(input_names(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
 
 
-def used(layer: Layer) -> tuple[str, ...]:
+def input_names(layer: Layer) -> tuple[str, ...]:
     """Return the names of the inputs that a layer has."""
     return tuple(name for name in layer.inputs if name is not None)
 
@@ -56,36 +56,36 @@ def read_flow(network: Network) -> Flow:
         if (region := region_of(layer)) is not None:
             regions.setdefault(region, []).append(layer)
     frozen = {region: tuple(layers) for region, layers in regions.items()}
-    return Flow(producers, frozen, _inside(network, frozen) if frozen else {})
+    return Flow(producers, frozen, _regions_around_tensors(network, frozen) if frozen else {})
 
 
-def _inside(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[str, frozenset[str]]:
+def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[str, frozenset[str]]:
     """Return the regions around each tensor, by fixed-point iteration, since recurrences make the network cyclic."""
     inside: dict[str, frozenset[str]] = {}
     grows = True
     while grows:
         grows = False
         for layer in network.layers:
-            around = _around(layer, regions, inside)
+            around = _regions_around_layer(layer, regions, inside)
             for tensor in layer.outputs:
                 grows = grows or around != inside.get(tensor.name, frozenset())
                 inside[tensor.name] = around
     return inside
 
 
-def _around(
-    layer: Layer, regions: Mapping[str, tuple[Layer, ...]], inside: Mapping[str, frozenset[str]]
+def _regions_around_layer(
+    layer: Layer, regions: Mapping[str, tuple[Layer, ...]], around: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
     """Return the regions around a layer's outputs. A region's exit layer is outside of that region."""
     region = region_of(layer)
     sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
-    found = frozenset().union(*(inside.get(name, frozenset()) for source in sources for name in used(source)))
+    found = frozenset().union(*(around.get(name, frozenset()) for source in sources for name in input_names(source)))
     if region is None:
         return found
     return found | {region} if layer.kind in ENTRIES else found - {region}
 
 
-def needed(network: Network, flow: Flow) -> frozenset[str]:
+def needed_layers(network: Network, flow: Flow) -> frozenset[str]:
     """Return the names of the layers that outputs and assertions depend on."""
     found: set[str] = set()
     waiting = [flow.producers[tensor.name] for tensor in network.outputs if tensor.name in flow.producers]
@@ -97,5 +97,5 @@ def needed(network: Network, flow: Flow) -> frozenset[str]:
         found.add(layer.name)
         region = region_of(layer)
         waiting += flow.regions[region] if region is not None and layer.kind in EXITS else ()
-        waiting += [flow.producers[name] for name in used(layer) if name in flow.producers]
+        waiting += [flow.producers[name] for name in input_names(layer) if name in flow.producers]
     return frozenset(found)

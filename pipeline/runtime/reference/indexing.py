@@ -1,4 +1,4 @@
-"""Layer kinds that index elements: slice, gather, scatter."""
+"""Compute TensorRT layers that index elements, in PyTorch: slice, gather, scatter."""
 
 import math
 from collections.abc import Sequence
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import LayerError, Maybe, along, axis_of, integers
+from pipeline.runtime.reference.common import LayerError, Maybe, normalize_axis, reshape_along_axis, to_integers
 
 
-def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:
+def _check_indices(indices: torch.Tensor, length: int) -> torch.Tensor:
     if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= length):
         raise LayerError(f"index {int(indices.min())}..{int(indices.max())} is outside 0..{length - 1}")
     return indices.to(torch.int64)
 
 
-def _reflected(index: torch.Tensor, length: int) -> torch.Tensor:
+def _reflect(index: torch.Tensor, length: int) -> torch.Tensor:
     """Mirror indices at the first and last element (reflect padding); a single element is repeated."""
     period = max(2 * length - 2, 1)
     folded = index.abs() % period
     return torch.where(folded >= length, period - folded, folded)
 
 
-def _strict(x: torch.Tensor, axis: int, start: int, size: int, stride: int) -> torch.Tensor:
+def _slice_axis(x: torch.Tensor, axis: int, start: int, size: int, stride: int) -> torch.Tensor:
     """Slice one axis, as a view where possible; TensorRT broadcasts with stride 0."""
     last = start + stride * (size - 1)
     if size and not (0 <= start < x.shape[axis] and 0 <= last < x.shape[axis]):
@@ -36,7 +36,7 @@ def _strict(x: torch.Tensor, axis: int, start: int, size: int, stride: int) -> t
     return x.index_select(axis, torch.arange(start, last - 1, stride))
 
 
-def _sampled(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: torch.Tensor | int) -> torch.Tensor:
+def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: torch.Tensor | int) -> torch.Tensor:
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
@@ -45,11 +45,11 @@ def _sampled(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: 
     if mode == "WRAP":
         return x.index_select(axis, index % length)
     if mode == "REFLECT":
-        return x.index_select(axis, _reflected(index, length))
+        return x.index_select(axis, _reflect(index, length))
     taken = x.index_select(axis, index.clamp(0, length - 1))
     if mode == "CLAMP":
         return taken
-    outside = along((index < 0) | (index >= length), axis, x.dim())
+    outside = reshape_along_axis((index < 0) | (index >= length), axis, x.dim())
     return torch.where(outside, torch.as_tensor(value).to(x.dtype), taken)
 
 
@@ -57,8 +57,8 @@ def _with_size(x: torch.Tensor, axis: int, size: int) -> list[int]:
     return [size if i == axis else length for i, length in enumerate(x.shape)]
 
 
-def _argument(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[int] | None:
-    given: Sequence[int] | None = layer.attribute(name) if tensor is None else integers(tensor)
+def _static_or_dynamic(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[int] | None:
+    given: Sequence[int] | None = layer.attribute(name) if tensor is None else to_integers(tensor)
     return given
 
 
@@ -72,23 +72,23 @@ def slice_(
     of_axes: Maybe = None,
 ) -> torch.Tensor:
     """Slice; start, shape, stride and axes are inputs or attributes. Without axes, they apply to all axes."""
-    start, size = _argument(layer, "start", starts), _argument(layer, "shape", sizes)
-    stride, axes = _argument(layer, "stride", strides), _argument(layer, "axes", of_axes)
+    start, size = _static_or_dynamic(layer, "start", starts), _static_or_dynamic(layer, "shape", sizes)
+    stride, axes = _static_or_dynamic(layer, "stride", strides), _static_or_dynamic(layer, "axes", of_axes)
     if start is None or size is None or stride is None:
         raise LayerError("start, shape or stride is missing")
     mode = layer.attribute("mode")
     for axis, first, count, step in zip(range(x.dim()) if axes is None else axes, start, size, stride, strict=True):
-        axis = axis_of(axis, x.dim())
+        axis = normalize_axis(axis, x.dim())
         if mode == "STRICT_BOUNDS":
-            x = _strict(x, axis, first, count, step)
+            x = _slice_axis(x, axis, first, count, step)
         elif (first, count, step) != (0, x.shape[axis], 1):
-            x = _sampled(x, axis, first + step * torch.arange(count), mode, 0 if value is None else value.reshape(()))
+            x = _sample(x, axis, first + step * torch.arange(count), mode, 0 if value is None else value.reshape(()))
     return x
 
 
 def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: int) -> torch.Tensor:
     """Gather along an axis; the first `batched` dims of data and indices correspond."""
-    flat = _in_bounds(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
+    flat = _check_indices(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
     if not batched:
         taken = x.index_select(axis, flat.reshape(-1))
     else:
@@ -101,9 +101,9 @@ def _positions(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Te
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
     for axis in range(batched):
-        place = place * x.shape[axis] + along(torch.arange(x.shape[axis]), axis, place.dim())
+        place = place * x.shape[axis] + reshape_along_axis(torch.arange(x.shape[axis]), axis, place.dim())
     for part in range(depth):
-        place = place * x.shape[batched + part] + _in_bounds(indices[..., part], x.shape[batched + part])
+        place = place * x.shape[batched + part] + _check_indices(indices[..., part], x.shape[batched + part])
     return place
 
 
@@ -115,9 +115,9 @@ def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Te
 
 
 def gather(layer: Layer, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    axis, batched = axis_of(layer.attribute("axis"), x.dim()), layer.attribute("num_elementwise_dims")
+    axis, batched = normalize_axis(layer.attribute("axis"), x.dim()), layer.attribute("num_elementwise_dims")
     if layer.attribute("mode") == "ELEMENT":
-        return x.gather(axis, _in_bounds(indices, x.shape[axis]))
+        return x.gather(axis, _check_indices(indices, x.shape[axis]))
     if layer.attribute("mode") == "ND":
         return _gather_nd(x, indices, batched)
     return _gather_default(x, indices, axis, batched)
@@ -126,8 +126,8 @@ def gather(layer: Layer, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor
 def scatter(layer: Layer, x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
     """Return a copy of the data with the updates; of two writes to the same element either may win."""
     if layer.attribute("mode") == "ELEMENT":
-        axis = axis_of(layer.attribute("axis"), x.dim())
-        return x.scatter(axis, _in_bounds(indices, x.shape[axis]), updates)
+        axis = normalize_axis(layer.attribute("axis"), x.dim())
+        return x.scatter(axis, _check_indices(indices, x.shape[axis]), updates)
     depth = indices.shape[-1]
     rows = x.reshape([math.prod(x.shape[:depth]), *x.shape[depth:]]).clone()
     places = _positions(x, indices, 0).reshape(-1)

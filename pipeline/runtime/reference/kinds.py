@@ -1,4 +1,4 @@
-"""The function that computes each layer kind, and the reasons why some kinds have no function."""
+"""The PyTorch function that computes each kind of TensorRT layer, and why some kinds have no function."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
     return ops.wait_tensor(begun[layer.attribute("operation")]())  # type: ignore[no-any-return]
 
 
-def _kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
+def _layer_kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
     """Return a layer kind that runs a function. Its arguments are the layer, the inputs (None or omitted if absent)
     and, by keyword, the weights; it returns the only output or a sequence of all."""
     parameters = inspect.signature(compute).parameters.values()
@@ -106,7 +106,7 @@ _FUNCTIONS: Mapping[str, Callable[..., torch.Tensor | Outputs]] = {
     "UNARY": elementwise.unary,
     "UNSQUEEZE": shape.unsqueeze,
 }
-KINDS: Mapping[str, Kind] = MappingProxyType({name: _kind(function) for name, function in _FUNCTIONS.items()})
+KINDS: Mapping[str, Kind] = MappingProxyType({name: _layer_kind(function) for name, function in _FUNCTIONS.items()})
 FLOW = frozenset(BOUNDARIES)
 """The kinds of control flow, which the executor interprets itself."""
 NOT_MODELLED: Mapping[str, str] = MappingProxyType(

@@ -1,22 +1,22 @@
-"""Layer kinds for matmul, einsum, attention and related operations."""
+"""Compute TensorRT layers for matmul, einsum, attention and related operations, in PyTorch."""
 
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import LayerError, Maybe, wide
-from pipeline.runtime.reference.quantized import nearest
+from pipeline.runtime.reference.common import LayerError, Maybe, widen
+from pipeline.runtime.reference.quantized import round_to_dtype
 
 
 def matrix_multiply(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Matmul: leading dims broadcast; a VECTOR operand uses only its last dim."""
     op0, op1 = layer.attribute("op0"), layer.attribute("op1")
-    left = _operand(wide(a), op0, -2)
-    result = left @ _operand(wide(b), op1, -1)
+    left = _to_matrix(widen(a), op0, -2)
+    result = left @ _to_matrix(widen(b), op1, -1)
     result = result.squeeze(-1) if op1 == "VECTOR" else result
     return (result.squeeze(-1 if op1 == "VECTOR" else -2) if op0 == "VECTOR" else result).to(a.dtype)
 
 
-def _operand(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
+def _to_matrix(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
     if operation not in ("NONE", "TRANSPOSE", "VECTOR"):
         raise LayerError(f"{operation!r} is not a matrix operation")
     if operation == "VECTOR":
@@ -25,7 +25,7 @@ def _operand(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
 
 
 def einsum(layer: Layer, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    return torch.einsum(layer.attribute("equation"), *map(wide, (first, *others))).to(first.dtype)
+    return torch.einsum(layer.attribute("equation"), *map(widen, (first, *others))).to(first.dtype)
 
 
 def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -37,10 +37,10 @@ def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Te
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(shift)
     if mask is None:
         return scores
-    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + wide(mask)
+    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + widen(mask)
 
 
-def _only_padded(layer: Layer, *forms: str) -> None:
+def _refuse_unpadded(layer: Layer, *forms: str) -> None:
     for form in forms:
         if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
             raise LayerError(f"{form} {layer.attribute(form)} is not modelled, only PADDED_BHND")
@@ -57,10 +57,10 @@ def attention_input(
     lengths: Maybe = None,
 ) -> torch.Tensor:
     """Attention with a mask (boolean or additive), the scale of quantized weights, and the lengths of keys."""
-    _only_padded(layer, "query_form", "key_value_form")
+    _refuse_unpadded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
-    keys, values = (wide(x).repeat_interleave(repeats, 1) for x in (key, value))
-    weight = _scores(layer, wide(query), keys, mask)
+    keys, values = (widen(x).repeat_interleave(repeats, 1) for x in (key, value))
+    weight = _scores(layer, widen(query), keys, mask)
     if lengths is not None:
         outside = torch.arange(key.shape[2]) >= lengths.reshape(-1, 1, 1, 1)
         weight = weight.masked_fill(outside, float("-inf") if layer.attribute("norm_op") == "SOFTMAX" else 0)
@@ -68,7 +68,7 @@ def attention_input(
         weight = torch.softmax(weight, -1)
     if scale is not None:
         target = str(layer.attribute("normalization_quantize_to_type"))
-        weight = nearest(weight / wide(scale), target).float() * wide(scale)
+        weight = round_to_dtype(weight / widen(scale), target).float() * widen(scale)
     return (weight @ values).to(query.dtype)
 
 
@@ -84,9 +84,9 @@ def rotary_embedding(
     unchanged. Cosines and sines are [batch, sequence, half], or tables of all positions."""
     if positions is not None:
         cosines, sines = cosines[positions], sines[positions]
-    cosines, sines = (wide(table).unsqueeze(1) for table in (cosines, sines))
+    cosines, sines = (widen(table).unsqueeze(1) for table in (cosines, sines))
     size = layer.attribute("rotary_embedding_dim") or x.shape[-1]
-    turning, rest = wide(x[..., :size]), x[..., size:]
+    turning, rest = widen(x[..., :size]), x[..., size:]
     interleaved = layer.attribute("interleaved")
     pairs = turning.unflatten(-1, (-1, 2) if interleaved else (2, -1))
     axis = -1 if interleaved else -2
@@ -97,7 +97,7 @@ def rotary_embedding(
 
 def kv_cache_update(layer: Layer, cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Return a copy of the KV cache with `update` at each sequence's start index; writes beyond the end are dropped."""
-    _only_padded(layer, "update_form")
+    _refuse_unpadded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
         raise LayerError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
     place = starts.to(torch.int64)[:, None] + torch.arange(update.shape[2])

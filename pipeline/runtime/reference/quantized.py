@@ -1,4 +1,4 @@
-"""Quantization layer kinds: round to nearest, ties to even, saturate; blocks may share a scale.
+"""Compute TensorRT's quantization layers in PyTorch: round to nearest, saturate; scales may be per block.
 
 PyTorch does not compute with 4-bit dtypes: between layers an element is an int8 for INT4 and a float32 for FP4. Weights
 have two elements per byte, the first in the low bits.
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import LayerError, Maybe, Outputs, along, axis_of, wide
+from pipeline.runtime.reference.common import LayerError, Maybe, Outputs, normalize_axis, reshape_along_axis, widen
 from pipeline.trt import torch_dtype
 
 INT4, FP4, E8M0 = "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"
@@ -27,7 +27,7 @@ def element_dtype(name: str) -> torch.dtype:
     return ELEMENTS[name] if name in ELEMENTS else torch_dtype(name)
 
 
-def unpacked(weight: torch.Tensor, dtype: str) -> torch.Tensor:
+def unpack(weight: torch.Tensor, dtype: str) -> torch.Tensor:
     """Return the elements of a weight, two per byte if they have 4 bits."""
     if dtype not in ELEMENTS or weight.dtype != torch.uint8:
         return weight
@@ -37,12 +37,12 @@ def unpacked(weight: torch.Tensor, dtype: str) -> torch.Tensor:
     return torch.where(bits > 7, -1.0, 1.0) * LEVELS[bits % 8]
 
 
-def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tensor:
+def _broadcast_scale(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tensor:
     """Broadcast a scale per tensor, per axis or per block to the elements."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() == 1 and len(shape) != 1:
-        return along(scale, axis_of(axis, len(shape)), len(shape))
+        return reshape_along_axis(scale, normalize_axis(axis, len(shape)), len(shape))
     for dim, (length, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
         if length % blocks:
             raise LayerError(f"{blocks} scales do not divide dim {dim}, which is {length}")
@@ -50,7 +50,7 @@ def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tenso
     return scale
 
 
-def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
+def round_to_dtype(x: torch.Tensor, dtype: str) -> torch.Tensor:
     """Round a float32 tensor to a quantized dtype: ties to the even value, saturating."""
     if dtype == FP4:
         distance = (x.abs()[..., None] - LEVELS).abs()
@@ -67,30 +67,30 @@ def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
 def quantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Quantize with zero point 0, as TensorRT does. TensorRT's kernels multiply by the scale's reciprocal in float32,
     as their source in plans of TensorRT-RTX 1.6 and 1.7 shows."""
-    each = wide(_spread(scale, x.shape, layer.attribute("axis")))
-    return nearest(wide(x) * (1 / each), layer.outputs[0].dtype)
+    each = widen(_broadcast_scale(scale, x.shape, layer.attribute("axis")))
+    return round_to_dtype(widen(x) * (1 / each), layer.outputs[0].dtype)
 
 
 def dequantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor, zero: Maybe = None) -> torch.Tensor:
     axis = layer.attribute("axis")
-    values = x.float() if zero is None else x.float() - _spread(zero.float(), x.shape, axis)
-    return (values * _spread(scale.float(), x.shape, axis)).to(torch_dtype(layer.outputs[0].dtype))
+    values = x.float() if zero is None else x.float() - _broadcast_scale(zero.float(), x.shape, axis)
+    return (values * _broadcast_scale(scale.float(), x.shape, axis)).to(torch_dtype(layer.outputs[0].dtype))
 
 
 def dynamic_quantize(layer: Layer, x: torch.Tensor, tensor_scale: Maybe = None) -> Outputs:
     """Return quantized values and the scale of each block: the least power of two that keeps the block in range (E8M0).
     With a second input (the tensor's scale), it is the block's greatest magnitude over the dtype's, in E4M3."""
-    axis = axis_of(layer.attribute("axis"), x.dim())
+    axis = normalize_axis(layer.attribute("axis"), x.dim())
     kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype
-    moved = wide(x).movedim(axis, -1)
+    moved = widen(x).movedim(axis, -1)
     blocks = moved.unflatten(-1, (-1, layer.attribute("block_size")))
     most = blocks.abs().amax(-1) / (6.0 if kind == FP4 else 448.0)
     if of_scales == E8M0:
-        scales = nearest(torch.where(most > 0, most, 2.0**-127), E8M0)
+        scales = round_to_dtype(torch.where(most > 0, most, 2.0**-127), E8M0)
         each = scales.float()
     else:
         factor = torch.ones(()) if tensor_scale is None else tensor_scale.float()
         scales = (most / factor).clamp(max=448.0).to(torch.float8_e4m3fn)
         each = scales.float() * factor
-    values = nearest(torch.where(each[..., None] == 0, 0.0, blocks / each[..., None]), kind)
+    values = round_to_dtype(torch.where(each[..., None] == 0, 0.0, blocks / each[..., None]), kind)
     return values.flatten(-2).movedim(-1, axis), scales.movedim(-1, axis)

@@ -1,4 +1,4 @@
-"""Layer kinds that combine elements along axes."""
+"""Compute TensorRT layers that combine elements along axes, in PyTorch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Maybe, Outputs, wide, without_nan
+from pipeline.runtime.reference.common import Maybe, Outputs, replace_nan, widen
 from pipeline.trt import torch_dtype
 
 Axes = tuple[int, ...]
@@ -15,7 +15,7 @@ Axes = tuple[int, ...]
 def _extreme(x: torch.Tensor, axes: Axes, of_none: float) -> torch.Tensor:
     """Return the minimum or maximum; for no elements, the infinity ``of_none``, or that bound of an integer dtype."""
     if all(x.shape[axis] for axis in axes):
-        known = without_nan(x, of_none)
+        known = replace_nan(x, of_none)
         return known.amin(axes, keepdim=True) if of_none > 0 else known.amax(axes, keepdim=True)
     if not x.is_floating_point():
         of_none = torch.iinfo(x.dtype).max if of_none > 0 else torch.iinfo(x.dtype).min
@@ -51,7 +51,7 @@ REDUCE: Mapping[str, Callable[[torch.Tensor, Axes], torch.Tensor]] = {
 
 def reduce(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     axes = layer.attribute("axes")
-    result = REDUCE[layer.attribute("op")](wide(x), axes).to(x.dtype) if axes else x
+    result = REDUCE[layer.attribute("op")](widen(x), axes).to(x.dtype) if axes else x
     if layer.attribute("keep_dims"):
         return result
     return result.reshape([size for axis, size in enumerate(x.shape) if axis not in axes])
@@ -59,7 +59,7 @@ def reduce(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 
 def top_k(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> Outputs:
     """Return the top values and their indices; equal values are in order of index. NaN sorts last, as an infinity."""
-    x = without_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
+    x = replace_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
     k = layer.attribute("k") if dynamic is None else int(dynamic)
     values, indices = torch.sort(x, dim=axis, descending=layer.attribute("op") == "MAX", stable=True)
@@ -69,18 +69,18 @@ def top_k(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> Outputs:
 
 def softmax(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     (axis,) = layer.attribute("axes")
-    return torch.softmax(wide(x), axis).to(x.dtype)
+    return torch.softmax(widen(x), axis).to(x.dtype)
 
 
 def ragged_softmax(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Apply softmax to the first `length` elements of each row; the rest of the row is 0."""
     inside = torch.arange(x.shape[-1]) < lengths.reshape(*x.shape[:-1], 1)
-    scores = wide(x).masked_fill(~inside, float("-inf"))
+    scores = widen(x).masked_fill(~inside, float("-inf"))
     return torch.softmax(scores, -1).masked_fill(~inside, 0).to(x.dtype)
 
 
 def cumulative(layer: Layer, x: torch.Tensor, axis: torch.Tensor) -> torch.Tensor:
-    dim, values = int(axis), wide(x)
+    dim, values = int(axis), widen(x)
     if layer.attribute("reverse"):
         values = values.flip(dim)
     result = values.cumsum(dim, dtype=values.dtype)
@@ -98,7 +98,7 @@ def non_zero(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 def normalization(layer: Layer, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Normalize groups of channels; v1 has a scale and bias per group, v2 per channel."""
     groups, axes = layer.attribute("num_groups"), layer.attribute("axes")
-    values, scale, bias = wide(x), wide(scale), wide(bias)
+    values, scale, bias = widen(x), widen(scale), widen(bias)
     if groups != 1:
         values = values.reshape([x.shape[0], groups, math.prod(x.shape[1:]) // groups])
         axes = (2,)
@@ -118,7 +118,7 @@ def _per_channel(coefficient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def lrn(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Compute x / (k + alpha / window * sum of squares across channels) ** beta."""
-    values, size = wide(x), layer.attribute("window_size")
+    values, size = widen(x), layer.attribute("window_size")
     distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
     near = (distance.abs() <= size // 2).to(values.dtype)
     total = torch.einsum("cd,nd...->nc...", near, values.square())

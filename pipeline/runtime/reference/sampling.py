@@ -1,4 +1,4 @@
-"""Layer kinds that interpolate: resize, grid sample."""
+"""Compute TensorRT layers that interpolate, in PyTorch: resize, grid sample."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Maybe, along, integers, wide
+from pipeline.runtime.reference.common import Maybe, reshape_along_axis, to_integers, widen
 
 Taps = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -18,7 +18,7 @@ ROUND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _origins(layer: Layer, length: int, size: int, scale: float | None) -> torch.Tensor:
+def _input_coordinates(layer: Layer, length: int, size: int, scale: float | None) -> torch.Tensor:
     """Return the input coordinate of each output element, in float32 as kernels compute it."""
     index = torch.arange(size, dtype=torch.float32)
     mode = layer.attribute("coordinate_transformation")
@@ -55,35 +55,35 @@ def _nearest(layer: Layer, origin: torch.Tensor) -> Taps:
 TAPS: Mapping[str, Callable[[Layer, torch.Tensor], Taps]] = {"NEAREST": _nearest, "LINEAR": _linear, "CUBIC": _cubic}
 
 
-def _only_inside(taps: Taps, length: int) -> Taps:
+def _mask_outside(taps: Taps, length: int) -> Taps:
     """Set the weights of positions outside of the input to 0, and normalize the other weights."""
     kept = [(place, torch.where((place >= 0) & (place < length), weight, 0.0)) for place, weight in taps]
     total = torch.stack([weight for _, weight in kept]).sum(0)
     return [(place, weight / total) for place, weight in kept]
 
 
-def _resized(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: float | None) -> torch.Tensor:
+def _resize_axis(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: float | None) -> torch.Tensor:
     length = x.shape[axis]
     if size == length and scale in (None, 1.0):
         return x
-    taps = TAPS[layer.attribute("resize_mode")](layer, _origins(layer, length, size, scale))
+    taps = TAPS[layer.attribute("resize_mode")](layer, _input_coordinates(layer, length, size, scale))
     if layer.attribute("exclude_outside"):
-        taps = _only_inside(taps, length)
+        taps = _mask_outside(taps, length)
     picked = [(x.index_select(axis, place.clamp(0, length - 1).long()), weight) for place, weight in taps]
     if len(picked) == 1:
         return picked[0][0]
-    return torch.stack([value * along(weight, axis, x.dim()) for value, weight in picked]).sum(0)
+    return torch.stack([value * reshape_along_axis(weight, axis, x.dim()) for value, weight in picked]).sum(0)
 
 
 def resize(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor:
     """Resize axis by axis: to a shape (attribute or second input), or by scales, which also determine coordinates."""
     scales = layer.attribute("scales")
-    sizes = layer.attribute("shape") if dynamic is None else integers(dynamic)
+    sizes = layer.attribute("shape") if dynamic is None else to_integers(dynamic)
     if sizes is None:
         sizes = [int(length * scale) for length, scale in zip(x.shape, scales, strict=True)]
-    result = x if layer.attribute("resize_mode") == "NEAREST" else wide(x)
+    result = x if layer.attribute("resize_mode") == "NEAREST" else widen(x)
     for axis, size in enumerate(sizes):
-        result = _resized(layer, result, axis, size, scales[axis] if scales else None)
+        result = _resize_axis(layer, result, axis, size, scales[axis] if scales else None)
     return result.to(x.dtype)
 
 
@@ -93,5 +93,5 @@ BORDER = {"FILL": "zeros", "CLAMP": "border", "REFLECT": "reflection"}
 
 def grid_sample(layer: Layer, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     mode, border = INTERPOLATION[layer.attribute("interpolation_mode")], BORDER[layer.attribute("sample_mode")]
-    result = functional.grid_sample(wide(x), wide(grid), mode, border, layer.attribute("align_corners"))
+    result = functional.grid_sample(widen(x), widen(grid), mode, border, layer.attribute("align_corners"))
     return result.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Layer kinds that move elements or create tensors."""
+"""Compute TensorRT layers that move elements or create tensors, in PyTorch."""
 
 import math
 from collections.abc import Sequence
@@ -7,40 +7,38 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import LayerError, Maybe, along, axis_of, integers
-from pipeline.runtime.reference.quantized import element_dtype, unpacked
+from pipeline.runtime.reference.common import LayerError, Maybe, normalize_axis, reshape_along_axis, to_integers
+from pipeline.runtime.reference.quantized import element_dtype, unpack
 from pipeline.trt import torch_dtype
 
 
 def constant(layer: Layer, *, weights: Maybe = None) -> torch.Tensor:
     """Return a constant; an empty constant has no weight."""
     shape, dtype = layer.attribute("shape"), layer.outputs[0].dtype
-    return (
-        torch.empty(shape, dtype=element_dtype(dtype)) if weights is None else unpacked(weights, dtype).reshape(shape)
-    )
+    return torch.empty(shape, dtype=element_dtype(dtype)) if weights is None else unpack(weights, dtype).reshape(shape)
 
 
-def _permuted(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+def _permute(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
     return x if order is None else x.permute(order[: x.dim()])
 
 
-def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) -> torch.Tensor:
+def reshape(x: torch.Tensor, sizes: Sequence[int], zero_is_placeholder: bool) -> torch.Tensor:
     """Reshape: -1 is inferred; 0 copies the input's dim if `zero_is_placeholder`, else the dim is empty."""
-    shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(wanted)]
+    shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(sizes)]
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)
         if known == 0:
-            raise LayerError(f"-1 in {list(wanted)} is ambiguous, since the other dims are empty")
+            raise LayerError(f"-1 in {list(sizes)} is ambiguous, since the other dims are empty")
         shape[shape.index(-1)] = x.numel() // known
     return x.reshape(shape)
 
 
 def shuffle(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor:
-    x = _permuted(x, layer.attribute("first_transpose"))
-    wanted = layer.attribute("reshape_dims") if dynamic is None else integers(dynamic)
+    x = _permute(x, layer.attribute("first_transpose"))
+    wanted = layer.attribute("reshape_dims") if dynamic is None else to_integers(dynamic)
     if wanted is not None:
-        x = reshaped(x, wanted, layer.attribute("zero_is_placeholder"))
-    return _permuted(x, layer.attribute("second_transpose"))
+        x = reshape(x, wanted, layer.attribute("zero_is_placeholder"))
+    return _permute(x, layer.attribute("second_transpose"))
 
 
 def concatenation(layer: Layer, *parts: torch.Tensor) -> torch.Tensor:
@@ -52,7 +50,7 @@ def shape(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 def squeeze(layer: Layer, x: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
-    gone = {axis_of(axis, x.dim()) for axis in integers(axes)}
+    gone = {normalize_axis(axis, x.dim()) for axis in to_integers(axes)}
     if any(x.shape[axis] != 1 for axis in gone):
         raise LayerError(f"squeezes axes {sorted(gone)} of shape {list(x.shape)}, which are not all 1")
     return x.reshape([size for axis, size in enumerate(x.shape) if axis not in gone])
@@ -60,7 +58,7 @@ def squeeze(layer: Layer, x: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
 
 def unsqueeze(layer: Layer, x: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
     rank = x.dim() + axes.numel()
-    for axis in sorted(axis_of(axis, rank) for axis in integers(axes)):
+    for axis in sorted(normalize_axis(axis, rank) for axis in to_integers(axes)):
         x = x.unsqueeze(axis)
     return x
 
@@ -74,8 +72,8 @@ def padding(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 def reverse_sequence(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Reverse the first `length` entries of each sequence."""
     batch, sequence = layer.attribute("batch_axis"), layer.attribute("sequence_axis")
-    place = along(torch.arange(x.shape[sequence]), sequence, x.dim())
-    end = along(lengths.to(torch.int64), batch, x.dim())
+    place = reshape_along_axis(torch.arange(x.shape[sequence]), sequence, x.dim())
+    end = reshape_along_axis(lengths.to(torch.int64), batch, x.dim())
     return x.gather(sequence, torch.where(place < end, end - 1 - place, place).expand(x.shape))
 
 
@@ -84,18 +82,18 @@ def fill(layer: Layer, sizes: Maybe = None, first: Maybe = None, steps: Maybe = 
     if layer.attribute("operation") != "LINSPACE":
         raise LayerError(f"{layer.attribute('operation')} is not modelled, since random numbers differ from run to run")
     dtype = torch_dtype(layer.outputs[0].dtype)
-    result_shape = layer.attribute("shape") if sizes is None else integers(sizes)
+    result_shape = layer.attribute("shape") if sizes is None else to_integers(sizes)
     result = torch.as_tensor(layer.attribute("alpha") if first is None else first).to(dtype).expand(result_shape)
     step = torch.as_tensor(layer.attribute("beta") if steps is None else steps).to(dtype).reshape(-1)
     if step.numel() != len(result_shape):
         raise LayerError(f"LINSPACE has {step.numel()} steps for {len(result_shape)} dimensions")
     for axis, size in enumerate(result_shape):
-        result = result + along(torch.arange(size, dtype=dtype) * step[axis], axis, len(result_shape))
+        result = result + reshape_along_axis(torch.arange(size, dtype=dtype) * step[axis], axis, len(result_shape))
     return result
 
 
 def one_hot(layer: Layer, indices: torch.Tensor, values: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
     """One-hot encode; values are [off, on], and indices outside the depth select off values only."""
-    axis = axis_of(layer.attribute("axis"), indices.dim() + 1)
-    classes = along(torch.arange(int(depth)), axis, indices.dim() + 1)
+    axis = normalize_axis(layer.attribute("axis"), indices.dim() + 1)
+    classes = reshape_along_axis(torch.arange(int(depth)), axis, indices.dim() + 1)
     return torch.where(indices.unsqueeze(axis) == classes, values[1], values[0])
