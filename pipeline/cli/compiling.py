@@ -22,7 +22,7 @@ from pipeline.compose.progress import StageProgress
 from pipeline.defaults import bisect
 from pipeline.errors import CaptureError, PipelineError
 from pipeline.stages.verify import OnFailure, verify
-from pipeline.verification.bisection import LIMIT
+from pipeline.verification.bisection import MAX_BUILDS
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,9 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 def add_bisect(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write the script that shows it")
-    parser.add_argument("--limit", type=int, default=LIMIT, metavar="N", help="the most builds (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=int, default=MAX_BUILDS, metavar="N", help="the most builds (default: %(default)s)"
+    )
     add_settings(parser)
     parser.set_defaults(run=bisect_command)
 

@@ -35,8 +35,8 @@ from pipeline.stages.faster_in_torch import for_torch, in_words
 from pipeline.stages.matmuls_in_torch import TRIAL, because, by_profile, matmuls_in_torch
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
-from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
-from pipeline.verification.samples import sample, usual_sizes
+from pipeline.verification.engines_in_torch import captured_program_in_torch, join_rejections, replace_engines
+from pipeline.verification.samples import create_sample, tuned_sizes
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def measured(
     """Measure segments in calls of the usual sizes, without the other ranks. ``turn``: see `segment_costs`."""
     programs = [_loading(without_ranks(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
-    calls = [Call(*sample(program, sizes).arguments(program, cuda)) for sizes in usual_sizes(program, profile)]
+    calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
         return segment_costs(programs, calls, turn)
 
@@ -139,9 +139,9 @@ class Choose:
         split = [times for times in found if times.another_is_faster]
         by_profiles = _is_by_profile(compiled)
         if not by_profiles and split == found:
-            reason = joined([times.reason("the program", times.whole) for times in found])
+            reason = join_rejections([times.reason("the program", times.whole) for times in found])
             log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.whole for t in found))
-            return captured_in_torch(compiled, reason)
+            return captured_program_in_torch(compiled, reason)
         split = split if by_profiles else []
         slower = _slower_in_all(compiled, found, [times for times in found if times not in split])
         mixed = compiled
@@ -149,8 +149,10 @@ class Choose:
             which = f"{len(slower)} of {len(compiled.engines)} engines"
             said = _said(pair for rows in slower.values() for _, pair in rows)
             log.warning("PyTorch runs the operators of %s on this GPU: %s", which, said)
-            reasons = {n: joined([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()}
-            mixed = in_torch(compiled, reasons)
+            reasons = {
+                n: join_rejections([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
+            }
+            mixed = replace_engines(compiled, reasons)
         forms = {times.profile or 0: mixed for times in found}
         for times in split:
             names = for_torch(compiled.program, times.profile)
@@ -172,7 +174,7 @@ class Choose:
             if _is_by_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
             else:
-                made = captured_in_torch(compiled, TRIAL)
+                made = captured_program_in_torch(compiled, TRIAL)
             if collective_calls(made) != collective_calls(compiled):
                 raise ValueError("ranks would call collectives in another order")
         except (ValueError, PipelineError) as error:
@@ -196,7 +198,7 @@ class Choose:
         self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
     ) -> Mapping[str, Pair]:
         """Measure a program, its engines' operators in PyTorch, and another variant."""
-        other = in_torch(compiled, dict.fromkeys(keys.engines, TRIAL))
+        other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
             if another is not None:

@@ -22,7 +22,7 @@ from pipeline.compat.transformers.caches import Kept, kept_by
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.impl.attention import MANY_KEYS
-from pipeline.verification.engines_in_torch import in_torch
+from pipeline.verification.engines_in_torch import replace_engines
 from tests.compat import families
 from tests.meta.executor_faults import factor, planted
 from tests.testing.in_turn import in_turn
@@ -64,7 +64,7 @@ def test_tokens_and_prompts_in_pytorch_and_in_engines_use_the_same_caches() -> N
     names = "engine_0_profile_0", "engine_1_profile_1"  # tokens of the first layer, prompts of the second
 
     def chosen(compiled: Compiled) -> Compiled:
-        return in_torch(compiled, dict.fromkeys(names, Rejection("it is a test")))
+        return replace_engines(compiled, dict.fromkeys(names, Rejection("it is a test")))
 
     model, inputs = families.model("llama"), families.prompts("llama", LENGTHS)
     compile = pipeline.default().replace("build", pipeline.stages.unbuilt).replace("choose", chosen)

@@ -24,8 +24,8 @@ from pipeline.runtime import few_rows
 from pipeline.stages import choose, faster_in_torch, unbuilt
 from pipeline.stages.choose import Choose
 from pipeline.stages.faster_in_torch import for_torch, in_words
-from pipeline.verification.engines_in_torch import captured_in_torch
-from pipeline.verification.samples import sample, usual_sizes
+from pipeline.verification.engines_in_torch import captured_program_in_torch
+from pipeline.verification.samples import create_sample, tuned_sizes
 from tests.compat import families
 from tests.verification.test_loading import noted
 
@@ -276,9 +276,11 @@ def test_segments_that_run_in_a_profile_are_measured(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     program = by_profile[0]
     for profile, rows in ((0, [1]), (1, [8, 2])):
-        sizes = usual_sizes(program.program, profile)
+        sizes = tuned_sizes(program.program, profile)
         assert [size for each in sizes for size in each.values()] == rows
-        arguments = (sample(program.program, each).arguments(program.program, torch.device("cpu")) for each in sizes)
+        arguments = (
+            create_sample(program.program, each).arguments(program.program, torch.device("cpu")) for each in sizes
+        )
         [costs] = segment_costs.segment_costs([program], [measure.Call(*each) for each in arguments])
         assert {*costs} == {s.name for s in program.partitioned.segments if s.runs_in(profile)}
 
@@ -330,7 +332,7 @@ def test_a_captured_program_has_state_and_sizes() -> None:
     model, x = Counting().eval(), torch.rand(3, 4)
     rows = pipeline.Input(min_shape=(1, 4), max_shape=(8, 4))
     made = pipeline.default(min_block_size=1).replace("build", noted)(model, (rows,))
-    module = captured_in_torch(made, Rejection("it is a test")).module("reference")
+    module = captured_program_in_torch(made, Rejection("it is a test")).module("reference")
     for given in (x, x, x[:2].clone()):
         found, expected = module(given), model(given)
         assert found["x"] is given and found["flat"].data_ptr() != given.data_ptr()

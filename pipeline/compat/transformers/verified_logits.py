@@ -15,8 +15,8 @@ from pipeline.compat.transformers.sizes import Example, Sizes
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement, OutputAgreement, versions
-from pipeline.verification.bounds import Bound, judged, products_of
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.bounds import Bound, matmul_precision, measure_errors
+from pipeline.verification.eager import use_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32
 
 Failing: TypeAlias = Literal["raise", "warn"]
@@ -40,13 +40,13 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
     executor = runner.executor
     tf32 = runs_in_tf32(executor)
     tokens, ours = _generated(compiled, inputs, steps)
-    with products_in_tf32(tf32):
+    with use_tf32(tf32):
         _, eager = _generated(model, inputs, steps, tokens)
     wider = torch.float32 if model.dtype.itemsize < 4 else torch.float64
-    with products_in_tf32(False):
+    with use_tf32(False):
         exact = _generated(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
     row = OutputAgreement("logits", f"{_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
-    found = judged(row, Bound(model.dtype, products_of(executor, tf32)), ours, eager, exact)
+    found = measure_errors(row, Bound(model.dtype, matmul_precision(executor, tf32)), ours, eager, exact)
     compiled.agreement = agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
     if not agreement.holds:
         error = AgreementError(agreement, HINT)
