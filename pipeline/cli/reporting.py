@@ -26,7 +26,7 @@ from pipeline.program import Program, is_operator
 from pipeline.records.agreement import Agreement as Verification
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.costs import Entry
-from pipeline.viewing.collect import view
+from pipeline.viewing.collect import view_program
 from pipeline.viewing.sources import write_view
 
 
@@ -176,7 +176,7 @@ def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
             (scratch / file.file).write_bytes(memoryview(engine.checked()))
         (scratch / "report.txt").write_text(f"{report}\n", encoding="utf-8")
         (scratch / "report.json").write_text(report.as_json(), encoding="utf-8")
-        write_view(view(compiled, report.model), scratch)
+        write_view(view_program(compiled, report.model), scratch)
 
 
 @contextlib.contextmanager

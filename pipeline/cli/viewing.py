@@ -15,12 +15,12 @@ from pipeline.cli.options import add_described_inputs, add_settings, add_source,
 from pipeline.cli.sources import names_a_model
 from pipeline.cli.usage import UsageError
 from pipeline.compose.ledger import Ledger
-from pipeline.viewing.collect import view
-from pipeline.viewing.differences import differences, printed
-from pipeline.viewing.page import write
-from pipeline.viewing.plan_text import planned
+from pipeline.viewing.collect import view_program
+from pipeline.viewing.differences import find_differences, format_changes
+from pipeline.viewing.page import write_page
+from pipeline.viewing.plan_text import plan_text
 from pipeline.viewing.records import ProgramView, StageView
-from pipeline.viewing.sources import opened
+from pipeline.viewing.sources import open_view
 
 WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, its program.json, or a page"
 
@@ -66,7 +66,7 @@ def reported(options: argparse.Namespace) -> str:
     program = _opened(options.file)
     output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
     check_folder(output)
-    write(evolve(program, title=options.title) if options.title else program, output)
+    write_page(evolve(program, title=options.title) if options.title else program, output)
     return f"written to {output}"
 
 
@@ -78,10 +78,10 @@ def compared(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
         before, after = _opened(options.spec), _opened(options.other)
     else:
         before, after = (_version(options, parser, sides) for sides in (options.left, options.right))
-    changes = differences(before, after)
+    changes = find_differences(before, after)
     if options.output is not None:
-        write(after, options.output, changes)
-    return printed(changes, sys.maxsize if options.all else 20)
+        write_page(after, options.output, changes)
+    return format_changes(changes, sys.maxsize if options.all else 20)
 
 
 def _version(options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str]) -> ProgramView:
@@ -94,7 +94,7 @@ def _version(options: argparse.Namespace, parser: argparse.ArgumentParser, chang
     default = parser.parse_args([options.spec])
     asked = {k: v for k, v in vars(own).items() if v != getattr(default, k)}
     chosen = argparse.Namespace(**{**vars(options), **asked})
-    found = view(run(pipeline_of(chosen), source_of(chosen)), options.spec)
+    found = view_program(run(pipeline_of(chosen), source_of(chosen)), options.spec)
     return evolve(found, settings=(*found.settings, ("precision", chosen.precision)))
 
 
@@ -114,16 +114,16 @@ def dry_run(options: argparse.Namespace) -> str:
     ledger = Ledger()
     partitioned = run(pipeline_of(options).until("partition").observed_by(ledger), source_of(options))
     stages = tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in ledger.entries)
-    found = evolve(view(partitioned, options.spec), stages=stages)
+    found = evolve(view_program(partitioned, options.spec), stages=stages)
     if options.output is not None:
-        write(found, options.output)
-    return planned(found)
+        write_page(found, options.output)
+    return plan_text(found)
 
 
 def _opened(path: str) -> ProgramView:
     if not os.path.exists(path):  # noqa: PTH110 - as it was typed
         raise UsageError(f"there is no file or folder {path!r}")
-    return opened(path)
+    return open_view(path)
 
 
 def check_folder(path: Path | None) -> None:

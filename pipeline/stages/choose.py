@@ -24,7 +24,7 @@ from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
 from pipeline.profiling.measure import Call
-from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair, slowest
+from pipeline.profiling.measurements import Keys, Measurements, Milliseconds, NoMeasurements, merge_slowest
 from pipeline.profiling.segment_costs import SegmentCost, segment_costs
 from pipeline.program import Program, port
 from pipeline.runtime.collective_calls import collective_calls, runs_alone, without_ranks
@@ -105,7 +105,7 @@ class Choose:
     """
 
     timer: Timer = field(default=measured, repr=False)
-    kept: Measurements = field(default=Forgotten(), repr=False)
+    kept: Measurements = field(default=NoMeasurements(), repr=False)
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
 
@@ -119,13 +119,13 @@ class Choose:
             return compiled
         fastest, form = compiled, cache(lambda names: self._another(compiled, names))
         keys: Mapping[int | None, Keys] = {}
-        pairs: Mapping[str, Pair] = {}
+        pairs: Mapping[str, Milliseconds] = {}
         try:
             keys = _keys(compiled)
             pairs = self._pairs(compiled, keys, form)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
-        pairs = slowest(of_all_ranks(compiled.program, pairs, MEASURE))
+        pairs = merge_slowest(of_all_ranks(compiled.program, pairs, MEASURE))
         try:
             times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
             fastest = self._fastest(compiled, times, form)
@@ -182,7 +182,7 @@ class Choose:
             return None
         return made
 
-    def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Pair]:
+    def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Milliseconds]:
         """Return the times of a program's variants by key: stored times and new measurements."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _is_here(compiled) else ():
@@ -196,7 +196,7 @@ class Choose:
 
     def _measured(
         self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
-    ) -> Mapping[str, Pair]:
+    ) -> Mapping[str, Milliseconds]:
         """Measure a program, its engines' operators in PyTorch, and another variant."""
         other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
@@ -208,11 +208,14 @@ class Choose:
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_memory()
             ours, theirs = self.timer((compiled, other), profile)
-        total = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
-        rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in keys.engines]
+        total = None if whole is None else round(sum(cost.total_milliseconds for cost in whole.values()), 4)
+        rows = [
+            (name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].total_milliseconds)
+            for name in keys.engines
+        ]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
         before, after = _sums(_slower(pairs, _least(compiled, profile)))
-        others = sum(cost.most for name, cost in theirs.items() if name in ours)
+        others = sum(cost.total_milliseconds for name, cost in theirs.items() if name in ours)
         mixed = round(_sums(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 
@@ -235,13 +238,13 @@ class Times:
     """
 
     profile: int | None
-    whole: Pair
-    engines: Mapping[str, Pair]
+    whole: Milliseconds
+    engines: Mapping[str, Milliseconds]
     complete: bool
     least: float
 
     @classmethod
-    def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Pair]) -> Times:
+    def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
         """Look up the times of a program in measurements."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
@@ -258,7 +261,7 @@ class Times:
         """Return the engines that are slower than their operators in PyTorch."""
         return _slower(self.engines, self.least)
 
-    def reason(self, what: str, pair: Pair, instead: str = "PyTorch") -> Rejection:
+    def reason(self, what: str, pair: Milliseconds, instead: str = "PyTorch") -> Rejection:
         """Return why PyTorch runs something: the time of the rejected variant and the time of the chosen variant."""
         ours, theirs = pair
         where = "" if self.profile is None else f" in profile {self.profile}"
@@ -293,7 +296,7 @@ def _is_by_profile(compiled: Compiled) -> bool:
     return any(segment.profile is not None for segment in compiled.partitioned.segments)
 
 
-def _slower(times: Mapping[str, Pair], least: float) -> dict[str, tuple[float, float]]:
+def _slower(times: Mapping[str, Milliseconds], least: float) -> dict[str, tuple[float, float]]:
     """Return the engines whose operators are faster in PyTorch; none if moving all of them would save too little."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
     return found if _gains(*_sums(found), least) else {}
@@ -308,7 +311,7 @@ def _gains(before: float, after: float, least: float) -> bool:
     return after < MARGIN * before and before - after >= least
 
 
-def _said(pairs: Iterable[Pair]) -> str:
+def _said(pairs: Iterable[Milliseconds]) -> str:
     ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (faster_in_torch=False keeps them in TensorRT)"
 

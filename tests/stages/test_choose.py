@@ -18,7 +18,7 @@ from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.export_fixes.requests import Tuned
 from pipeline.profiling import measure, measurements, segment_costs
-from pipeline.profiling.measurements import Forgotten, Measurements, Pair
+from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasurements
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.runtime import few_rows
 from pipeline.stages import choose, faster_in_torch, unbuilt
@@ -76,7 +76,7 @@ def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, kept: Measurements | N
     compile = pipeline.default(
         min_block_size=1, torch_executed_ops={"aten.digamma"}, load_built_engines=True, **options
     )
-    compile = compile.replace("build", noted).replace("choose", Choose(times, kept or Forgotten()))
+    compile = compile.replace("build", noted).replace("choose", Choose(times, kept or NoMeasurements()))
     return compile.replace("load", as_is)(Three().eval(), (torch.rand(2, 8),))
 
 
@@ -162,13 +162,13 @@ class Caching(nn.Module):
         return self.last(y * x.shape[1])
 
 
-class Store(dict[str, Pair]):
+class Store(dict[str, Milliseconds]):
     """Measurements in memory."""
 
-    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+    def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         return self
 
-    def save(self, found: Mapping[str, Pair]) -> None:
+    def save(self, found: Mapping[str, Milliseconds]) -> None:
         self.update(found)
 
 
@@ -265,11 +265,11 @@ def test_segments_that_run_in_a_profile_are_measured(
 ) -> None:
     """On the host's clock, in place of a GPU's events."""
     for name, instead in {
-        "instrumentable": lambda compiled, shared: compiled.module("reference"),
-        "mark": time.perf_counter,
-        "elapsed": lambda marks: [end - start for start, end in marks],
-        "busy": lambda cycles: None,
-        "_on_gpu": lambda value: value,
+        "create_instrumentable": lambda compiled, shared: compiled.module("reference"),
+        "record_event": time.perf_counter,
+        "elapsed_milliseconds": lambda marks: [end - start for start, end in marks],
+        "keep_busy": lambda cycles: None,
+        "_copy_to_gpu": lambda value: value,
     }.items():
         for module in (measure, segment_costs):
             monkeypatch.setattr(module, name, instead, raising=False)
@@ -358,7 +358,7 @@ def test_a_program_under_torch_compile_may_be_small_and_gain_little(monkeypatch:
 
 
 def test_ranks_take_the_times_of_the_slowest() -> None:
-    found = measurements.slowest(
+    found = measurements.merge_slowest(
         [{"a": (1.0, 2.0), "b": (1.0, None)}, {"a": (3.0, 1.0), "b": (2.0, 1.0), "c": (1.0, 1.0)}]
     )
     assert found == {"a": (3.0, 2.0), "b": (2.0, None), "c": (1.0, 1.0)}

@@ -101,7 +101,7 @@ def test_a_failing_program_comes_with_its_script(monkeypatch: pytest.MonkeyPatch
 
 def test_a_snapshot_names_what_changed() -> None:
     tree: Any = {"a": torch.zeros(2), "b": [torch.tensor([float("nan")])]}
-    snapshot = Snapshot.of(tree)
+    snapshot = Snapshot.take(tree)
     assert not snapshot.changes()
     tree["b"][0].zero_()
     assert snapshot.changes() == "['b'][0]"
