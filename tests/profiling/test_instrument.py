@@ -110,8 +110,8 @@ class Replayed:
 
 def test_forms_are_replayed_in_turns_and_their_least_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
     order, clock = list[str](), [0.0]
-    monkeypatch.setattr(segment_costs, "mark", lambda: clock[0])
-    monkeypatch.setattr(segment_costs, "elapsed", lambda marks: [end - start for start, end in marks])
+    monkeypatch.setattr(segment_costs, "record_event", lambda: clock[0])
+    monkeypatch.setattr(segment_costs, "elapsed_milliseconds", lambda marks: [end - start for start, end in marks])
     graphs: Any = [Replayed("a", [9, 9, 7, 2, 5], order, clock), None, Replayed("b", [1, 1, 8, 8, 3], order, clock)]
     times = segment_costs._replay_times(graphs, 2)
     assert order == ["a", "b"] * 4 and times == [[7, 2], [], [8, 8]]

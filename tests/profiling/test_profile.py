@@ -208,7 +208,7 @@ def test_what_is_no_nodes_is_named() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    with pytest.raises(ExecutionError, match="a profile is measured on a GPU"):
+    with pytest.raises(ExecutionError, match="profiling needs a GPU"):
         fallbacks().profile(torch.randn(4, 8))
 
 

@@ -132,7 +132,7 @@ def test_a_converter_that_a_decomposition_precedes_is_not_tested() -> None:
         return x * -1
 
     table = type(pipeline.DECOMPOSITIONS)({aten.neg.default: times_minus_one})
-    with pytest.raises(AssertionError, match="never used: because the operator is decomposed first"):
+    with pytest.raises(AssertionError, match="never used, because the operator is decomposed first"):
         check_converter(neg, decompositions=table, dynamic=False)
     with pytest.raises(CheckError, match="was not used"):
         check(Call(aten.neg.default, (TensorSpec((2,)),)), decompositions=table, used=True)

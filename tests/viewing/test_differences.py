@@ -63,7 +63,7 @@ def test_other_numbers_in_the_weights_of_a_file_are_a_difference(tmp_path: Path)
         pipeline.default(min_block_size=1)(model, args=(torch.ones(2, 8),)).save(tmp_path / f"{name}.trtp")
     one, same, other = (evolve(open_view(tmp_path / f"{n}.trtp"), title="") for n in ("one", "same", "other"))
     assert find_differences(one, same) == ()
-    assert "weights:\n  the numbers differ: SHA-256" in format_changes(find_differences(one, other))
+    assert "weights:\n  their values differ: SHA-256" in format_changes(find_differences(one, other))
     assert kinds(one, evolve(other, weights_digest="")) == set()
 
 
