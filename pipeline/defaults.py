@@ -45,7 +45,7 @@ from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.measure import Comparison
 from pipeline.verification.recompile import Recompiler, check_compilable
 from pipeline.verification.records import Bisection
-from pipeline.verification.samples import SampleInputs
+from pipeline.verification.samples import UserInputs
 
 PRECISIONS: Final[Mapping[str, torch.dtype | None]] = {
     **dict.fromkeys(("float32", "fp32", "f32"), None),
@@ -157,7 +157,7 @@ def bisect(
     dynamic_shapes: Any = None,
     *,
     compile: Pipeline[Program, Any] | None = None,
-    inputs: SampleInputs = None,
+    inputs: UserInputs = None,
     executor: Runs | None = None,
     multiple: float = MULTIPLE,
     limit: int = MAX_BUILDS,

@@ -75,9 +75,7 @@ def time_rows(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]])
     assigned = assign_kernels(rows, kernels)
     if assigned is None:
         return None
-    by_row = [
-        [kernel for kernel, row in zip(kernels, assigned, strict=True) if row == index] for index in range(len(rows))
-    ]
+    by_row = [[kernel for kernel, row in zip(kernels, assigned, strict=True) if row == i] for i in range(len(rows))]
     found = tuple(
         (tuple(name for name, _ in kernels_of_row), sum(taken for _, taken in kernels_of_row))
         for kernels_of_row in by_row

@@ -86,9 +86,9 @@ class _LayerIndex:
     def following_layers(self, step: Kernel) -> tuple[str, ...]:
         """Return the layers of a step whose plan entry names none: the layers after those of the previous step, up to a
         layer that another step names."""
-        before = [other for other in self.steps if other.place < step.place and other.kind not in STREAMS | SIZES]
+        before = [step for step in self.steps if step.place < step.place and step.kind not in STREAMS | SIZES]
         last = max(
-            (self.index[layer] for other in before[-1:] for layer in self.known_layers(other.layers)), default=None
+            (self.index[layer] for step in before[-1:] for layer in self.known_layers(step.layers)), default=None
         )
         if last is None:
             return ()

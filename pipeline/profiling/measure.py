@@ -211,7 +211,7 @@ def layer_times(
         inspector = run.session.loaded.cuda_engine.create_engine_inspector()
         inspector.execution_context = context
         metadata[segment.name] = parse_metadata(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
-        return partial(run_recorded, run, context, recorder)
+        return partial(record_run, run, context, recorder)
 
     module.instrument(attach_recorder)
     for _ in range(runs):
@@ -219,7 +219,7 @@ def layer_times(
     return {name: recorder.runs for name, recorder in recorders.items()}, metadata
 
 
-def run_recorded(
+def record_run(
     run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], turn: Turn
 ) -> Sequence[Leaf]:
     """Run an engine and report its times; other segments may run in the same context."""

@@ -40,7 +40,7 @@ class SegmentCost:
     host: float
 
     @property
-    def total_milliseconds(self) -> float:
+    def longest(self) -> float:
         """Return the time of a call without a CUDA graph."""
         return max(self.gpu, self.host)
 

@@ -208,14 +208,11 @@ class Choose:
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_memory()
             ours, theirs = self.timer((compiled, other), profile)
-        total = None if whole is None else round(sum(cost.total_milliseconds for cost in whole.values()), 4)
-        rows = [
-            (name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].total_milliseconds)
-            for name in keys.engines
-        ]
+        total = None if whole is None else round(sum(cost.longest for cost in whole.values()), 4)
+        rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].longest) for name in keys.engines]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
         before, after = _sums(_slower(pairs, _least(compiled, profile)))
-        others = sum(cost.total_milliseconds for name, cost in theirs.items() if name in ours)
+        others = sum(cost.longest for name, cost in theirs.items() if name in ours)
         mixed = round(_sums(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 

@@ -29,7 +29,7 @@ from pipeline.verification.healing import heal
 from pipeline.verification.measure import Comparison
 from pipeline.verification.module_comparison import add_module_rows
 from pipeline.verification.recompile import Recompiler, check_compilable
-from pipeline.verification.samples import SampleInputs
+from pipeline.verification.samples import UserInputs
 
 OnFailure = Literal["raise", "warn", "heal"]
 
@@ -39,7 +39,7 @@ STAGES: tuple[AnyStage, ...] = tuple(
 """The stages that compile a program again if `verify` is called by itself, outside a pipeline."""
 
 
-def _inputs(_: object, __: object, value: SampleInputs) -> None:
+def _inputs(_: object, __: object, value: UserInputs) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
         due = "a list of calls, or a function of the sizes that returns one, as [(x,)]"
         raise TypeError(f"inputs are {due}, not {kind_of(value)}")
@@ -57,7 +57,7 @@ class Verify:
     """The verify stage; `pipeline.verify` documents its options. ``before``: the earlier stages of the pipeline."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
-    inputs: SampleInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
+    inputs: UserInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
     executor: Executor | None = field(default=None, kw_only=True, validator=one_of(None, *get_args(Executor)))
     multiple: float = field(default=MULTIPLE, kw_only=True, validator=_multiple)
     module: bool = field(default=True, kw_only=True, validator=instance_of(bool))
@@ -96,7 +96,7 @@ class Verify:
 def verify(
     on_failure: OnFailure = "raise",
     *,
-    inputs: SampleInputs = None,
+    inputs: UserInputs = None,
     executor: Executor | None = None,
     multiple: float = MULTIPLE,
     module: bool = True,

@@ -221,11 +221,9 @@ class Call:
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
-    def with_tensors(
-        self, tensors: Sequence[object], sizes: Mapping[str, object]
-    ) -> tuple[list[Leaf], dict[str, Leaf]]:
+    def with_tensors(self, values: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return arguments with these tensors in place of ``specs``, and the values of ``Size`` for these sizes."""
-        rest = iter(tensors)
+        rest = iter(values)
         return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_at(leaf, sizes))
 
     def run_eager(self, sizes: Sizes | None = None) -> Leaf:

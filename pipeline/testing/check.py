@@ -108,11 +108,9 @@ def check(
         TypeError: ``call`` is not a `Call`.
     """
     call, settings = _choose_static_or_dynamic(call, dynamic), settings or CompilationSettings()
-    call_program = build_call_program(call, settings)
+    made = build_call_program(call, settings)
     decompose, validate = Decompose(registry, decompositions), Validate(registry)
-    partitioned = run_check(
-        "converts", call, lambda: avoid_faults(partition(validate(decompose(call_program.program))))
-    )
+    partitioned = run_check("converts", call, lambda: avoid_faults(partition(validate(decompose(made.program)))))
     if partitioned.fallbacks:
         refused = (verdict.reasons for verdict in partitioned.verdicts.values() if not verdict.supported)
         return Rejected(call, tuple(chain.from_iterable(refused)))
@@ -121,7 +119,7 @@ def check(
     build = build or "tensorrt" in (executors or ())
     built = run_check("builds", call, lambda: build_stage(converted)) if build else None
     for executor in default_executors(build) if executors is None else executors:
-        compare_with_eager(call, call_program, refit_map(built or unbuilt(converted)), executor)
+        compare_with_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
         _check_on_device(device, call, partitioned.program, registry, decompositions, settings)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, build)

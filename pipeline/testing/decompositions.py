@@ -86,16 +86,14 @@ def _targets_by_name(keys: Iterable[Target]) -> TargetsByName:
 
 
 def _check_operators(call: Call, program: Program, expected: TargetsByName, unexpected: TargetsByName) -> None:
-    operators = dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
-    becomes = f"it becomes {', '.join(map(qualified_name, operators)) or 'a constant'}"
+    found = dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
+    becomes = f"it becomes {', '.join(map(qualified_name, found)) or 'a constant'}"
     if call.target not in program.decomposed:
         fail("decomposes", call, f"the decomposition is not used; {becomes}")
     if not any(call.target in targets for targets in expected.values()):
         unexpected = unexpected | _targets_by_name([call.target])
-    faults = [
-        f"without {name}, which is expected" for name, targets in expected.items() if not targets & operators.keys()
-    ]
-    faults += [f"with {name}, which is not" for name, targets in unexpected.items() if targets & operators.keys()]
+    faults = [f"without {name}, which is expected" for name, targets in expected.items() if not targets & found.keys()]
+    faults += [f"with {name}, which is not" for name, targets in unexpected.items() if targets & found.keys()]
     if faults:
         fail("decomposes", call, f"{becomes}: {'; '.join(faults)}")
 

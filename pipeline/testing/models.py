@@ -234,14 +234,12 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
         raise ModelError("changed", f"compiling changed its inputs {', '.join(changes)}")
     if str(program) != text:
         raise ModelError("changed", f"compiling changed the program\n{text}\n\nto\n{program}")
-    if _networks_text(compiled) != _networks_text(again):
-        raise ModelError(
-            "deterministic", f"two compilations differ:\n{_networks_text(compiled)}\n\n{_networks_text(again)}"
-        )
+    if _networks(compiled) != _networks(again):
+        raise ModelError("deterministic", f"two compilations differ:\n{_networks(compiled)}\n\n{_networks(again)}")
     return compiled
 
 
-def _networks_text(record: Any) -> str:
+def _networks(record: Any) -> str:
     networks = "\n\n".join(map(str, record.networks))
     return f"{record.partitioned}\n\n{networks}"
 
@@ -255,9 +253,7 @@ def _check_segments(partitioned: Partitioned) -> None:
         if count < (least := settings.min_block_size):
             raise ModelError("blocks", f"{segment.name} has {count} operators, fewer than min_block_size={least}")
     if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
-        raise ModelError(
-            "blocks", f"{len(partitioned.engine_segments)} engines exceed max_engines={settings.max_engines}"
-        )
+        raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
         raise ModelError("blocks", f"a node in PyTorch has no reason: {list(partitioned.fallbacks)}")
     known = {p.name for p in program.inputs} | set(program.buffers)
@@ -343,4 +339,4 @@ class _ComparedCalls:
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
-            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_networks_text(self.module.compiled)}")
+            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_networks(self.module.compiled)}")

@@ -26,7 +26,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 
-MAX_UNBACKED_SIZE = 1024
+MAX_UNBACKED = 1024
 """The assumed upper bound of data-dependent sizes."""
 
 
@@ -153,9 +153,7 @@ class _Builder:
     def create_program(self, outputs: list[torch.fx.Node], settings: CompilationSettings) -> Program:
         self.graph.output(tuple(outputs))
         symbols = {str(expression(s)): self.call.sizes[name] for name, s in self.symbols.items()}
-        symbols |= {
-            str(s): Range(0, 4, MAX_UNBACKED_SIZE) for out in outputs for s in _unbacked_symbols(out.meta["val"])
-        }
+        symbols |= {str(s): Range(0, 4, MAX_UNBACKED) for out in outputs for s in _unbacked_symbols(out.meta["val"])}
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.name not in self.parameters]
         inputs = tuple(port(n.name, n.meta["val"], symbols) for n in placeholders)
         program = Program(

@@ -109,7 +109,7 @@ def check_target(
     drawn = strategy if strategy is not None else strategy_for(target)
     if drawn is None:
         raise LookupError(
-            f"no strategy for {qualified_name(target)}: its arguments depend on one another; pass strategy=…"
+            f"no strategy for {qualified_name(target)}: its arguments are interdependent; pass strategy=…"
         )
     tally = Tally()
 

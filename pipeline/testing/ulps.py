@@ -72,14 +72,10 @@ DEFAULT: Final = Units(2, "one rounding in the engine, and one that falls to the
 _SUM = Units(4, "the order of a sum is free", "absolute", signed_zeros=False)
 _MOMENTS = Units(4, "a mean is a sum, whose terms may cancel; the variance subtracts it", "tensor", signed_zeros=False)
 _PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2e-3, signed_zeros=False)
-_TIES = Units(
-    0, "elements are selected, not computed; eager selects 0 or -0 depending on the index", signed_zeros=False
-)
+_TIES = Units(0, "elements are selected; whether eager selects 0 or -0 depends on the index", signed_zeros=False)
 _ATTENTION = Units(4, "a mean whose weights are exponentials of sums, which may cancel", "tensor", tf32=2e-3)
 _NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tensor", signed_zeros=False)
-_CURVE = Units(
-    16, "a weighted sum of neighbours, whose weights depend on rounded coordinates", "tensor", signed_zeros=False
-)
+_CURVE = Units(16, "weights of neighbours depend on rounded coordinates", "tensor", signed_zeros=False)
 
 _FOURIER = Units(8, "a sum of as many products as the transform is long, which may cancel", "tensor", tf32=4e-3)
 _STEPS = Units(32, "each elimination step rounds, and divides by a small remainder", "tensor", signed_zeros=False)

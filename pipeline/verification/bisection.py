@@ -19,7 +19,7 @@ from pipeline.verification.measure import Comparison
 from pipeline.verification.recompile import Recompiler
 from pipeline.verification.records import Bisection, Fault
 from pipeline.verification.script import fault_script
-from pipeline.verification.search import CountedPredicate, find_wrong_sets
+from pipeline.verification.search import Predicate, find_wrong_sets
 from pipeline.verification.split import put_in_engines
 
 log = logging.getLogger(__name__)
@@ -44,11 +44,9 @@ def bisect_program(
     nodes = suspect_operators(compiled, agreement, comparison)
     if agreement.holds or not nodes:
         return Bisection((), 1, agreement)
-    is_wrong = CountedPredicate(trials.has_wrong_results, max_builds, {frozenset(nodes): True}, count=1)
+    is_wrong = Predicate(trials.has_wrong_results, max_builds, {frozenset(nodes): True}, count=1)
     result = find_wrong_sets(nodes, is_wrong)
-    faults = tuple(
-        _fault_of(compiled.program, names, trials.failures.get(frozenset(names), ())) for names in result.sets
-    )
+    faults = tuple(_fault(compiled.program, names, trials.failures.get(frozenset(names), ())) for names in result.sets)
     text = fault_script(compiled.program, comparison, faults[0], agreement) if faults else ""
     return Bisection(faults, is_wrong.count, agreement, result.complete, text)
 
@@ -88,7 +86,7 @@ def suspect_operators(compiled: Compiled, agreement: Agreement, comparison: Comp
     return [n.name for n in compiled.program.graph.nodes if n in nodes and n.name in inside and is_operator(n)]
 
 
-def _fault_of(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
+def _fault(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
     by_name: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
     nodes = [by_name[name] for name in names]
     targets = tuple(qualified_name(node.target) for node in nodes)

@@ -98,7 +98,7 @@ class UnstablePart:
 
 
 @frozen
-class RoundingSpread:
+class Spread:
     """The spread of a floating-point output under random roundings, each by at most half a unit in the last place.
 
     low, high: the range of each element. draws: for each random rounding, the number of elements beyond the bound and
@@ -110,13 +110,13 @@ class RoundingSpread:
     draws: tuple[tuple[int, float], ...] = ()
     norms: tuple[float, ...] = ()
 
-    def add_rounding(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> RoundingSpread:
+    def add_rounding(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
         """Return the spread with the results of a further rounding, whose infinities and NaNs are ignored."""
         errors = _relative_errors(value, exact, exact, largest_finite(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
         norms = (*self.norms, relative_norm(value - exact, exact))
-        return RoundingSpread(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
+        return Spread(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
 
     def norm_bound(self, bound: float) -> float:
         """Return the bound of the norm of errors: ``bound``, or, if `SHARE` of the roundings exceed it, the
@@ -148,7 +148,7 @@ def measure_errors(
     ours: Leaf,
     eager: Leaf,
     exact: Leaf,
-    unstable_parts: Callable[[], Iterable[UnstablePart | RoundingSpread]] = tuple,
+    unstable_parts: Callable[[], Iterable[UnstablePart | Spread]] = tuple,
 ) -> OutputAgreement:
     """Measure an output's errors against eager's and the exact output; return its row with the errors.
 
@@ -186,7 +186,7 @@ def measure_errors(
             if inexact and 2 * int(more.sum()) > more.numel():
                 break  # the output is just sensitive to rounding
             explained, result = more, _add_errors(row, bound, ours, eager, exact, more)
-        if isinstance(part, RoundingSpread) and result.norm_bound:
+        if isinstance(part, Spread) and result.norm_bound:
             result = evolve(result, norm_bound=part.norm_bound(result.norm_bound))
         if result.holds:
             break

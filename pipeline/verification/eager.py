@@ -36,7 +36,7 @@ ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
 """Operators that only check dtypes and strides, which differ here."""
 
 
-class EagerRunner:
+class EagerRun:
     """An interpreter of a program's graph, which releases values after their last use.
 
     program: the captured program. parameters: the model's tensors, by name. device: where the graph runs. dtype: the
@@ -215,7 +215,7 @@ class RangeMethod:
         return float(sizes.kthvalue(min(rank, sizes.numel())).values)
 
 
-class Calibration(EagerRunner):
+class Calibration(EagerRun):
     """An interpreter that records the range of each requested activation over all batches."""
 
     def __init__(self, program: Program, node_names: Iterable[str], method: RangeMethod) -> None:

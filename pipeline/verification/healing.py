@@ -78,7 +78,7 @@ def heal(
     if final_compiler is not trial_compiler:
         result = _Healing(compiled, bisection, comparison, final_compiler).compile_with(chosen)
     rows = tuple(
-        Healed(node, target, alternative.action, _describe_fault(fault))
+        Healed(node, target, alternative.action, _fault_reason(fault))
         for fault, alternative in chosen.items()
         for node, target in zip(fault.nodes, fault.targets, strict=True)
     )
@@ -124,13 +124,11 @@ class _Healing:
 
     def compile_with(self, chosen: Mapping[Fault, Alternative]) -> Compiled:
         """Compile the program with these alternatives."""
-        decisions = [
-            Decision(fault.nodes, alternative, _describe_fault(fault)) for fault, alternative in chosen.items()
-        ]
+        decisions = [Decision(fault.nodes, alternative, _fault_reason(fault)) for fault, alternative in chosen.items()]
         return self.recompiler.compile_validated(apply_decisions(self.program, decisions, self.recompiler))
 
 
-def _describe_fault(fault: Fault) -> str:
+def _fault_reason(fault: Fault) -> str:
     others = f" together with {', '.join(fault.nodes[1:])}" if len(fault.nodes) > 1 else ""
     failure = f": {fault.failures[0]}" if fault.failures else ""
     return f"the node's engine is wrong{others}{failure}"

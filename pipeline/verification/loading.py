@@ -28,7 +28,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.verification.alternative_lowerings import ALTERNATIVES, IN_TORCH, Alternative, NotPossibleError
 from pipeline.verification.healing import Decision, apply_decisions
 from pipeline.verification.recompile import Recompiler
-from pipeline.verification.search import CountedPredicate, find_smallest
+from pipeline.verification.search import Predicate, find_smallest
 from pipeline.verification.split import put_in_engines
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,7 @@ def make_loadable(
         raise ExecutionError("; ".join(failing.refused.values()))
     counts = Counter(f"{row.target} {row.action}" for row in compiled.healed)
     summary = ", ".join(f"{count} of {operator}" if count > 1 else operator for operator, count in counts.items())
-    log.warning(
-        "engines did not load on this GPU; operators have other implementations: %s (see coverage.healed)", summary
-    )
+    log.warning("engines did not load on this GPU; operators were replaced: %s (see coverage.healed)", summary)
     return compiled, failing
 
 
@@ -124,9 +122,7 @@ class _Search:
         """Return a smallest set of operators whose engine does not load, and all sets with the same signature."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
-        is_wrong = CountedPredicate(
-            lambda subset: self.fails_to_load(validated, subset), MAX_BUILDS, {frozenset(names): True}
-        )
+        is_wrong = Predicate(lambda subset: self.fails_to_load(validated, subset), MAX_BUILDS, {frozenset(names): True})
         candidates = [name for name in names if name in suspects]
         fault = find_smallest(candidates if is_wrong(candidates) else names, is_wrong)
         indices = [names.index(name) for name in fault]

@@ -22,7 +22,7 @@ from pipeline.trt import has_gpu
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.recompile import check_comparable
 from pipeline.verification.reference import NotComparableError, Reference, output_bounds, random_outputs
-from pipeline.verification.samples import SampleInputs, create_samples
+from pipeline.verification.samples import UserInputs, create_samples
 
 RANDOM = "it depends on random numbers"
 
@@ -43,7 +43,7 @@ class Comparison:
 
     @classmethod
     def create(
-        cls, program: Program, executor: Executor | None = None, inputs: SampleInputs = None, multiple: float = MULTIPLE
+        cls, program: Program, executor: Executor | None = None, inputs: UserInputs = None, multiple: float = MULTIPLE
     ) -> Comparison:
         """Run eager on the samples of a program.
 

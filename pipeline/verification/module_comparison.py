@@ -40,9 +40,7 @@ def add_module_rows(
     if not comparison.references:
         return agreement
     if len(comparison.unjudged) == len(comparison.names):
-        return evolve(
-            agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "the program has no outputs"
-        )
+        return evolve(agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "there are no outputs")
     try:
         model = original_module(program)
         shared = _copy_module(model, program)  # one copy for all samples, unless a call writes

@@ -16,14 +16,14 @@ from pipeline.program import Program
 from pipeline.records.agreement import OutputAgreement
 from pipeline.verification.bounds import (
     Bound,
-    RoundingSpread,
+    Spread,
     UnstablePart,
     largest_error,
     largest_finite,
     matmul_precision,
     measure_errors,
 )
-from pipeline.verification.eager import EagerRunner, output_ancestors, use_tf32
+from pipeline.verification.eager import EagerRun, output_ancestors, use_tf32
 from pipeline.verification.samples import Sample
 
 TRIES: Final = 6
@@ -114,7 +114,7 @@ class Reference:
             evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.unstable_parts, output)
         )
 
-    def unstable_parts(self, output: int) -> Iterator[UnstablePart | RoundingSpread]:
+    def unstable_parts(self, output: int) -> Iterator[UnstablePart | Spread]:
         """Yield the part of an output that depends on rounding; then the spread under random roundings."""
         if (flips := self._flipped_parts[output]) is not None:
             yield flips
@@ -130,11 +130,11 @@ class Reference:
         return [_varying_part(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
 
     @cached_property
-    def _rounding_extremes(self) -> list[RoundingSpread | None]:
+    def _rounding_extremes(self) -> list[Spread | None]:
         if self.exact is None:
             return [None] * len(self.eager)
         limits = [_error_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]
-        spreads = [None if limit is None else RoundingSpread(e, e) for limit, e in zip(limits, self.exact, strict=True)]
+        spreads = [None if limit is None else Spread(e, e) for limit, e in zip(limits, self.exact, strict=True)]
         try:
             for seed in range(TRIES, TRIES + ROUNDINGS):
                 values = self._run_with_noise(self._half_unit, seed)
@@ -151,9 +151,7 @@ class Reference:
 
     def _run_with_noise(self, noise: float | Callable[[torch.dtype], float], seed: int) -> tuple[Leaf, ...]:
         """Return the results in float64 with matmuls rounded differently."""
-        return EagerRunner(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(
-            self.inputs
-        )
+        return EagerRun(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
 
 
 class NotComparableError(PipelineError):
@@ -168,7 +166,7 @@ def _run_eager(
     try:
         for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
             try:
-                return leaves, EagerRunner(source, parameters, device)(leaves)
+                return leaves, EagerRun(source, parameters, device)(leaves)
             except torch.OutOfMemoryError as error:
                 raise NotComparableError(f"eager PyTorch is out of memory: {_first_line(error)}") from error
             except Exception as error:
@@ -188,7 +186,7 @@ def _run_exact(
     halves = any(bound.dtype != torch.float32 for bound in bounds)
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:
-            return EagerRunner(source, parameters, device, dtype)(leaves), str(dtype).removeprefix("torch.")
+            return EagerRun(source, parameters, device, dtype)(leaves), str(dtype).removeprefix("torch.")
         except Exception:  # no kernel for the dtype, or out of memory: try the next dtype
             continue
     return None, "eager"
@@ -207,13 +205,11 @@ def _error_limit(bound: Bound, eager: object, exact: object) -> float | None:
     return bound.error_bound(largest_error(eager, exact, largest_finite(exact)))
 
 
-def _add_rounding(
-    spread: RoundingSpread | None, value: Leaf, exact: Leaf, limit: float | None
-) -> RoundingSpread | None:
+def _add_rounding(spread: Spread | None, value: Leaf, exact: Leaf, bound: float | None) -> Spread | None:
     """Return the spread with another rounding's value; None if that value has different sizes."""
-    if spread is None or limit is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
+    if spread is None or bound is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
         return None
-    return spread.add_rounding(value, exact, limit)
+    return spread.add_rounding(value, exact, bound)
 
 
 def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:

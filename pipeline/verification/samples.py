@@ -19,7 +19,7 @@ from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.shapes.environment import Range, value_of
 
 Arguments: TypeAlias = tuple[tuple[Leaf, ...], dict[str, Leaf]]
-SampleInputs: TypeAlias = Callable[[Mapping[str, int]], Leaf] | Sequence[Leaf] | None
+UserInputs: TypeAlias = Callable[[Mapping[str, int]], Leaf] | Sequence[Leaf] | None
 End: TypeAlias = Literal["smallest", "optimal", "largest"]
 
 ENDS: Final[Mapping[End, Callable[[Range], int]]] = {
@@ -51,7 +51,7 @@ class Sample:
         return tuple(args), dict(kwargs)
 
 
-def create_samples(program: Program, source: Program, inputs: SampleInputs = None) -> tuple[Sample, ...]:
+def create_samples(program: Program, source: Program, inputs: UserInputs = None) -> tuple[Sample, ...]:
     """Return the samples of a program.
 
     given: None to generate inputs: from the example's values if the program was captured with tensors, else random with
@@ -69,7 +69,7 @@ def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
 
 
 def _create_sample(
-    program: Program, source: Program, name: str, sizes: Mapping[str, int], inputs: SampleInputs
+    program: Program, source: Program, name: str, sizes: Mapping[str, int], inputs: UserInputs
 ) -> Sample:
     if callable(inputs):
         return _user_sample(program, name, inputs(sizes_by_location(program, sizes)))

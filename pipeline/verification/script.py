@@ -14,7 +14,7 @@ from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Agreement
 from pipeline.settings import CompilationSettings
-from pipeline.verification.eager import EagerRunner
+from pipeline.verification.eager import EagerRun
 from pipeline.verification.measure import Comparison
 from pipeline.verification.records import Fault
 
@@ -65,7 +65,7 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
     if writer.unsupported:
         return ""
     names = [node.name for node in writer.inputs]
-    eager = EagerRunner(program, reference.parameters, reference.device, saved_nodes=names)
+    eager = EagerRun(program, reference.parameters, reference.device, saved_nodes=names)
     eager(reference.inputs)
     return writer.render(eager.values, fault, comparison)
 

@@ -24,7 +24,7 @@ class OutOfBuildsError(PipelineError):
 
 
 @define
-class CountedPredicate:
+class Predicate:
     """The cached predicate, which counts questions and raises `OutOfBuildsError` beyond the limit."""
 
     is_wrong: IsWrong
@@ -52,7 +52,7 @@ class SearchResult:
     complete: bool
 
 
-def find_wrong_sets(nodes: Sequence[str], is_wrong: CountedPredicate) -> SearchResult:
+def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
     """Return the smallest disjoint wrong sets of nodes. Nodes are in execution order."""
     sets: list[tuple[str, ...]] = []
     rest = list(nodes)
@@ -70,7 +70,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: CountedPredicate) -> SearchR
     return SearchResult(tuple(sets), wrong is False)
 
 
-def find_smallest(nodes: Sequence[str], is_wrong: CountedPredicate) -> tuple[str, ...]:
+def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
     """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
     try:
         found, _ = _reduce(nodes, 0, is_wrong)
@@ -87,7 +87,7 @@ class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
         self.nodes = nodes
 
 
-def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: CountedPredicate) -> tuple[frozenset[str], int]:
+def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
     """Return a smallest wrong subset of wrong nodes, and the length of a prefix of the other nodes that is right.
 
     right: the number of nodes at the start that are known to be right together.
@@ -105,9 +105,7 @@ def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: CountedPredicate)
     return frozenset(collected), sum(node not in collected for node in nodes[:right_prefix])
 
 
-def _find_border(
-    candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: CountedPredicate
-) -> tuple[int, int]:
+def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
     """Return two prefix lengths of the candidates: with ``collected``, the shorter prefix is right and the longer one
     is wrong. They differ by 1, unless the predicate has no answer in between."""
     high = len(candidates)

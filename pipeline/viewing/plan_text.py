@@ -55,7 +55,7 @@ def _segment_lines(view: ProgramView, segment: SegmentView) -> Iterator[str]:
 
 
 _QUANTIZES = frozenset({"QUANTIZE", "DYNAMIC_QUANTIZE"})
-_FUSION_WORDS = {True: "fused", False: "not fused", None: "not known"}
+_WORDS = {True: "fused", False: "not fused", None: "not known"}
 
 
 def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
@@ -66,9 +66,7 @@ def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[
         networks: the engines' networks.
         pairs: whether each dequantizing layer is fused, according to the plans.
     """
-    texts = {
-        (pair.engine, pair.layer): f"{_FUSION_WORDS[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs
-    }
+    texts = {(pair.engine, pair.layer): f"{_WORDS[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs}
     found = defaultdict(list)
     for network in networks:
         for name, layer in _quantization_layers(network):

@@ -92,8 +92,8 @@ def test_layers_are_recorded_run_by_run(monkeypatch: Any) -> None:
         recorder.report_layer_time("relu", 0.5)
         return inputs
 
-    assert measure.run_recorded(run, Context(recorder), recorder, [3], None) == [3]  # type: ignore[arg-type]
-    measure.run_recorded(lambda inputs, turn: inputs, Context(recorder), recorder, [], None)  # type: ignore[arg-type]
+    assert measure.record_run(run, Context(recorder), recorder, [3], None) == [3]  # type: ignore[arg-type]
+    measure.record_run(lambda inputs, turn: inputs, Context(recorder), recorder, [], None)  # type: ignore[arg-type]
     assert recorder.runs == [[("relu", 0.5)], [("conv", 0.25)]]
 
 
@@ -116,9 +116,7 @@ def test_forms_are_replayed_in_turns_and_their_least_times_count(monkeypatch: py
     times = segment_costs._replay_times(graphs, 2)
     assert order == ["a", "b"] * 4 and times == [[7, 2], [], [8, 8]]
     costs = {"engine_0": segment_costs.SegmentCost(3.0, 1.0), "torch_1": segment_costs.SegmentCost(1.0, 1.0)}
-    assert {
-        name: cost.total_milliseconds for name, cost in segment_costs._divide_graph_time(costs, times[0]).items()
-    } == {
+    assert {name: cost.longest for name, cost in segment_costs._divide_graph_time(costs, times[0]).items()} == {
         "engine_0": 1.5,
         "torch_1": 0.5,
     }

@@ -139,7 +139,7 @@ def test_a_converter_that_a_decomposition_precedes_is_not_tested() -> None:
 
 
 def test_an_operator_without_a_strategy() -> None:
-    with pytest.raises(LookupError, match=r"no strategy for .*: its arguments depend"):
+    with pytest.raises(LookupError, match=r"no strategy for .*: its arguments are interdependent"):
         check_target(torch.ops.aten.grid_sampler_3d_backward.default, registry=ConverterRegistry())
 
 

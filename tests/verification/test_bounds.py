@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.records.agreement import OutputAgreement
-from pipeline.verification.bounds import FLOAT32, Bound, MatmulPrecision, RoundingSpread, UnstablePart, measure_errors
+from pipeline.verification.bounds import FLOAT32, Bound, MatmulPrecision, Spread, UnstablePart, measure_errors
 
 ROW = OutputAgreement("y", "optimal")
 SINGLE = Bound(torch.float32)
@@ -87,7 +87,7 @@ def test_the_norm_of_a_few_errors_is_not_judged() -> None:
 
 def test_roundings_explain_a_norm_that_a_quarter_of_them_reach() -> None:
     exact = torch.linspace(-1, 1, 256, dtype=torch.float64)
-    drawn = RoundingSpread(exact, exact)
+    drawn = Spread(exact, exact)
     for far in (True, False, False, False):  # one of four takes another way
         drawn = drawn.add_rounding(exact + far * 0.002 * exact.flip(0), exact, 1.0)
     found = row((exact + 0.002 * exact).half(), exact.half(), exact, Bound(torch.float16), lambda: [drawn])
@@ -148,7 +148,7 @@ def test_floats_behind_a_decision_are_between_those_that_it_chooses_from() -> No
 def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
     exact = torch.tensor([1.0, 2.0, 8.0, 4.0], dtype=torch.float64)
     other = torch.tensor([1.0, 3.0, 8.0, 4.0], dtype=torch.float64)
-    drawn = RoundingSpread(exact, exact)
+    drawn = Spread(exact, exact)
     for value in (other, *[exact] * 9):
         drawn = drawn.add_rounding(value, exact, 1e-5)
     assert drawn.draws == ((1, 1 / 8), *[(0, 0.0)] * 9)
@@ -162,7 +162,7 @@ def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
 
 def test_a_rounding_without_a_number_widens_no_range() -> None:
     exact = torch.tensor([1.0, 2.0, 8.0, 4.0], dtype=torch.float64)
-    drawn = RoundingSpread(exact, exact)
+    drawn = Spread(exact, exact)
     for value in (INF, NAN, -INF):
         drawn = drawn.add_rounding(torch.tensor([value, 2.0, 8.0, 4.0]).double(), exact, 1e-5)
     assert torch.equal(drawn.low, exact) and torch.equal(drawn.high, exact)
@@ -189,7 +189,7 @@ def moved(*places: int, by: float = 1.0) -> torch.Tensor:
 def test_an_output_of_many_choices_may_differ_as_its_roundings_do(ours: torch.Tensor, holds: bool) -> None:
     """Each rounding moves three elements out of six."""
     exact = torch.arange(16, dtype=torch.float64)
-    drawn = RoundingSpread(exact, exact)
+    drawn = Spread(exact, exact)
     for place in range(4):
         drawn = drawn.add_rounding(moved(*(i % 6 for i in range(place, place + 3))), exact, 1e-5)
     found = row(ours.float(), exact.float(), exact, varied=lambda: [drawn])
@@ -199,7 +199,7 @@ def test_an_output_of_many_choices_may_differ_as_its_roundings_do(ours: torch.Te
 def test_an_output_that_is_mostly_left_out_is_judged() -> None:
     exact = torch.arange(8, dtype=torch.float64)
     half = UnstablePart(torch.arange(8) < 4, torch.tensor([0.0, 9.0], dtype=torch.float64))
-    drawn = RoundingSpread(exact, exact + (torch.arange(8) > 3), ((4, 1 / 7),))
+    drawn = Spread(exact, exact + (torch.arange(8) > 3), ((4, 1 / 7),))
     assert row((exact + (torch.arange(8) < 4)).float(), exact.float(), exact, varied=lambda: [half]).holds
     assert not row((exact + 1).float(), exact.float(), exact, varied=lambda: [half, drawn]).holds
 

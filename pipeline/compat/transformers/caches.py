@@ -255,9 +255,7 @@ class Filled(Cache):
         ``max_length``. Recurrent states cannot be reverted."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
-            raise ValueError(
-                "recurrent states cannot be reset to an earlier token: generate without an assistant model"
-            )
+            raise ValueError("recurrent states cannot go back to earlier tokens: generate without an assistant model")
         if self.mask is not None:
             self.mask[:, length:] = False
         self.length = length
@@ -330,9 +328,7 @@ def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, 
         raise CaptureError(why, f"the call raised: {error}") from error
     if cache_after is None:
         why = f"{type(model).__name__} returns no cache of keys and values"
-        raise CaptureError(
-            why, "pass a decoder; models such as BERT become decoders by is_decoder=True in their config"
-        )
+        raise CaptureError(why, "pass a decoder; models such as BERT need is_decoder=True in their config")
     own = cache_after.self_attention_cache if model.config.is_encoder_decoder else cache_after
     return [_layer_tensors(model, layer) for layer in own.layers]
 

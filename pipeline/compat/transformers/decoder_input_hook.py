@@ -57,11 +57,9 @@ def replace_decoder_inputs(
         if ahead is not None:
             mask = given["attention_mask"]
             if isinstance(mask, Mapping):
-                mask = {
-                    name: _allow_later_tokens(each, ahead) if name in kinds else each for name, each in mask.items()
-                }
+                mask = {name: _allow_later(each, ahead) if name in kinds else each for name, each in mask.items()}
             else:
-                mask = _allow_later_tokens(mask, ahead)
+                mask = _allow_later(mask, ahead)
             given = {**given, "attention_mask": mask}
         return args, given
 
@@ -77,7 +75,7 @@ def replace_decoder_inputs(
         yield
 
 
-def _allow_later_tokens(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
+def _allow_later(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
     """Return a mask [rows, 1, length, positions] that also allows attention to later tokens if ``ahead`` is True."""
     if mask.dtype == torch.bool:
         return mask | ahead[:, None]

@@ -57,10 +57,8 @@ class EncoderInputs:
 
     def with_tensors(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
         """Return ``args`` and ``kwargs`` of the call with these tensors in place of its own."""
-        arguments = self.call.args, dict(self.call.kwargs)
-        replaced: Inputs = tree_map_only(
-            torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, arguments
-        )
+        call = self.call.args, dict(self.call.kwargs)
+        replaced: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, call)
         return replaced
 
     def is_like(self, other: EncoderInputs) -> bool:
@@ -71,7 +69,7 @@ class EncoderInputs:
 
 @frozen
 class Family:
-    """A family of image or audio encoders: how to split a call, and what to precompute for a part. ``example``: a call."""
+    """A family of image or audio encoders: how to split a call, and what to precompute for a part."""
 
     tower: torch.nn.Module
     example: EncoderInputs

@@ -220,7 +220,7 @@ def _has_tensors(value: object) -> bool:
 
 
 def fill(shell: Pretrained, model: Pretrained) -> None:
-    """Copy all modules except the language model to a model's shell: encoders, projections, and the token embedding. The
+    """Copy all modules except the language model to a model's shell: encoders, projections, and token embedding. The
     language model in a decoder's shell then raises `DecoderCalledError` with its inputs."""
     embed = model.get_input_embeddings()
     for path in {path.rpartition(".")[0] for path, _ in modality_modules(model)}:

@@ -16,9 +16,7 @@ dtypes = st.sampled_from((*FLOATS, *FLOATS, *INTS))
 ROWS, INNER, COLUMNS = "n", "k", "m"
 
 
-def _draw_call(
-    draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None
-) -> Call:
+def _sized(draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None) -> Call:
     """Draw the call with sizes for its names; sometimes a size is 0."""
     names = sorted({d for spec in args for d in spec.shape if isinstance(d, str)})
     zero = draw(st.sampled_from((None, None, None, None, *names)))
@@ -43,7 +41,7 @@ OPERANDS: dict[object, tuple[tuple[Dim, ...], ...]] = {
 
 @strategy(*OPERANDS)
 def draw_matmul(draw: Draw, target: object) -> Call:
-    return _draw_call(draw, target, _draw_operands(draw, *OPERANDS[target]))
+    return _sized(draw, target, _draw_operands(draw, *OPERANDS[target]))
 
 
 SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
@@ -58,7 +56,7 @@ coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0
 @strategy(*SUMS)
 def draw_sum_of_products(draw: Draw, target: object) -> Call:
     beta, alpha = draw(coefficients)
-    return _draw_call(draw, target, _draw_operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
+    return _sized(draw, target, _draw_operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
 
 
 @strategy(aten.matmul.default)
@@ -70,7 +68,7 @@ def draw_batched_matmul(draw: Draw, target: object) -> Call:
     left, right = draw(part), draw(part)
     a: tuple[Dim, ...] = (INNER,) if vectors[0] else (*left, *A)
     b: tuple[Dim, ...] = (INNER,) if vectors[1] else (*right, *B)
-    return _draw_call(draw, target, _draw_operands(draw, a, b))
+    return _sized(draw, target, _draw_operands(draw, a, b))
 
 
 @strategy(aten.linear.default)

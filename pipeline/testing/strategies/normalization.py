@@ -20,7 +20,7 @@ def _values_to_normalize(count: int) -> st.SearchStrategy[str]:
     return st.sampled_from(("distinct", "normal", "large", "positive") if count >= 8 else ("distinct",))
 
 
-def _draw_weight_and_bias(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
+def _draw_affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
     """Draw a weight and a bias, neither, or one of them; mostly constants."""
     constant = draw(st.sampled_from((True, True, False)))
     return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
@@ -36,9 +36,7 @@ def draw_layer_norm(draw: Draw, target: object) -> Call:
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
     x = draw(tensors(shape, dtype, _values_to_normalize(math.prod(normalized))))
     outputs = _draw_outputs(draw) if target is aten.native_layer_norm.default else None
-    call = Call(
-        target, (x, list(normalized), *_draw_weight_and_bias(draw, normalized, dtype), draw(epsilons)), outputs=outputs
-    )
+    call = Call(target, (x, list(normalized), *_draw_affine(draw, normalized, dtype), draw(epsilons)), outputs=outputs)
     return draw(name_sizes(call, {0: range(len(shape) - len(normalized))}))
 
 
@@ -46,7 +44,7 @@ def draw_layer_norm(draw: Draw, target: object) -> Call:
 def draw_rms_norm(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
-    x, weight = draw(tensors(shape, dtype)), _draw_weight_and_bias(draw, normalized, dtype)[0]
+    x, weight = draw(tensors(shape, dtype)), _draw_affine(draw, normalized, dtype)[0]
     call = Call(target, (x, list(normalized), weight, draw(st.none() | epsilons)))
     return draw(name_sizes(call, {0: range(len(shape) - len(normalized))}))
 
@@ -62,7 +60,7 @@ def draw_group_norm(draw: Draw, target: object) -> Call:
     groups, dtype = draw(st.integers(1, 3)), draw(floats)
     shape = _draw_batch_shape(draw, groups)
     x = draw(tensors(shape, dtype, _values_to_normalize(math.prod(shape[1:]) // groups)))
-    call = Call(target, (x, groups, *_draw_weight_and_bias(draw, shape[1:2], dtype), draw(epsilons)))
+    call = Call(target, (x, groups, *_draw_affine(draw, shape[1:2], dtype), draw(epsilons)))
     dims, least = draw(st.sampled_from((([0, *range(2, len(shape))], 2), ([0], 0))))
     return draw(name_sizes(call, {0: dims}, least=least))
 
@@ -73,7 +71,7 @@ def draw_native_group_norm(draw: Draw, target: object) -> Call:
     n, c, *spatial = _draw_batch_shape(draw, groups, 1)
     area = math.prod(spatial[1:])
     x = draw(tensors(("n", c, "m", *spatial[1:]), dtype, _values_to_normalize(2 * area * c // groups)))
-    arguments = (x, *_draw_weight_and_bias(draw, (c,), dtype), Size("n"), c, Size("m", area), groups, draw(epsilons))
+    arguments = (x, *_draw_affine(draw, (c,), dtype), Size("n"), c, Size("m", area), groups, draw(epsilons))
     rows = (draw(st.sampled_from((0, 1, n))), n, n)
     return Call(target, arguments, sizes={"n": rows, "m": (2, spatial[0], 8)}, outputs=_draw_outputs(draw))
 
@@ -81,7 +79,7 @@ def draw_native_group_norm(draw: Draw, target: object) -> Call:
 @strategy(aten._native_batch_norm_legit.no_stats)
 def draw_batch_norm_of_the_batch(draw: Draw, target: object) -> Call:
     shape, dtype = _draw_batch_shape(draw, 1), draw(floats)
-    x, affine = draw(tensors(shape, dtype, "distinct")), _draw_weight_and_bias(draw, shape[1:2], dtype)
+    x, affine = draw(tensors(shape, dtype, "distinct")), _draw_affine(draw, shape[1:2], dtype)
     call = Call(target, (x, *affine, True, 0.1, draw(epsilons)), outputs=_draw_outputs(draw))
     return draw(name_sizes(call, {0: [0, *range(2, len(shape))]}, least=2))
 
@@ -89,7 +87,7 @@ def draw_batch_norm_of_the_batch(draw: Draw, target: object) -> Call:
 @strategy(aten.instance_norm.default)
 def draw_instance_norm(draw: Draw, target: object) -> Call:
     shape, dtype = _draw_batch_shape(draw, 1, 1), draw(floats)
-    x, affine = draw(tensors(shape, dtype, "distinct")), _draw_weight_and_bias(draw, shape[1:2], dtype)
+    x, affine = draw(tensors(shape, dtype, "distinct")), _draw_affine(draw, shape[1:2], dtype)
     call = Call(target, (x, *affine, None, None, True, 0.1, draw(epsilons), False))
     return draw(name_sizes(call, {0: [0, *range(2, len(shape))]}, least=2))
 
@@ -99,7 +97,7 @@ def draw_batch_norm(draw: Draw, target: object) -> Call:
     """Draw calls with running statistics: each parameter may have any shape of one element per channel."""
     shape, dtype = _draw_batch_shape(draw, 1), draw(floats)
     each = st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])])
-    x, affine = draw(tensors(shape, dtype)), _draw_weight_and_bias(draw, draw(each), dtype)
+    x, affine = draw(tensors(shape, dtype)), _draw_affine(draw, draw(each), dtype)
     given = draw(each)
     running = [draw(tensors(given, dtype, what, constant=True)) for what in ("normal", "positive")]
     training = [] if "no_training" in str(target) else [False]

@@ -60,7 +60,7 @@ def _draw_image(draw: Draw, rank: int, values: object = "normal") -> TensorSpec:
     return draw(tensors([*leading, *_draw_ints(draw, 5, 7, rank)], draw(floats), values))
 
 
-def _draw_kernel_stride_padding(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
+def _draw_window(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
     kernel = _draw_ints(draw, 1, 4, rank)
     stride = draw(st.just([]) | st.just(_draw_ints(draw, 1, 3, rank)))
     return kernel, stride, [draw(st.integers(0, k // 2)) for k in kernel]
@@ -76,7 +76,7 @@ def _name_spatial(draw: Draw, call: Call, rank: int) -> Call:
 def draw_max_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
     values = draw(st.sampled_from(("normal", "small", "special")))
-    x, windows = _draw_image(draw, rank, values), _draw_kernel_stride_padding(draw, rank)
+    x, windows = _draw_image(draw, rank, values), _draw_window(draw, rank)
     dilation, ceil_mode = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((False, False, True)))
     outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None
     call = Call(target, (x, *windows, [dilation] * rank, ceil_mode), outputs=outputs)
@@ -88,13 +88,7 @@ def draw_avg_pool(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     ceil_mode, count_include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
     divisor = [draw(st.sampled_from((None, 3)))] if rank > 1 else []
-    arguments = (
-        _draw_image(draw, rank),
-        *_draw_kernel_stride_padding(draw, rank),
-        ceil_mode,
-        count_include_pad,
-        *divisor,
-    )
+    arguments = (_draw_image(draw, rank), *_draw_window(draw, rank), ceil_mode, count_include_pad, *divisor)
     return _name_spatial(draw, Call(target, arguments), rank)
 
 
@@ -117,7 +111,7 @@ RESIZED = (
 factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
 
 
-def _draw_image_to_resize(draw: Draw, rank: int) -> object:
+def _draw_input(draw: Draw, rank: int) -> object:
     dtype = draw(st.just(torch.float32) | floats)
     return draw(tensors([2, 2, *_draw_ints(draw, 3, 6, rank)], dtype))
 
@@ -145,7 +139,7 @@ def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
     some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
     scales = None if sizes is not None else draw(st.lists(some, min_size=rank, max_size=rank))
     return _name_sizes(
-        draw, Call(target, (_draw_image_to_resize(draw, rank), sizes, *_draw_align_corners(draw, target), scales)), rank
+        draw, Call(target, (_draw_input(draw, rank), sizes, *_draw_align_corners(draw, target), scales)), rank
     )
 
 
@@ -153,9 +147,7 @@ def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
 def draw_upsample_by_size(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     sizes = _draw_output_sizes(draw, target, rank)
-    return _name_sizes(
-        draw, Call(target, (_draw_image_to_resize(draw, rank), sizes, *_draw_align_corners(draw, target))), rank
-    )
+    return _name_sizes(draw, Call(target, (_draw_input(draw, rank), sizes, *_draw_align_corners(draw, target))), rank)
 
 
 @strategy(aten.grid_sampler.default, aten.grid_sampler_2d.default)
@@ -167,7 +159,7 @@ def draw_grid_sampler(draw: Draw, target: object) -> Call:
 
 
 @st.composite
-def _padding_amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
+def _paddings(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
     """Draw padding (before, after) for the last ``count`` dims, within the mode's limits; crops leave elements."""
     found: list[int] = []
     for size in reversed(shape[len(shape) - count :]):
@@ -180,7 +172,7 @@ def _padding_amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[in
 @strategy(aten.constant_pad_nd.default)
 def draw_constant_pad_nd(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
-    amounts = draw(_padding_amounts(shape, draw(st.integers(0, len(shape))), "constant"))
+    amounts = draw(_paddings(shape, draw(st.integers(0, len(shape))), "constant"))
     value = draw(st.sampled_from([0, 1, 2.5, -3] if dtype.is_floating_point else [0, 1]))
     return draw(name_sizes(Call(target, (draw(any_tensors(shape, dtype)), amounts, value)), least=3))
 
@@ -190,16 +182,14 @@ def draw_pad_nd(draw: Draw, target: Target) -> Call:
     count, mode = spatial_rank(target), "reflect" if "reflection" in str(target) else "replicate"
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + draw(st.integers(1, 2)))))
     x = draw(any_tensors(shape, draw(floats)))
-    return draw(
-        name_sizes(Call(target, (x, draw(_padding_amounts(shape, count, mode)))), {0: range(len(shape))}, least=4)
-    )
+    return draw(name_sizes(Call(target, (x, draw(_paddings(shape, count, mode)))), {0: range(len(shape))}, least=4))
 
 
 @strategy(aten._pad_circular.default)
 def draw_pad_circular(draw: Draw, target: object) -> Call:
     count = draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
-    amounts = draw(_padding_amounts(shape, count, "circular"))
+    amounts = draw(_paddings(shape, count, "circular"))
     return draw(name_sizes(Call(target, (draw(any_tensors(shape, draw(floats))), amounts)), least=4))
 
 
@@ -210,5 +200,5 @@ def draw_pad(draw: Draw, target: object) -> Call:
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
     dtype = draw(st.sampled_from(DTYPES) if mode == "constant" else floats)
     value = draw(st.none() | st.sampled_from([1.0, 2.0])) if mode == "constant" else None
-    call = Call(target, (draw(any_tensors(shape, dtype)), draw(_padding_amounts(shape, count, mode)), mode, value))
+    call = Call(target, (draw(any_tensors(shape, dtype)), draw(_paddings(shape, count, mode)), mode, value))
     return draw(name_sizes(call, least=4))
