@@ -93,7 +93,7 @@ def check_target(
     Args:
         target: the operator.
         registry, decompositions, settings: for the compilation.
-        strategy: the strategy that generates calls; None: ``strategies.for_target``.
+        strategy: the strategy that generates calls; None: ``strategies.strategy_for``.
         dynamic: True: only calls with dynamic sizes; False: all sizes are static; None: calls as generated.
         build_every: build an engine for every N-th call; 0 for none.
         profile: Hypothesis's settings; None: the profile that is loaded. Only the first failure is raised, after

@@ -107,7 +107,7 @@ def test_windows() -> None:
     """Of 3, 1 and 2 patches, of at most 4."""
     q, k, v = torch.randn(3, 1, 2, 6, 8)
     ends = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
-    windows = Windows.of(ends, 4)
+    windows = Windows.from_ends(ends, 4)
     assert windows.real.sum(1).tolist() == [3, 1, 2]
     found, _ = attend_in_windows(torch.nn.Module(), q, k, v, scaling=0.5, cu_seq_lens_q=windows)
     parts = zip(*(x.split([3, 1, 2], dim=2) for x in (q, k, v)), strict=True)
