@@ -31,7 +31,7 @@ from benchmarks.real import Job, finished, run, shares
 from benchmarks.real_models import Inputs, Row, defaults, of_transformers
 from benchmarks.real_row import Outputs, Report, Turns, compiler, errors, measured, of_this_gpu, ratio, synchronize
 from benchmarks.signals import Given, floats, ids
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.eager import use_tf32
 
 TURNS = 20
 WORDS = 32000
@@ -193,7 +193,7 @@ def one(case: Case, dtype: str, device: str, report: Report, turns: Turns, choos
     on_gpu = device != "cpu"
     stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()
     try:
-        with stream, torch.no_grad(), products_in_tf32(False):
+        with stream, torch.no_grad(), use_tf32(False):
             _compare(case, getattr(torch, dtype), device, report, turns, choose)
         report.write(phase="done")
     except Exception as error:

@@ -31,7 +31,7 @@ from benchmarks.turns import REST, in_turns
 from pipeline.cli.usage import first_line
 from pipeline.stages.choose import Choose
 from pipeline.stages.choose import measured as measured_segments
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.eager import use_tf32
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
 HOW = {**METHODS, "torch.compile max-autotune": partial(inductor, mode="max-autotune")}
@@ -132,7 +132,7 @@ def run(
     on_gpu = device != "cpu"
     stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()
     try:
-        with stream, torch.no_grad(), products_in_tf32(False):
+        with stream, torch.no_grad(), use_tf32(False):
             calls = _compared(row, getattr(torch, dtype), device, report, turns, settings)
             if on_gpu and methods is not None:
                 _measured(calls, methods, report, turns)

@@ -33,8 +33,8 @@ from examples.models import SMALL, small
 from pipeline.recipes import qualified_name
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import Call
-from pipeline.testing.programs import program_of
-from pipeline.testing.strategies import for_target
+from pipeline.testing.programs import build_call_program
+from pipeline.testing.strategies import strategy_for
 from tests.fuzz import program
 
 
@@ -75,12 +75,12 @@ def calls(count: int) -> Iterator[Item]:
     for target in sorted(pipeline.DYNAMO_CONVERTERS.unique_targets(), key=qualified_name):
         for number, call in enumerate(_drawn(target, count)):
             name = f"call-{qualified_name(target)}-{number}"
-            yield Item(name, lambda call=call: program_of(call, pipeline.CompilationSettings()).program)  # type: ignore[misc]
+            yield Item(name, lambda call=call: build_call_program(call, pipeline.CompilationSettings()).program)  # type: ignore[misc]
 
 
 def _drawn(target: Any, count: int) -> list[Call]:
     """The same calls of an operator every time; none where its arguments cannot be drawn."""
-    strategy, found = for_target(target), []
+    strategy, found = strategy_for(target), []
     if strategy is None or not count:
         return []
 

@@ -33,7 +33,7 @@ from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.errors import CaptureError, DecisionError, ShapeError
 from pipeline.stages.unbuilt import unbuilt
-from pipeline.testing.compare import outputs_difference
+from pipeline.testing.compare import describe_outputs_difference
 
 TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "chat", "series", "diffusion")
 
@@ -178,7 +178,7 @@ def _agreement(architecture: Architecture, case: Case, compiled: pipeline.Compil
         if best is not None:
             best = tree_map(defined, best, theirs)
         known = known and best is not None
-        wrong = wrong or outputs_difference("output", theirs, best, ours, compiled.program, "reference")
+        wrong = wrong or describe_outputs_difference("output", theirs, best, ours, compiled.program, "reference")
         worst = max(worst, *_errors(ours, theirs, best), key=_excess)
     found = {"sizes": tried, "error": worst[0], "eager_error": worst[1] if known else None}
     found |= {"otherwise": otherwise} if otherwise else {}

@@ -24,7 +24,7 @@ from examples.models import Case
 from pipeline.compiled import Compiled
 from pipeline.errors import CaptureError, DecisionError, ExecutionError, ShapeError
 from pipeline.verification.bounds import MULTIPLE, Bound
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.eager import use_tf32
 
 IEEE = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
 FLOOR = {
@@ -45,7 +45,7 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"name": architecture.name, "task": architecture.task, "dtype": dtype}
     watch = Watch()
-    with products_in_tf32(not IEEE):
+    with use_tf32(not IEEE):
         try:
             case = architecture.case(getattr(torch, dtype))
             case = attrs.evolve(case, model=case.model.cuda(), kwargs=_moved(case.kwargs))

@@ -12,7 +12,7 @@ from torch import no_grad
 
 import pipeline
 from examples.models import Case, full
-from pipeline.cli.agreement import Agreement, difference
+from pipeline.cli.agreement import Agreement, largest_difference
 from pipeline.compose.progress import StageProgress
 
 MODELS = {"ResNet-50": "resnet50", "BERT-base": "bert"}
@@ -54,7 +54,7 @@ def demonstrate(model: str, case: Case, console: Console) -> Row:
     for batch in BATCHES:
         inputs = case.inputs(batch=batch)
         with no_grad():
-            agreement[batch] = difference(module(**inputs), case.model(**inputs), module.executor)
+            agreement[batch] = largest_difference(module(**inputs), case.model(**inputs), module.executor)
     return Row(model, compiled, dict(progress.seconds), agreement)
 
 

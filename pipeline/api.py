@@ -10,8 +10,8 @@ from pipeline.artifact.epcontext import save_in_format
 from pipeline.artifact.program_op import OperatorCall
 from pipeline.artifact.refit import with_lora
 from pipeline.compiled import Compiled, CompiledModule, Executor, M
-from pipeline.profiling.measure import profile
-from pipeline.profiling.trace import write as write_trace
+from pipeline.profiling.measure import measure_profile
+from pipeline.profiling.trace import write_trace as write_trace
 from pipeline.records.profile import Profile
 from pipeline.runtime.module import ProgramModule
 from pipeline.runtime.module_replacement import in_place_of
@@ -37,7 +37,7 @@ def module_like(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
 
 Compiled._new_module = module
 Compiled._module_like = module_like
-Compiled._profiled = profile
+Compiled._profiled = measure_profile
 Compiled._write = save_in_format
 Compiled._write_page = write_report
 Compiled._adapted = with_lora

@@ -40,12 +40,12 @@ from pipeline.stages import (
 )
 from pipeline.stages.autocast import autocast
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
-from pipeline.verification.bisection import LIMIT, bisected
+from pipeline.verification.bisection import MAX_BUILDS, bisect_program
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.measure import Comparison
-from pipeline.verification.recompile import Again, check_compilable
+from pipeline.verification.recompile import Recompiler, check_compilable
 from pipeline.verification.records import Bisection
-from pipeline.verification.samples import Given
+from pipeline.verification.samples import UserInputs
 
 PRECISIONS: Final[Mapping[str, torch.dtype | None]] = {
     **dict.fromkeys(("float32", "fp32", "f32"), None),
@@ -159,10 +159,10 @@ def bisect(
     dynamic_shapes: Any = None,
     *,
     compile: Pipeline[Program, Any] | None = None,
-    inputs: Given = None,
+    inputs: UserInputs = None,
     executor: Runs | None = None,
     multiple: float = MULTIPLE,
-    limit: int = LIMIT,
+    limit: int = MAX_BUILDS,
 ) -> Bisection:
     """Find the smallest sets of nodes whose engines are wrong.
 
@@ -193,8 +193,10 @@ def bisect(
     alone = isinstance(model, Compiled)
     compiled: Compiled = model if alone else compile(model, args, kwargs, dynamic_shapes)
     check_compilable(compiled.program)
-    comparison = Comparison.of(compiled.program, runs, inputs, multiple)
-    return bisected(compiled, comparison.agreement(compiled), comparison, Again.of(compile.stages), limit)
+    comparison = Comparison.create(compiled.program, runs, inputs, multiple)
+    return bisect_program(
+        compiled, comparison.measure_agreement(compiled), comparison, Recompiler.from_stages(compile.stages), limit
+    )
 
 
 def _stages_until_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 import pipeline
 from pipeline.errors import CaptureError, UnsupportedOperatorException
 from pipeline.stages.unbuilt import unbuilt
-from pipeline.testing.compare import outputs_difference
+from pipeline.testing.compare import describe_outputs_difference
 
 Row: TypeAlias = dict[str, Any]
 COMPILE = pipeline.default(min_block_size=1).replace("build", unbuilt)
@@ -107,7 +107,7 @@ def compared(programs: Sequence[pipeline.Compiled], eager: Any, best: Any, ours:
     if any(map(draws, programs)):
         fault = "" if described(ours) == described(eager) else f"{described(ours)}, eager returns {described(eager)}"
     else:
-        fault = outputs_difference("result", pairs(eager), best, pairs(ours), programs[0].program, "reference")
+        fault = describe_outputs_difference("result", pairs(eager), best, pairs(ours), programs[0].program, "reference")
     return {"outcome": "wrong", "reason": fault, **row} if fault else {"outcome": "right", **row}
 
 

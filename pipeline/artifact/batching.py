@@ -14,7 +14,7 @@ from pipeline.compiled import Compiled
 from pipeline.program import Port, Program
 from pipeline.shapes.environment import Range
 from pipeline.trt import has_gpu
-from pipeline.verification.samples import sample, sizes_to_try
+from pipeline.verification.samples import create_sample, sizes_to_try
 
 ROWS = 3
 """The rows of the batch that is compared with calls of single rows."""
@@ -56,7 +56,7 @@ def batching_obstacle(compiled: Compiled, ports: list[Port]) -> str:
 def _outputs_of_rows(compiled: Compiled, symbol: str, row_count: int) -> Iterator[Mapping[str, Leaf]]:
     """Yield the outputs, by name, of a call with all random rows, and then of a call for each row."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
-    drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: row_count})
+    drawn = create_sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: row_count})
     module = compiled.module()
     for part in (slice(row_count), *(slice(row, row + 1) for row in range(row_count))):
         leaves = tuple(leaf[part] if isinstance(leaf, torch.Tensor) else leaf for leaf in drawn.leaves)

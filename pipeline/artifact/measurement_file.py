@@ -15,7 +15,7 @@ from attrs import field, frozen, validators
 from pipeline.artifact import codec
 from pipeline.artifact.json_data import decode_json, encode_json
 from pipeline.errors import ArtifactError
-from pipeline.profiling.measurements import Forgotten, Measurements, Pair
+from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasurements
 from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
@@ -74,7 +74,7 @@ class MeasurementFile:
     def path(self) -> Path:
         return self.given or cache_folder("measurements") / "measurements.json"
 
-    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+    def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         """Return the measurements of the current GPU. Without a GPU, or if it is none of the ``targets``, return those
         of the only kind of GPU in the file with the target's compute capability; empty if there are several kinds."""
         here = has_gpu() and is_for_this_gpu(targets)
@@ -86,7 +86,7 @@ class MeasurementFile:
             return {}
         return {row.key: (row.engine_ms, row.torch_ms) for row in reversed(rows)}  # the first row of a key decides
 
-    def save(self, measurements: Mapping[str, Pair]) -> None:
+    def save(self, measurements: Mapping[str, Milliseconds]) -> None:
         """Add measurements of the current GPU under keys that the file does not have yet."""
         place = torch.cuda.get_device_name(), current_capability(), LIBRARY, torch_release()
         try:
@@ -131,5 +131,5 @@ def measurement_store(settings: CompilationSettings) -> Measurements:
     """Return the store that the settings name."""
     chosen = settings.measurements
     if chosen is False:
-        return Forgotten()
+        return NoMeasurements()
     return MeasurementFile(None if chosen is True else Path(chosen).expanduser())

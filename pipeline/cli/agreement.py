@@ -31,29 +31,29 @@ class Agreement:
         return f"{self.absolute:.2g} absolute, {self.relative:.2g} relative ({self.executor} executor)"
 
 
-def measure(compiled: Compiled, source: Source) -> Agreement:
+def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
     """Measure the error of a compiled program against its original model, on one set of inputs."""
     module = compiled.module()
     args, kwargs = random_inputs(source)
-    ours = module(*_copied(args), **_copied(kwargs))
+    ours = module(*_copy_tensors(args), **_copy_tensors(kwargs))
     model = source.model.module() if isinstance(source.model, ExportedProgram) else source.model
     with torch.no_grad():
         eager = model(*args, **kwargs)
-    return difference(ours, eager, module.executor)
+    return largest_difference(ours, eager, module.executor)
 
 
-def difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
+def largest_difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
     """Return the largest differences between two pytrees of outputs; raise a `ValueError` if they differ in structure,
     dtype or shape."""
     (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
     if spec != expected:
-        raise ValueError(f"the outputs are structured as {spec}, eager's as {expected}")
-    pairs = [_errors(i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
+        raise ValueError(f"the outputs have the structure {spec}, but eager's have {expected}")
+    pairs = [_output_errors(i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
     worst = [max((float(pair[k]) for pair in pairs), default=0.0) for k in (0, 1)]
     return Agreement(worst[0], worst[1], executor)
 
 
-def _errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
+def _output_errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
     if not isinstance(eager, torch.Tensor):
         return (0.0, 0.0) if ours == eager else (float("inf"), float("inf"))
     if ours.shape != eager.shape or ours.dtype != eager.dtype:
@@ -70,29 +70,29 @@ def _errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
 def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the inputs of a source, with a random tensor of the optimal shape in place of each `Input`."""
     generator = torch.Generator().manual_seed(0)
-    given: Any = (tuple(source.args), dict(source.kwargs))
+    arguments: Any = (tuple(source.args), dict(source.kwargs))
     if isinstance(source.model, ExportedProgram):
-        given = source.model.example_inputs
+        arguments = source.model.example_inputs
         if source.args:
-            given = tree_unflatten(list(source.args), source.model.call_spec.in_spec)
-        elif given is None:
+            arguments = tree_unflatten(list(source.args), source.model.call_spec.in_spec)
+        elif arguments is None:
             raise ValueError("the file has no example inputs: describe its inputs by --input")
 
-    def value(own: object) -> object:
-        if isinstance(own, Input):
-            return drawn([opt for _, opt, _ in own.ranges], own.dtype, generator)
-        return own.detach().clone() if isinstance(own, torch.Tensor) else own
+    def value(example: object) -> object:
+        if isinstance(example, Input):
+            return random_tensor([opt for _, opt, _ in example.ranges], example.dtype, generator)
+        return example.detach().clone() if isinstance(example, torch.Tensor) else example
 
-    args, kwargs = tree_map(value, given, is_leaf=is_input)
+    args, kwargs = tree_map(value, arguments, is_leaf=is_input)
     return tuple(args), dict(kwargs)
 
 
-def drawn(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def random_tensor(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Return a random tensor: floats of the normal distribution, integers 0 or 1 (mostly valid indices), or bools."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, generator=generator).to(dtype)
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
-def _copied(values: object) -> Any:
+def _copy_tensors(values: object) -> Any:
     return tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, values)

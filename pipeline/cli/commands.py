@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if argv is None else argv
         # argparse would take the word after a bare --verify for its value
-        options = _parsed(["--verify=raise" if word == "--verify" else word for word in given])
-        with _warnings_shown():
+        options = _parse_arguments(["--verify=raise" if word == "--verify" else word for word in given])
+        with _show_warnings():
             code: int = 0
             if "run" in options:
                 code = options.run(options)
@@ -59,22 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as asked:  # --help and --version have printed
         return int(asked.code or 0)
     except UsageError as error:
-        return _fail(2, str(error))
+        return _print_error(2, str(error))
     except CaptureError as error:  # without torch.export's long advice on how to debug
-        return _fail(2, first_line(re.split(r"\n\s*\n", error.message.strip())[0].replace("\n", " ")))
+        return _print_error(2, first_line(re.split(r"\n\s*\n", error.message.strip())[0].replace("\n", " ")))
     except PipelineError as error:
-        return _fail(1, str(error))
+        return _print_error(1, str(error))
     except KeyboardInterrupt:
-        return _fail(130, "interrupted")
+        return _print_error(130, "interrupted")
     except BrokenPipeError:  # the reader closed the pipe: `pipeline support | head`
         _drop_output()
         return 141
     except OSError as error:
         _drop_output()
-        return _fail(1, str(error))
+        return _print_error(1, str(error))
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; for an unknown command or flag, raise a `UsageError` that suggests similar names."""
     asked = next((word for word in words if not word.startswith("-")), "")
     if asked and asked not in COMMANDS:
@@ -82,7 +82,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"there is no command {asked!r}; the commands are {known}{did_you_mean(asked, COMMANDS)}")
     if words and not asked and words[0] not in (flags := ("-h", "--help", "--version")):
         raise UsageError(f"there is no flag {words[0]!r}{did_you_mean(words[0], flags)} (`pipeline --help` shows all)")
-    parser, command = _parser(asked)
+    parser, command = _create_parsers(asked)
     options, unknown = parser.parse_known_args(words)
     if unknown:
         close = did_you_mean(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", command.format_usage()))
@@ -92,7 +92,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _fail(code: int, message: str) -> int:
+def _print_error(code: int, message: str) -> int:
     print(f"pipeline: {message}", file=sys.stderr)
     return code
 
@@ -105,7 +105,7 @@ def _drop_output() -> None:
 
 
 @contextlib.contextmanager
-def _warnings_shown() -> Iterator[None]:
+def _show_warnings() -> Iterator[None]:
     """Return a context in which pipeline's warnings are printed to stderr, and torch's are hidden. TensorRT's
     messages are not printed, since exceptions contain them."""
     ours, theirs = logging.getLogger("pipeline"), logging.getLogger("torch")
@@ -167,7 +167,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser(asked: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def _create_parsers(requested: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """Return the parser of the command line, and that of the requested command, which alone has its arguments."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
@@ -176,7 +176,7 @@ def _parser(asked: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParse
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        if name == asked:
+        if name == requested:
             found, chosen = importlib.import_module(f"pipeline.cli.{module}"), command
             getattr(found, f"add_{name.replace('-', '_')}")(command)
     return parser, chosen

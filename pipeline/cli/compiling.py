@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli.agreement import Agreement, measure
-from pipeline.cli.listing import details, listing, markdown
-from pipeline.cli.options import add_settings, add_source, pipeline_of, source_of
-from pipeline.cli.reporting import CompilationReport, write
+from pipeline.cli.agreement import Agreement, measure_agreement
+from pipeline.cli.listing import describe_target, operator_lines, operators_page
+from pipeline.cli.options import add_settings, add_source, create_pipeline, parse_source
+from pipeline.cli.reporting import CompilationReport, write_results
 from pipeline.cli.sources import Source
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.compiled import Compiled
@@ -22,7 +22,7 @@ from pipeline.compose.progress import StageProgress
 from pipeline.defaults import bisect
 from pipeline.errors import CaptureError, PipelineError
 from pipeline.stages.verify import OnFailure, verify
-from pipeline.verification.bisection import LIMIT
+from pipeline.verification.bisection import MAX_BUILDS
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,9 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 def add_bisect(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write the script that shows it")
-    parser.add_argument("--limit", type=int, default=LIMIT, metavar="N", help="the most builds (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=int, default=MAX_BUILDS, metavar="N", help="the most builds (default: %(default)s)"
+    )
     add_settings(parser)
     parser.set_defaults(run=bisect_command)
 
@@ -74,18 +76,18 @@ def compile_command(options: argparse.Namespace) -> int:
         _check_output(folder, options.force)
     if options.save is not None and not options.save.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {str(options.save.absolute().parent)!r} to save {options.save.name!r} in")
-    compile = pipeline_of(options)
+    compile = create_pipeline(options)
     if options.verify:
         compile = compile | verify(options.verify)
-    source = source_of(options)
+    source = parse_source(options)
     folder = folder or Path(f"{source.name}.engines")
     _check_output(folder, options.force)
     with StageProgress(show=options.setting_progress) as progress:
-        compiled = run(compile.observed_by(progress), source)
+        compiled = run_pipeline(compile.observed_by(progress), source)
     agreement, note = _agreement(options, compiled, source)
     report = CompilationReport.of(options.spec, compiled, progress, agreement, note, options.precision)
     try:
-        write(folder, compiled, report)
+        write_results(folder, compiled, report)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}") from error
     print(f"{report}\nwritten to {folder}")
@@ -95,7 +97,7 @@ def compile_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def run(pipeline: Any, source: Source) -> Any:
+def run_pipeline(pipeline: Any, source: Source) -> Any:
     """Run the pipeline on a source; any error during capture is raised as a `CaptureError`.
 
     The graphs that torch.export prints to stderr with its exceptions are not shown.
@@ -112,8 +114,8 @@ def run(pipeline: Any, source: Source) -> Any:
 
 
 def bisect_command(options: argparse.Namespace) -> int:
-    compile, source = pipeline_of(options), source_of(options)
-    found = run(partial(bisect, compile=compile, limit=options.limit), source)
+    compile, source = create_pipeline(options), parse_source(options)
+    found = run_pipeline(partial(bisect, compile=compile, limit=options.limit), source)
     print(found)
     if options.output is not None and found.script:
         options.output.write_text(found.script, encoding="utf-8")
@@ -130,7 +132,7 @@ def _agreement(options: argparse.Namespace, compiled: Compiled, source: Source) 
     if options.verify:
         return None, "--verify measured it at all sizes"
     try:
-        return measure(compiled, source), ""
+        return measure_agreement(compiled, source), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {first_line(error)}"
 
@@ -150,21 +152,21 @@ def support_command(options: argparse.Namespace) -> int:
     if options.markdown:
         if options.target is not None:
             raise UsageError("--markdown prints the table of all operators; leave TARGET out")
-        print(markdown())
+        print(operators_page())
     elif options.target is None:
-        print(listing())
+        print(operator_lines())
     else:
-        text, supported = details(options.target)
+        text, supported = describe_target(options.target)
         print(text)
         return 0 if supported else 1
     return 0
 
 
 def print_command(options: argparse.Namespace) -> int:
-    compile = pipeline_of(options).until("convert")
-    source = source_of(options)
+    compile = create_pipeline(options).until("convert")
+    source = parse_source(options)
     with StageProgress(show=options.setting_progress) as progress:
-        converted = run(compile.observed_by(progress), source)
+        converted = run_pipeline(compile.observed_by(progress), source)
     print("\n".join(map(str, converted.networks)), end="")
     for fallback in converted.partitioned.fallbacks:
         print(f"in PyTorch: {fallback}", file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 import torch
 
-from pipeline.cli.sources import made_by
+from pipeline.cli.sources import call_factory
 from pipeline.cli.usage import UsageError
 from pipeline.compiled import Executor
 from pipeline.records.wording import kind_of
@@ -36,10 +36,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of random weights and of --sample; default 0")
     parser.add_argument("--executor", choices=get_args(Executor))
-    parser.set_defaults(text=generated)
+    parser.set_defaults(text=run_generate)
 
 
-def generated(options: argparse.Namespace) -> str:
+def run_generate(options: argparse.Namespace) -> str:
     """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
     logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it, and it logs what it cannot load
     try:
@@ -48,16 +48,16 @@ def generated(options: argparse.Namespace) -> str:
         raise UsageError(str(error)) from None
     if compile_for_generation is None:
         raise UsageError(f"no entry point transformers of {GROUP} is installed: pip install . in the checkout adds it")
-    prompts = [_ids(text) for text in options.prompt_ids]
+    prompts = [_parse_ids(text) for text in options.prompt_ids]
     if options.max_new_tokens < 1:
-        raise UsageError(f"--max-new-tokens is {options.max_new_tokens}; it is at least 1")
+        raise UsageError(f"--max-new-tokens is {options.max_new_tokens}: expected at least 1")
     if options.num_beams < 1:
-        raise UsageError(f"--num-beams is {options.num_beams}; it is at least 1")
+        raise UsageError(f"--num-beams is {options.num_beams}: expected at least 1")
     longest, rows = max(map(len, prompts)), len(prompts) * options.num_beams
-    model = _model(options.model, options.seed).to(getattr(torch, options.dtype))
+    model = _load_model(options.model, options.seed).to(getattr(torch, options.dtype))
     most = model.config.get_text_config(decoder=True).vocab_size
     if wrong := [token for prompt in prompts for token in prompt if token >= most]:
-        raise UsageError(f"--prompt-ids has {wrong[0]}; the model has {most} tokens")
+        raise UsageError(f"--prompt-ids has {wrong[0]}: expected ids below {most}, the size of the vocabulary")
     cache = options.max_cache_len or longest + options.max_new_tokens
     sizes = {"max_cache_len": cache, "max_batch": rows, "max_prompt_len": longest}
     try:
@@ -73,7 +73,7 @@ def generated(options: argparse.Namespace) -> str:
     return "\n".join(",".join(map(str, row)) for row in tokens[:, longest:].tolist())
 
 
-def _ids(text: str) -> list[int]:
+def _parse_ids(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
@@ -83,7 +83,7 @@ def _ids(text: str) -> list[int]:
     return found
 
 
-def _model(spec: str, seed: int) -> Any:
+def _load_model(spec: str, seed: int) -> Any:
     """Return a decoder-only model, with the weights in its folder, or with random weights if the folder has none."""
     import transformers
 
@@ -100,7 +100,7 @@ def _model(spec: str, seed: int) -> Any:
     elif folder.suffix == ".trtp":
         raise UsageError(f"{spec} is a saved program: pipeline.load({spec!r}) returns an object with generate")
     else:
-        model = made_by(spec)
+        model = call_factory(spec)
         model = model.eval() if isinstance(model, torch.nn.Module) else model
     if not isinstance(model, transformers.GenerationMixin) or model.config.is_encoder_decoder:  # type: ignore[attr-defined]
         raise UsageError(f"{spec} is {kind_of(model)}; expected a decoder-only model of transformers")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 
 from pipeline.artifact.inspect import inspect
-from pipeline.cli.usage import add_file, check_there
+from pipeline.cli.usage import add_file, check_exists
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
-    parser.set_defaults(text=inspected)
+    parser.set_defaults(text=run_inspect)
 
 
-def inspected(options: argparse.Namespace) -> str:
-    check_there(options.file)
+def run_inspect(options: argparse.Namespace) -> str:
+    check_exists(options.file)
     found = inspect(options.file)
     return found.text if options.json else str(found)

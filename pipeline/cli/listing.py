@@ -18,7 +18,7 @@ from pipeline.decomposition.complex_rules import RULES
 from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
-def listing() -> str:
+def operator_lines() -> str:
     """Return a line for each operator that has a converter."""
     rows = support_table(DYNAMO_CONVERTERS)
     width = max(len(row.target) for row in rows)
@@ -29,7 +29,7 @@ def listing() -> str:
     return "\n".join([f"{len(rows)} operators have a converter (`pipeline support TARGET` shows more)", "", *lines])
 
 
-HEAD = """# Operators
+PAGE_HEAD = """# Operators
 
 After this page you know where an operator runs, and within which limits. `pipeline support TARGET` shows the schema,
 the converter and the limits of one; `pipeline support --markdown` writes this page.
@@ -46,7 +46,7 @@ end as float32 (the pass `split_doubles`). Engines have the real and the imagina
 """
 
 
-def markdown() -> str:
+def operators_page() -> str:
     """Return the text of docs/operators.md."""
     rows = support_table(DYNAMO_CONVERTERS)
     dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES - {torch.int8}))
@@ -63,13 +63,16 @@ def markdown() -> str:
         if op not in RULES:
             groups.setdefault(("in PyTorch", reason), []).append(str(op))
     order = sorted(groups.items(), key=lambda group: (-("engine" in group[0][0]), group[0]))
-    lines = [[where, _names(names, known), said] for (where, said), names in order]
+    lines = [[where, _abbreviate_names(names, known), said] for (where, said), names in order]
     return "\n".join(
-        [HEAD.format(rank=MAX_RANK, dtypes=dtypes), *_table(["runs", "operators", "limits, or the reason"], lines)]
+        [
+            PAGE_HEAD.format(rank=MAX_RANK, dtypes=dtypes),
+            *_markdown_table(["runs", "operators", "limits, or the reason"], lines),
+        ]
     )
 
 
-def _names(targets: list[str], known: Sequence[str]) -> str:
+def _abbreviate_names(targets: list[str], known: Sequence[str]) -> str:
     """Return the targets; all overloads of an operator in ``known`` are abbreviated to the operator's name."""
     packets: dict[str, list[str]] = {}
     for target in targets:
@@ -81,34 +84,34 @@ def _names(targets: list[str], known: Sequence[str]) -> str:
     return ", ".join(f"`{name.removeprefix('aten.')}`" for names in short for name in names)
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *escaped)]
 
 
-def details(target: str) -> tuple[str, bool]:
+def describe_target(target: str) -> tuple[str, bool]:
     """Describe the converters and decompositions of a target or all its overloads; return whether it has any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
         raise UsageError("there is no operator ''; `pipeline support` lists all that have a converter")
-    rows = [row for row in support_table(DYNAMO_CONVERTERS) if _is_meant(row.target, name)]
+    rows = [row for row in support_table(DYNAMO_CONVERTERS) if _matches_name(row.target, name)]
     seen = {row.target for row in rows}
-    apart = [op for op in get_decompositions(DECOMPOSITIONS) if _is_meant(str(op), name) and str(op) not in seen]
+    apart = [op for op in get_decompositions(DECOMPOSITIONS) if _matches_name(str(op), name) and str(op) not in seen]
     if rows or apart:
-        return "\n\n".join([*map(_detail, rows), *map(_apart, sorted(apart, key=str))]), True
-    if known := [op for op in _aten() if _is_meant(op, name)]:
+        return "\n\n".join([*map(_describe_row, rows), *map(_apart, sorted(apart, key=str))]), True
+    if known := [op for op in _aten_operators() if _matches_name(op, name)]:
         reasons = {str(op): reason for op, reason in REASONS.items()}
         none = "it has no converter and no decomposition"
         return "\n".join(f"{op}\n  it runs in PyTorch: {reasons.get(op, none)}" for op in known), False
-    raise UsageError(_unknown(target, name))
+    raise UsageError(_unknown_message(target, name))
 
 
-def _is_meant(target: str, name: str) -> bool:
+def _matches_name(target: str, name: str) -> bool:
     """Return whether a name, with or without namespace and overload, refers to this target."""
     return any(target == full or target.startswith(f"{full}.") for full in (name, f"aten.{name}"))
 
 
-def _detail(row: SupportRow) -> str:
+def _describe_row(row: SupportRow) -> str:
     facts = {
         "schema": row.schema,
         "converter": ", ".join(row.converters),
@@ -124,14 +127,14 @@ def _apart(op: torch._ops.OpOverload[..., Target]) -> str:
     return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition replaces it before conversion"
 
 
-def _aten() -> list[str]:
+def _aten_operators() -> list[str]:
     """Return every ATen operator of this torch."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in names)
 
 
-def _unknown(target: str, name: str) -> str:
-    overloads = {str(row.target) for row in support_table(DYNAMO_CONVERTERS)} | set(_aten())
+def _unknown_message(target: str, name: str) -> str:
+    overloads = {str(row.target) for row in support_table(DYNAMO_CONVERTERS)} | set(_aten_operators())
     packets = {".".join(op.split(".")[:2]) for op in overloads}
     wanted = name if name.startswith("aten.") else f"aten.{name}"
     close = difflib.get_close_matches(wanted, packets, 3, 0.8) or difflib.get_close_matches(wanted, overloads, 3, 0.8)

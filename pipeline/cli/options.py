@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 import torch
 
-from pipeline.cli.sources import Source, load
+from pipeline.cli.sources import Source, load_source
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import Pipeline
@@ -39,11 +39,11 @@ def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 
-def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
+def create_pipeline(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
     if options.precision_exclude and PRECISIONS[options.precision] is None:
         raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
     try:
-        return add_precision_stage(default(_settings(options)), options.precision, options.precision_exclude)
+        return add_precision_stage(default(_parse_settings(options)), options.precision, options.precision_exclude)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -102,10 +102,10 @@ def setting_texts() -> dict[str, str]:
     """Return, for each field of CompilationSettings, the first sentence of its documentation and its default."""
     text = inspect.cleandoc(CompilationSettings.__doc__ or "")  # Python 3.13 has it without indentation, -OO has none
     entries = re.findall(r"^(\w+): (.*(?:\n {4}.*)*)", text, re.M)
-    return {name: _sentence(" ".join(text.split())) for name, text in entries}
+    return {name: _first_sentence(" ".join(text.split())) for name, text in entries}
 
 
-def _sentence(text: str) -> str:
+def _first_sentence(text: str) -> str:
     """Return the first sentence of a text, and its remark about the default."""
     stops = (match.start() for match in re.finditer(r"\.(?= |$)", text))
     ends = (stop for stop in stops if text.count("(", 0, stop) == text.count(")", 0, stop))
@@ -113,19 +113,19 @@ def _sentence(text: str) -> str:
     return f"{start[0].upper()}{start[1:]}." + (f" Default: {default[1].strip('`')}." if default else "")
 
 
-def _settings(options: argparse.Namespace) -> CompilationSettings:
+def _parse_settings(options: argparse.Namespace) -> CompilationSettings:
     given = {n: v for n in CompilationSettings.names() if (v := getattr(options, f"setting_{n}")) is not None}
     if getattr(options, "cache", False):
         given = {"cache_built_engines": True, "reuse_cached_engines": True, **given}
     if "torch_executed_ops" in given:
-        given["torch_executed_ops"] = tuple(map(_operator, given["torch_executed_ops"]))
+        given["torch_executed_ops"] = tuple(map(_parse_operator, given["torch_executed_ops"]))
     try:
         return CompilationSettings(**given)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
 
 
-def _operator(text: str) -> Any:
+def _parse_operator(text: str) -> Any:
     """Return the operator with a name, or all its overloads; reject an unknown name, since it would have no effect."""
     path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     value: object = torch.ops
@@ -136,9 +136,9 @@ def _operator(text: str) -> Any:
     return value
 
 
-def source_of(options: argparse.Namespace) -> Source:
+def parse_source(options: argparse.Namespace) -> Source:
     try:
         inputs = [Input.parse(text) for text in options.inputs]
     except (TypeError, ValueError) as error:
         raise UsageError(f"--input {first_line(error)}") from None
-    return load(options.spec, inputs)
+    return load_source(options.spec, inputs)

@@ -10,9 +10,9 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load_program as load
-from pipeline.cli.agreement import drawn
+from pipeline.cli.agreement import random_tensor
 from pipeline.cli.saved_program_commands import input_value, inputs_by_name
-from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
+from pipeline.cli.usage import UsageError, add_inputs, add_program, check_exists
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
 from pipeline.inputs import unwrap_constant
@@ -27,19 +27,19 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="runs of each pass (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the program's page, with times")
     parser.add_argument("--trace", metavar="FILE.json", type=Path, help="write a trace that ui.perfetto.dev reads")
-    parser.set_defaults(text=profiled)
+    parser.set_defaults(text=run_profile)
 
 
-def profiled(options: argparse.Namespace) -> str:
+def run_profile(options: argparse.Namespace) -> str:
     """Measure a program; return the output of ``pipeline profile``."""
-    check_there(options.file)
+    check_exists(options.file)
     if options.runs < 1:
-        raise UsageError(f"--runs {options.runs}: a profile takes at least 1")
+        raise UsageError(f"--runs is {options.runs}: expected at least 1")
     check_folder(options.output)
     check_folder(options.trace)
     require_gpu(f"a profile of {options.file}")
     program = load(options.file, options.operators)
-    args, kwargs = tree_unflatten(list(leaves(program, options.inputs)), program.program.in_spec)
+    args, kwargs = tree_unflatten(list(input_leaves(program, options.inputs)), program.program.in_spec)
     found = program.profile(*args, runs=options.runs, **kwargs)
     if options.trace is not None:
         found.trace(options.trace)
@@ -49,10 +49,10 @@ def profiled(options: argparse.Namespace) -> str:
     return "\n".join([str(found), *written])
 
 
-def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
+def input_leaves(program: Compiled, texts: Sequence[str]) -> Iterator[object]:
     """Return the inputs in order: from files, or random tensors of the optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
-    found = inputs_by_name(program, given)
+    found = inputs_by_name(program, texts)
     for port in ports:
         if port.name in found:
             yield input_value(port, found[port.name])
@@ -61,4 +61,4 @@ def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
         elif port.kind != "tensor" or port.dtype is None:
             yield port.ranges[0].opt
         else:
-            yield drawn([size.opt for size in port.ranges], port.dtype, generator)
+            yield random_tensor([size.opt for size in port.ranges], port.dtype, generator)

@@ -26,7 +26,7 @@ from pipeline.program import Program, is_operator
 from pipeline.records.agreement import Agreement as Verification
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.costs import StageCost
-from pipeline.viewing.collect import view
+from pipeline.viewing.collect import view_program
 from pipeline.viewing.sources import write_view
 
 
@@ -99,7 +99,7 @@ class CompilationReport:
             note=note,
             not_refittable=compiled.refit_map.computed,
             precision=precision,
-            dtypes=_dtypes(compiled.program),
+            dtypes=_count_dtypes(compiled.program),
             ledger=tuple(ledger.entries),
             verification=compiled.agreement,
             healed=coverage.healed,
@@ -110,7 +110,7 @@ class CompilationReport:
 
     def as_json(self) -> str:
         """Return the report as JSON: sizes in bytes, times in seconds, errors against eager unrounded."""
-        return json.dumps(attrs.asdict(self, value_serializer=_plain), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(attrs.asdict(self, value_serializer=_json_value), indent=2, ensure_ascii=False) + "\n"
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} operators in {name}" for name, n in self.dtypes.items())
@@ -135,7 +135,7 @@ class CompilationReport:
         )
 
 
-def _dtypes(program: Program) -> FrozenDict[str, int]:
+def _count_dtypes(program: Program) -> FrozenDict[str, int]:
     """Return the number of operators by dtype of their first result, the most frequent dtype first."""
     values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
     firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
@@ -159,7 +159,7 @@ def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
         )
 
 
-def _plain(_: object, __: object, value: object) -> Any:
+def _json_value(_: object, __: object, value: object) -> Any:
     """Convert a mapping to a dict and an infinity to text, for JSON."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -168,19 +168,19 @@ def _plain(_: object, __: object, value: object) -> Any:
     return value
 
 
-def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
+def write_results(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
     """Write the engines, both reports and the program's page to a new folder, atomically: after an error there is no
     folder."""
-    with replaced(folder) as scratch:
+    with replace_folder(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):
             (scratch / file.file).write_bytes(memoryview(engine.checked_plan()))
         (scratch / "report.txt").write_text(f"{report}\n", encoding="utf-8")
         (scratch / "report.json").write_text(report.as_json(), encoding="utf-8")
-        write_view(view(compiled, report.model), scratch)
+        write_view(view_program(compiled, report.model), scratch)
 
 
 @contextlib.contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
+def replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces ``folder`` at the end; after an error ``folder`` is unchanged."""
     folder = Path(os.path.realpath(folder))  # a link stays one: what it points to is replaced
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -189,12 +189,12 @@ def replaced(folder: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         scratch.chmod(0o777 & ~mask)
-        _exchange(scratch, folder)
+        _swap_folders(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _exchange(scratch: Path, folder: Path) -> None:
+def _swap_folders(scratch: Path, folder: Path) -> None:
     if not folder.exists():
         scratch.rename(folder)
         return

@@ -14,7 +14,7 @@ import torch
 from pipeline.artifact.load import load_program as load
 from pipeline.artifact.named_io import called_by_name, inputs_of, named_args
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_inputs, add_program, check_there
+from pipeline.cli.usage import UsageError, add_inputs, add_program, check_exists
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -27,14 +27,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
     parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
-    parser.set_defaults(text=ran)
+    parser.set_defaults(text=run_program)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
-    parser.set_defaults(text=verified)
+    parser.set_defaults(text=run_verify)
 
 
 def add_serve_config(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_serve_config(parser: argparse.ArgumentParser) -> None:
         help="whether requests become one call where all inputs and outputs begin with one size; default: if a trial "
         "with drawn inputs shows that each row is computed by itself",
     )
-    parser.set_defaults(text=served)
+    parser.set_defaults(text=run_serve_config)
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +57,12 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", metavar="FILE", default="inside", help="a file for the plan, beside the ONNX file; default: inside it"
     )
-    parser.set_defaults(text=exported, executor="reference")  # it needs no GPU
+    parser.set_defaults(text=run_export, executor="reference")  # it needs no GPU
 
 
-def ran(options: argparse.Namespace) -> str:
+def run_program(options: argparse.Namespace) -> str:
     """Run a program; return the output of ``pipeline run``: a line for each output."""
-    check_there(options.file)
+    check_exists(options.file)
     folder = options.output.absolute().parent if options.output is not None else Path()
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
@@ -75,13 +75,13 @@ def ran(options: argparse.Namespace) -> str:
         raise UsageError(str(error)) from None
     if options.output is not None:
         with replace_file(options.output) as file:
-            np.savez(file, **{name: _array(value) for name, value in outputs.items()})
+            np.savez(file, **{name: _to_array(value) for name, value in outputs.items()})
     return "\n".join(f"{name}: {_describe(value)}" for name, value in outputs.items())
 
 
-def verified(options: argparse.Namespace) -> str:
+def run_verify(options: argparse.Namespace) -> str:
     """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
-    check_there(options.file)
+    check_exists(options.file)
     program = _load_program(options)
     calls = [named_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
@@ -95,9 +95,9 @@ def _load_program(options: argparse.Namespace) -> Compiled:
         return load(options.file, options.operators)
 
 
-def served(options: argparse.Namespace) -> str:
+def run_serve_config(options: argparse.Namespace) -> str:
     """Write a model repository; return the output of ``pipeline serve-config``: config.pbtxt, and its path."""
-    check_there(options.file)
+    check_exists(options.file)
     if options.output.exists() and not options.output.is_dir():
         raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
     with warnings.catch_warnings():
@@ -106,9 +106,9 @@ def served(options: argparse.Namespace) -> str:
     return f"{found}written to {options.output / found.name}"
 
 
-def exported(options: argparse.Namespace) -> str:
+def run_export(options: argparse.Namespace) -> str:
     """Write an ONNX file; return the output of ``pipeline export``: its path."""
-    check_there(options.file)
+    check_exists(options.file)
     target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
     try:
         _load_program(options).save(target, options.plan, format=options.format)
@@ -134,7 +134,7 @@ def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"--input {text!r}: write NAME=FILE.npy")
+            raise UsageError(f"--input is {text!r}: expected NAME=FILE.npy")
         found[name] = value
     if unknown := [name for name in found if name not in names]:
         raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(names)}")
@@ -160,20 +160,20 @@ def input_value(port: Port, text: str) -> Any:
         tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except TypeError as error:
         raise UsageError(f"--input {port.name}: {error}") from None
-    narrow = port.dtype is not None and not _in_numpy(port.dtype) and tensor.dtype == torch.float32
+    narrow = port.dtype is not None and not _is_numpy_dtype(port.dtype) and tensor.dtype == torch.float32
     return tensor.to(port.dtype) if narrow else tensor
 
 
-def _in_numpy(dtype: torch.dtype) -> bool:
+def _is_numpy_dtype(dtype: torch.dtype) -> bool:
     """Return whether numpy supports a dtype. It lacks bfloat16 and 8-bit floats, which files store as float32."""
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 
-def _array(value: object) -> Any:
+def _to_array(value: object) -> Any:
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     value = value.detach().cpu().resolve_conj().resolve_neg()
-    return (value if _in_numpy(value.dtype) else value.float()).numpy()
+    return (value if _is_numpy_dtype(value.dtype) else value.float()).numpy()
 
 
 def _describe(value: object) -> str:

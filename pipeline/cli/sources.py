@@ -47,10 +47,10 @@ class Source:
         if not inputs:
             return self
         if isinstance(self.model, ExportedProgram):
-            return evolve(self, args=_fitting(self.model, inputs))
+            return evolve(self, args=_match_inputs(self.model, inputs))
         named = [i.name for i in inputs if i.name]
         if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
-            raise UsageError(f"input {twice[0]} is given twice")
+            raise UsageError(f"--input has the name {twice[0]} twice")
         args = tuple(i for i in inputs if not i.name)
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
@@ -73,21 +73,21 @@ def names_a_model(spec: str) -> bool:
     return bool(SPEC.fullmatch(spec)) or spec.endswith(tuple(READERS))
 
 
-def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
+def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
     """Load the model that a SPEC names, with these inputs or its own; raise a `UsageError` if there is none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
-        source = _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
+        source = _convert_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
     elif spec.endswith(tuple(READERS)):
-        source = _file(Path(spec))
+        source = _load_file(Path(spec))
     elif Path(spec).suffix == ".trtp":
-        raise UsageError(f"{spec!r} is a saved program, compiled already: inspect, run, verify and report take it")
+        raise UsageError(f"{spec!r} is a saved program, not a model; inspect, run, verify and report take it")
     else:
         how = "write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
         raise UsageError(f"{spec!r} is not a model: {how}")
     return source.with_inputs(inputs).checked()
 
 
-def _file(path: Path) -> Source:
+def _load_file(path: Path) -> Source:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}")
     reader, writer = READERS[path.suffix]
@@ -99,7 +99,7 @@ def _file(path: Path) -> Source:
     except Exception as error:
         if _is_pickled(path):
             how = "name its factory (package.module:factory), or save the model with torch.export.save"
-            raise UsageError(f"{str(path)!r} is a file of torch.save, which holds no graph: {how}") from error
+            raise UsageError(f"{str(path)!r} is a file of torch.save, which has no graph: {how}") from error
         raise UsageError(f"{str(path)!r} is not what {writer} writes: {first_line(error)}") from error
 
 
@@ -112,7 +112,7 @@ def _is_pickled(path: Path) -> bool:
     return "data.pkl" in names and "constants.pkl" not in names
 
 
-def _script(path: Path) -> torch.jit.ScriptModule:
+def _load_torchscript(path: Path) -> torch.jit.ScriptModule:
     """Load the module of a TorchScript file, for inference, without torch's warnings that the format is deprecated."""
     with warnings.catch_warnings():
         for category in (FutureWarning, DeprecationWarning):
@@ -123,17 +123,17 @@ def _script(path: Path) -> torch.jit.ScriptModule:
 
 READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedProgram | OnnxFile], str]]] = {
     ".pt2": (torch.export.load, "torch.export.save"),
-    ".pt": (_script, "torch.jit.save"),
-    ".ts": (_script, "torch.jit.save"),
+    ".pt": (_load_torchscript, "torch.jit.save"),
+    ".ts": (_load_torchscript, "torch.jit.save"),
     ".onnx": (onnx_file.read_onnx_file, "torch.onnx.export"),
 }
 """The reader of a file and its writer's name, by the file's suffix."""
 
 
-def made_by(spec: str) -> object:
+def call_factory(spec: str) -> object:
     """Return the model of ``package.module:factory``: the factory's result, or the module of that name."""
     module_name, _, attribute = spec.partition(":")
-    factory = _attribute(_module(module_name), module_name, attribute)
+    factory = _get_attribute(_import_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):
         try:
             factory = factory()
@@ -142,11 +142,11 @@ def made_by(spec: str) -> object:
     return factory
 
 
-def _module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     """Import the module, also from the current folder."""
     here = os.getcwd()  # noqa: PTH109 - sys.path takes strings
     if Path(here, name).is_file():
-        raise UsageError(f"a module is named without .py: write {name.removesuffix('.py')}:factory")
+        raise UsageError(f"SPEC names a module, not a file: write {name.removesuffix('.py')}:factory")
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -159,7 +159,7 @@ def _module(name: str) -> Any:
         raise UsageError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _attribute(module: object, module_name: str, path: str) -> object:
+def _get_attribute(module: object, module_name: str, path: str) -> object:
     value = module
     for name in path.split("."):
         if not hasattr(value, name):
@@ -169,21 +169,21 @@ def _attribute(module: object, module_name: str, path: str) -> object:
     return value
 
 
-def _source(spec: str, name: str, made: object) -> Source:
+def _convert_result(spec: str, name: str, result: object) -> Source:
     """Convert a factory's result: a module, a tuple whose first item is a module, an ExportedProgram, or an object
     with the attributes of a Source."""
-    if isinstance(made, torch.nn.Module):
-        return Source(name, made.eval())
-    if isinstance(made, ExportedProgram):
-        return Source(name, made)
-    if isinstance(made, tuple) and 1 < len(made) <= 4 and isinstance(made[0], torch.nn.Module):
-        model, args, kwargs, dynamic_shapes = (*made, None, None)[:4]
+    if isinstance(result, torch.nn.Module):
+        return Source(name, result.eval())
+    if isinstance(result, ExportedProgram):
+        return Source(name, result)
+    if isinstance(result, tuple) and 1 < len(result) <= 4 and isinstance(result[0], torch.nn.Module):
+        model, args, kwargs, dynamic_shapes = (*result, None, None)[:4]
     else:
         names = ("model", "args", "kwargs", "dynamic_shapes")
-        model, args, kwargs, dynamic_shapes = (getattr(made, name, None) for name in names)
+        model, args, kwargs, dynamic_shapes = (getattr(result, name, None) for name in names)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"{spec} returns {kind_of(made)}; expected an nn.Module, an ExportedProgram or a tuple "
+            f"{spec} returns {kind_of(result)}; expected an nn.Module, an ExportedProgram or a tuple "
             "(module, args[, kwargs[, dynamic_shapes]])"
         )
     if not isinstance(args, tuple | list | None):
@@ -193,7 +193,7 @@ def _source(spec: str, name: str, made: object) -> Source:
     return Source(name, model.eval(), tuple(args or ()), dict(kwargs or {}), dynamic_shapes)
 
 
-def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
+def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
     """Return the inputs in the program's order, after checking them against the export; they set the optimal sizes."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     names = list(exported.graph_signature.user_inputs)

@@ -31,7 +31,7 @@ def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 
-def check_there(file: str) -> None:
+def check_exists(file: str) -> None:
     if not Path(file).exists():
         raise UsageError(f"there is no file {file!r}")
 

@@ -10,26 +10,26 @@ from pathlib import Path
 
 from attrs import evolve
 
-from pipeline.cli.compiling import run
-from pipeline.cli.options import add_described_inputs, add_settings, add_source, pipeline_of, source_of
+from pipeline.cli.compiling import run_pipeline
+from pipeline.cli.options import add_described_inputs, add_settings, add_source, create_pipeline, parse_source
 from pipeline.cli.sources import names_a_model
 from pipeline.cli.usage import UsageError
 from pipeline.compose.ledger import Ledger
-from pipeline.viewing.collect import view
-from pipeline.viewing.differences import differences, printed
-from pipeline.viewing.page import write
-from pipeline.viewing.plan_text import planned
+from pipeline.viewing.collect import view_program
+from pipeline.viewing.differences import find_differences, format_changes
+from pipeline.viewing.page import write_page
+from pipeline.viewing.plan_text import plan_text
 from pipeline.viewing.records import ProgramView, StageView
-from pipeline.viewing.sources import opened
+from pipeline.viewing.sources import open_view
 
-WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, its program.json, or a page"
+VIEW_SOURCES = "a file that compiled.save wrote, a folder of `pipeline compile`, its program.json, or a page"
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help=WHAT)
+    parser.add_argument("file", metavar="FILE", help=VIEW_SOURCES)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page; default: NAME.html")
     parser.add_argument("--title", help="what the page calls the program; default: the name of the file or folder")
-    parser.set_defaults(text=reported)
+    parser.set_defaults(text=run_report)
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
         "Print how two programs differ, and nothing where they do not. Two versions of a setting on one model: "
         "pipeline diff SPEC --left NAME=VALUE --right NAME=VALUE"
     )
-    parser.add_argument("spec", metavar="A", help=f"{WHAT}; or a SPEC as `pipeline compile` takes it, without B")
+    parser.add_argument("spec", metavar="A", help=f"{VIEW_SOURCES}; or a SPEC as for `pipeline compile`, without B")
     parser.add_argument("other", metavar="B", nargs="?", help="the program to compare A with, in any form of A")
     for side, letter in ("left", "A"), ("right", "B"):
         parser.add_argument(
@@ -51,79 +51,79 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="print every difference, not 20 of each kind")
     add_described_inputs(parser, "an input of the SPEC, as for `pipeline compile`; may be repeated")
     add_settings(parser)
-    parser.set_defaults(text=lambda options: compared(options, parser))
+    parser.set_defaults(text=lambda options: run_diff(options, parser))
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the page of it as well")
     add_settings(parser)
-    parser.set_defaults(text=dry_run)
+    parser.set_defaults(text=run_plan)
 
 
-def reported(options: argparse.Namespace) -> str:
+def run_report(options: argparse.Namespace) -> str:
     """Write the page; return the output of ``pipeline report``."""
-    program = _opened(options.file)
+    program = _open_view(options.file)
     output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
     check_folder(output)
-    write(evolve(program, title=options.title) if options.title else program, output)
+    write_page(evolve(program, title=options.title) if options.title else program, output)
     return f"written to {output}"
 
 
-def compared(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     check_folder(options.output)
     if options.other is not None:
         if options.left or options.right:
             raise UsageError("--left and --right are for two versions of one SPEC; leave B out")
-        before, after = _opened(options.spec), _opened(options.other)
+        before, after = _open_view(options.spec), _open_view(options.other)
     else:
-        before, after = (_version(options, parser, sides) for sides in (options.left, options.right))
-    changes = differences(before, after)
+        before, after = (_view_variant(options, parser, sides) for sides in (options.left, options.right))
+    changes = find_differences(before, after)
     if options.output is not None:
-        write(after, options.output, changes)
-    return printed(changes, sys.maxsize if options.all else 20)
+        write_page(after, options.output, changes)
+    return format_changes(changes, sys.maxsize if options.all else 20)
 
 
-def _version(options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str]) -> ProgramView:
+def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str]) -> ProgramView:
     """Compile the model of a SPEC with changed settings; return its view."""
     if not (options.left or options.right):
         raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
         raise UsageError(f"{options.spec!r} is not a SPEC of a model; to compare two files or folders, give both")
-    own = parser.parse_args([options.spec, *(word for text in changes for word in _flag(text))])
+    own = parser.parse_args([options.spec, *(word for text in changes for word in _setting_flag(text))])
     default = parser.parse_args([options.spec])
     asked = {k: v for k, v in vars(own).items() if v != getattr(default, k)}
     chosen = argparse.Namespace(**{**vars(options), **asked})
-    found = view(run(pipeline_of(chosen), source_of(chosen)), options.spec)
+    found = view_program(run_pipeline(create_pipeline(chosen), parse_source(chosen)), options.spec)
     return evolve(found, settings=(*found.settings, ("precision", chosen.precision)))
 
 
-def _flag(text: str) -> list[str]:
+def _setting_flag(text: str) -> list[str]:
     """Convert ``optimization_level=5`` to the flag of the command line."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"{text!r}: write NAME=VALUE, such as optimization_level=5, or precision=fp16")
+        raise UsageError(f"{text!r} is no setting: write NAME=VALUE, such as optimization_level=5, or precision=fp16")
     name = name.replace("_", "-").lstrip("-")
     if value.lower() in ("true", "false"):
         return [f"--{name}" if value.lower() == "true" else f"--no-{name}"]
     return [f"--{name}={value}"]
 
 
-def dry_run(options: argparse.Namespace) -> str:
+def run_plan(options: argparse.Namespace) -> str:
     check_folder(options.output)
     ledger = Ledger()
-    partitioned = run(pipeline_of(options).until("partition").observed_by(ledger), source_of(options))
+    partitioned = run_pipeline(create_pipeline(options).until("partition").observed_by(ledger), parse_source(options))
     stages = tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in ledger.entries)
-    found = evolve(view(partitioned, options.spec), stages=stages)
+    found = evolve(view_program(partitioned, options.spec), stages=stages)
     if options.output is not None:
-        write(found, options.output)
-    return planned(found)
+        write_page(found, options.output)
+    return plan_text(found)
 
 
-def _opened(path: str) -> ProgramView:
+def _open_view(path: str) -> ProgramView:
     if not os.path.exists(path):  # noqa: PTH110 - as it was typed
         raise UsageError(f"there is no file or folder {path!r}")
-    return opened(path)
+    return open_view(path)
 
 
 def check_folder(path: Path | None) -> None:

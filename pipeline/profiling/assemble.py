@@ -13,8 +13,8 @@ from pipeline.aten.naming import module_path, node_name
 from pipeline.build.kernels import Kernel, steps
 from pipeline.compiled import Compiled
 from pipeline.errors import source_line_in
-from pipeline.profiling.kernels import Span, timed, usual
-from pipeline.profiling.matching import matched
+from pipeline.profiling.kernels import Span, most_common_runs, time_rows
+from pipeline.profiling.matching import match_rows
 from pipeline.program import Segment, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.profile import LayerTime, NodeTime, Profile, SegmentTime
@@ -24,7 +24,7 @@ Rows = Sequence[tuple[str, float]]
 
 
 @frozen
-class Measured:
+class MeasuredTimes:
     """The measurements of a program, in milliseconds on the GPU, one number per run.
 
     segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: the inspector's
@@ -44,14 +44,14 @@ class Measured:
     inputs: tuple[str, ...] = ()
 
 
-def assembled(compiled: Compiled, measured: Measured) -> Profile:
+def assemble_profile(compiled: Compiled, measured: MeasuredTimes) -> Profile:
     """Return a program's profile from its measurements, for the segments that ran: segments of optimization profiles
     that the call does not fit are left out."""
     ran = [s for s in compiled.partitioned.segments if s.profile is None or s.name in measured.segments]
-    segments = tuple(_segment(compiled, segment, measured) for segment in ran)
+    segments = tuple(_segment_time(compiled, segment, measured) for segment in ran)
     return Profile(
         segments=segments,
-        nodes=tuple(_nodes(compiled, segments)),
+        nodes=tuple(_node_times(compiled, segments)),
         call=_median(measured.calls),
         graph=_median(measured.graphs) if measured.graphs else None,
         no_graph=measured.no_graph,
@@ -66,14 +66,14 @@ def _median(times: Sequence[float]) -> float:
     return median(times) if times else 0.0
 
 
-def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> SegmentTime:
+def _segment_time(compiled: Compiled, segment: Segment, measured: MeasuredTimes) -> SegmentTime:
     whole = _median(measured.segments.get(segment.name, ()))
     if segment.kind == "torch":
-        only = LayerTime(segment.name, whole, tuple(_operators(compiled, segment.nodes)), "segment")
+        only = LayerTime(segment.name, whole, tuple(_operator_names(compiled, segment.nodes)), "segment")
         return SegmentTime(segment.name, "pytorch", whole, (only,), "events")
-    rows = _medians(measured.layers.get(segment.name, ()))
-    layers = tuple(_layers(compiled, segment, rows, measured.metadata.get(segment.name, {})))
-    timings = timed(rows, measured.kernels.get(segment.name, ()))
+    rows = _median_rows(measured.layers.get(segment.name, ()))
+    layers = tuple(_layer_times(compiled, segment, rows, measured.metadata.get(segment.name, {})))
+    timings = time_rows(rows, measured.kernels.get(segment.name, ()))
     if timings is None:
         return SegmentTime(segment.name, "tensorrt", whole, layers)
     found = zip(layers, timings.rows, strict=True)
@@ -83,37 +83,37 @@ def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> Segmen
     return SegmentTime(segment.name, "tensorrt", whole, (*layers, between), "kernels")
 
 
-def _medians(runs: Sequence[Rows]) -> Rows:
+def _median_rows(runs: Sequence[Rows]) -> Rows:
     """Return the median time of each row of an engine, over the runs with the most common row names."""
-    alike = zip(*usual(runs, lambda row: row[0]), strict=True)
+    alike = zip(*most_common_runs(runs, lambda row: row[0]), strict=True)
     return [(rows[0][0], median(taken for _, taken in rows)) for rows in alike]
 
 
-def _layers(
+def _layer_times(
     compiled: Compiled, segment: Segment, rows: Rows, metadata: Mapping[str, Sequence[str]]
 ) -> Iterator[LayerTime]:
     """Yield the rows of an engine, with the nodes that they compute."""
     names = [name for name, _ in rows]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
-    own = compiled.layer_names(engine, network)
+    layer_names = compiled.layer_names(engine, network)
     planned: tuple[Kernel, ...] = ()
     with suppress(ValueError):
         planned = steps(engine.checked_plan())
-    found = matched(names, planned, list(own), metadata)
+    found = match_rows(names, planned, list(layer_names), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
-        computed = dict.fromkeys(node_name(own.get(layer, layer)) for layer in match.layers)
-        nodes = tuple(_operators(compiled, computed))
+        computed = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in match.layers)
+        nodes = tuple(_operator_names(compiled, computed))
         yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 
 
-def _operators(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
+def _operator_names(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
     """Return those names that are operators of the program."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)
 
 
-def _nodes(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[NodeTime]:
+def _node_times(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[NodeTime]:
     """Yield every node with its time; nodes of the same row share the row's time evenly."""
     times: defaultdict[str, float] = defaultdict(float)
     shared: defaultdict[str, int] = defaultdict(int)

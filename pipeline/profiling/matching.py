@@ -38,7 +38,7 @@ class Match:
     by: str = ""
 
 
-def matched(
+def match_rows(
     rows: Sequence[str], steps: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]
 ) -> tuple[Match, ...]:
     """Return the layers of each row.
@@ -49,80 +49,82 @@ def matched(
         layers: the network's layers, in order.
         metadata: the layers of each row according to the engine inspector.
     """
-    planned = _aligned(rows, steps)
-    found = _Layers(steps, layers, metadata)
-    return tuple(found.match(name, planned.get(i)) for i, name in enumerate(rows))
+    planned = _align_steps(rows, steps)
+    index = _LayerIndex(steps, layers, metadata)
+    return tuple(index.match(name, planned.get(i)) for i, name in enumerate(rows))
 
 
-class _Layers:
+class _LayerIndex:
     """An index of a network's layers by the names that rows and steps use."""
 
     def __init__(self, steps: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]) -> None:
         self.steps, self.layers, self.metadata = steps, layers, metadata
         self.index = {layer: i for i, layer in enumerate(layers)}
-        self.claimed = {layer for step in steps for layer in self.known(step.layers)}
+        self.claimed = {layer for step in steps for layer in self.known_layers(step.layers)}
         self.owned = {node_name(layer) for layer in self.claimed}
 
     def match(self, row: str, step: Kernel | None) -> Match:
         """Match a row, given its step in the plan."""
-        if listed := self.known(self.metadata.get(row, ())):
+        if listed := self.known_layers(self.metadata.get(row, ())):
             return Match(listed, "inspector")
         if step is not None and step.layers:
-            return Match(self.known(step.layers), "plan")
+            return Match(self.known_layers(step.layers), "plan")
         if step is not None and step.kind in STREAMS:
             return Match(by="streams")
         if _SIZES.match(row) or (step is not None and step.kind in SIZES):
             return Match(by="sizes")
-        if step is not None and (after := self.after(step)):
+        if step is not None and (after := self.following_layers(step)):
             return Match(after, "order")
-        found = tuple(named(row, self.layers))
+        found = tuple(layers_in_name(row, self.layers))
         return Match(found, "name") if found else Match()
 
-    def known(self, names: Iterable[str]) -> tuple[str, ...]:
+    def known_layers(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the network's layers of these names, or of their prefixes (``conv__gemm_from_conv1x1``)."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
-    def after(self, step: Kernel) -> tuple[str, ...]:
-        """Return the layers of a step that names none: the layers after those of the previous step, unless another step
-        names them or other layers of their nodes."""
-        before = [each for each in self.steps if each.place < step.place and each.kind not in STREAMS | SIZES]
-        last = max((self.index[layer] for each in before[-1:] for layer in self.known(each.layers)), default=None)
+    def following_layers(self, step: Kernel) -> tuple[str, ...]:
+        """Return the layers of a step whose plan entry names none: the layers after those of the previous step, up to a
+        layer that another step names."""
+        before = [step for step in self.steps if step.place < step.place and step.kind not in STREAMS | SIZES]
+        last = max(
+            (self.index[layer] for step in before[-1:] for layer in self.known_layers(step.layers)), default=None
+        )
         if last is None:
             return ()
         free = takewhile(lambda layer: layer not in self.claimed, self.layers[last + 1 :])
         return tuple(layer for layer in free if node_name(layer) not in self.owned)
 
 
-def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
+def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
     """Return the step of each row: by the number in the row's name, else by aligning the two sequences of names.
     Matmuls and convolutions are aligned by order only, since their kernels have names from other libraries."""
-    by_place = {(step.place, stem(step.name)): step for step in steps}
+    by_place = {(step.place, kernel_stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
-    placed = {i: by_place.get((int(place[1]), stem(row))) for i, row, place in numbers if place is not None}
+    placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}
     kernels = [step for step in steps if step.kind not in STREAMS | SIZES]
-    names = {stem(kernel.name): _kernel_key(kernel) for kernel in kernels}
-    ran, planned = [_key(row, names) for row in rows], [_kernel_key(kernel) for kernel in kernels]
+    names = {kernel_stem(kernel.name): _kernel_key(kernel) for kernel in kernels}
+    ran, planned = [_row_key(row, names) for row in rows], [_kernel_key(kernel) for kernel in kernels]
     blocks = SequenceMatcher(None, ran, planned, autojunk=False).get_matching_blocks()
     alike = {block.a + i: kernels[block.b + i] for block in blocks for i in range(block.size)}
     return alike | {i: step for i, step in placed.items() if step is not None}
 
 
-def stem(name: str) -> str:
+def kernel_stem(name: str) -> str:
     """Return the name of a kernel without its instance's suffixes (``_0x31bf89da…``, ``_myl0_3``)."""
     return _INSTANCE.sub("", name, count=1)
 
 
-def _key(row: str, names: Mapping[str, str]) -> str:
+def _row_key(row: str, names: Mapping[str, str]) -> str:
     """Return the key by which a row is compared with the plan's steps."""
-    return names.get(stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
+    return names.get(kernel_stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
 
 
 def _kernel_key(kernel: Kernel) -> str:
-    return PRODUCT if kernel.role == PRODUCT else stem(kernel.name)
+    return PRODUCT if kernel.role == PRODUCT else kernel_stem(kernel.name)
 
 
-def named(row: str, layers: Sequence[str]) -> Iterator[str]:
+def layers_in_name(row: str, layers: Sequence[str]) -> Iterator[str]:
     """Yield the layers whose whole names occur in a row's name, also if a name contains another. A range
     (``ForeignNode[a...b]``) stands for all layers from ``a`` to ``b``."""
     foreign = _FOREIGN.search(row)
@@ -137,7 +139,7 @@ def named(row: str, layers: Sequence[str]) -> Iterator[str]:
             yield layer
 
 
-def metadata_of(information: str) -> dict[str, tuple[str, ...]]:
+def parse_metadata(information: str) -> dict[str, tuple[str, ...]]:
     """Return the layers of each row, read from layer metadata (written by `build`) in the inspector's JSON; empty if
     the text is not JSON, or has only names."""
     try:

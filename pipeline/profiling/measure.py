@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import ExecutionError
-from pipeline.profiling.assemble import Measured, assembled
-from pipeline.profiling.kernels import Span, by_segment
-from pipeline.profiling.matching import metadata_of
+from pipeline.profiling.assemble import MeasuredTimes, assemble_profile
+from pipeline.profiling.kernels import Span, kernels_by_segment
+from pipeline.profiling.matching import parse_metadata
 from pipeline.program import Segment
 from pipeline.records.profile import Profile
 from pipeline.runtime.call_plan import RunOptions, SegmentRunner
@@ -27,7 +27,9 @@ from pipeline.trt import LIBRARY, has_gpu, trt
 RUNS, WARMUP = 50, 10
 
 
-def profile(compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = RUNS) -> Profile:
+def measure_profile(
+    compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = RUNS
+) -> Profile:
     """Return the profile of a call with these inputs on the current GPU.
 
     Separate passes, so that none slows down another, measure the whole call without and with CUDA graphs, each segment
@@ -39,22 +41,22 @@ def profile(compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, obj
     """
     if not has_gpu():
         raise ExecutionError(
-            "a profile is measured on a GPU, and torch sees none here",
+            "profiling needs a GPU, and torch sees none on this machine",
             "profile a saved program on the machine that runs it: pipeline profile FILE",
         )
     if runs < 1:
-        raise ValueError(f"runs is {runs}; a profile takes at least 1")
+        raise ValueError(f"runs is {runs}: expected at least 1")
     call = Call(args, kwargs)
     with torch.no_grad():
-        plain = instrumentable(compiled)
-        calls = call.times(plain, runs)
+        plain = create_instrumentable(compiled)
+        calls = call.measure(plain, runs)
         segments = segment_times(plain, call, runs)
         layers, metadata = layer_times(compiled, call, runs)
         kernels = kernel_times(compiled, call, runs)
         graphs, why = graph_times(compiled, call, runs)
     gpu = torch.cuda.get_device_name()
-    measured = Measured(segments, layers, metadata, kernels, calls, graphs, why, gpu, LIBRARY, call.described)
-    return assembled(compiled, measured)
+    measured = MeasuredTimes(segments, layers, metadata, kernels, calls, graphs, why, gpu, LIBRARY, call.input_texts)
+    return assemble_profile(compiled, measured)
 
 
 @frozen
@@ -66,15 +68,15 @@ class Call:
     copies: tuple[tuple[object, ...], dict[str, object]] = field(init=False)
 
     @copies.default
-    def _copied(self) -> tuple[tuple[object, ...], dict[str, object]]:
-        return tree_map(_on_gpu, tuple(self.args)), tree_map(_on_gpu, dict(self.kwargs))
+    def _copy_inputs(self) -> tuple[tuple[object, ...], dict[str, object]]:
+        return tree_map(_copy_to_gpu, tuple(self.args)), tree_map(_copy_to_gpu, dict(self.kwargs))
 
     def __call__(self, module: CompiledModule) -> object:
         """Call the module."""
         args, kwargs = self.copies
         return module(*args, **kwargs)
 
-    def warm(self, module: CompiledModule, calls: int = WARMUP) -> float:
+    def warm_up(self, module: CompiledModule, calls: int = WARMUP) -> float:
         """Call the module until kernels, contexts and CUDA graphs exist; return the seconds of the last call."""
         for _ in range(calls):
             torch.cuda.synchronize()
@@ -83,18 +85,18 @@ class Call:
         torch.cuda.synchronize()
         return perf_counter() - start
 
-    def times(self, module: CompiledModule, runs: int) -> list[float]:
+    def measure(self, module: CompiledModule, runs: int) -> list[float]:
         """Return the milliseconds of each call, by CUDA events around it."""
-        self.warm(module)
+        self.warm_up(module)
         marks = []
         for _ in range(runs):
-            start = mark()
+            start = record_event()
             self(module)
-            marks.append((start, mark()))
-        return elapsed(marks)
+            marks.append((start, record_event()))
+        return elapsed_milliseconds(marks)
 
     @property
-    def described(self) -> tuple[str, ...]:
+    def input_texts(self) -> tuple[str, ...]:
         """Return the inputs as text."""
         return tuple(
             f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
@@ -102,18 +104,18 @@ class Call:
         )
 
 
-def _on_gpu(value: object) -> object:
+def _copy_to_gpu(value: object) -> object:
     return value.detach().to("cuda", copy=True) if isinstance(value, torch.Tensor) else value
 
 
-def mark() -> torch.cuda.Event:
+def record_event() -> torch.cuda.Event:
     """Record an event on the current stream."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def elapsed(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
+def elapsed_milliseconds(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
     """Return the milliseconds between the two events of each pair."""
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in marks]
@@ -124,7 +126,7 @@ CYCLES = 2.5e9
 
 
 @define
-class Ahead:
+class SegmentTimer:
     """A timer of a segment without launch gaps: the GPU is kept busy until the host has launched all kernels (for 1.5
     times the host's shortest time), so that these run back to back. After about 1,000 queued launches the host waits,
     so its time in later runs may include GPU time."""
@@ -135,22 +137,22 @@ class Ahead:
     def __call__(self, run: SegmentRunner, inputs: list[Leaf], options: RunOptions) -> Sequence[Leaf]:
         """Run the segment. The first run measures the host's time, and is not recorded."""
         if self.host is not None:
-            busy(int(1.5 * self.host * CYCLES))
-        start, since = mark(), perf_counter()
+            keep_busy(int(1.5 * self.host * CYCLES))
+        start, since = record_event(), perf_counter()
         outputs = run(inputs, options)
-        end, took = mark(), perf_counter() - since
+        end, took = record_event(), perf_counter() - since
         if self.host is not None:
             self.marks.append((start, end))
         self.host = took if self.host is None else min(took, self.host)
         return outputs
 
 
-def busy(cycles: int) -> None:
+def keep_busy(cycles: int) -> None:
     """Keep the current stream busy for a number of GPU clock cycles."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | None = None) -> ProgramModule:
+def create_instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | None = None) -> ProgramModule:
     """Return a module that launches segments separately, without CUDA graphs, and shares the model's weights;
     ``shared`` as in `ProgramModule`."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
@@ -159,18 +161,18 @@ def instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | None = 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
     """Return the milliseconds of each segment in each run; the module stays slower afterwards."""
-    found = instrumented(module)
+    timers = attach_timers(module)
     for _ in range(runs + 1):
         call(module)
         torch.cuda.synchronize()
-    return {name: elapsed(ahead.marks) for name, ahead in found.items()}
+    return {name: elapsed_milliseconds(timer.marks) for name, timer in timers.items()}
 
 
-def instrumented(module: ProgramModule) -> Mapping[str, Ahead]:
+def attach_timers(module: ProgramModule) -> Mapping[str, SegmentTimer]:
     """Attach a timer to each segment of a module; later calls run through them."""
-    found: defaultdict[str, Ahead] = defaultdict(Ahead)
-    module.instrument(lambda segment, run: partial(found[segment.name], run))
-    return found
+    timers: defaultdict[str, SegmentTimer] = defaultdict(SegmentTimer)
+    module.instrument(lambda segment, run: partial(timers[segment.name], run))
+    return timers
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
@@ -196,28 +198,28 @@ def layer_times(
     compiled: Compiled, call: Call, runs: int
 ) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
     """Return the rows of TensorRT's profiler for each engine and run, and the inspector's data about its layers."""
-    module = instrumentable(compiled)
-    call.warm(module)
+    module = create_instrumentable(compiled)
+    call.warm_up(module)
     recorders: dict[str, LayerRecorder] = {}
     metadata: dict[str, Mapping[str, Sequence[str]]] = {}
 
-    def wrapped(segment: Segment, run: SegmentRunner) -> SegmentRunner:
+    def attach_recorder(segment: Segment, run: SegmentRunner) -> SegmentRunner:
         if not isinstance(run, EngineStep):
             return run
         context = run.session.context
         recorder = recorders[segment.name] = LayerRecorder()
         inspector = run.session.loaded.cuda_engine.create_engine_inspector()
         inspector.execution_context = context
-        metadata[segment.name] = metadata_of(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
-        return partial(recorded, run, context, recorder)
+        metadata[segment.name] = parse_metadata(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+        return partial(record_run, run, context, recorder)
 
-    module.instrument(wrapped)
+    module.instrument(attach_recorder)
     for _ in range(runs):
         call(module)
     return {name: recorder.runs for name, recorder in recorders.items()}, metadata
 
 
-def recorded(
+def record_run(
     run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
     """Run an engine and report its times; other segments may run in the same context."""
@@ -232,15 +234,15 @@ def recorded(
 
 def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
     """Return each segment's kernels by run, from CUPTI through torch's profiler; none if another profiler runs."""
-    module = instrumentable(compiled)
-    call.warm(module)
+    module = create_instrumentable(compiled)
+    call.warm_up(module)
     order: list[str] = []
-    aheads: defaultdict[str, Ahead] = defaultdict(Ahead)
+    timers: defaultdict[str, SegmentTimer] = defaultdict(SegmentTimer)
 
-    module.instrument(lambda segment, run: partial(bounded, order, segment.name, aheads[segment.name], run))
-    seen = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
+    module.instrument(lambda segment, run: partial(run_between_markers, order, segment.name, timers[segment.name], run))
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
     try:
-        seen.start()
+        profiler.start()
     except RuntimeError:  # the user's own profiler has CUPTI
         return {}
     try:
@@ -248,27 +250,27 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
             call(module)
             torch.cuda.synchronize()
     finally:
-        seen.stop()
-    found = (e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
+        profiler.stop()
+    found = (e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
     spans = [Span(e.name, 1e-3 * e.time_range.start, 1e-3 * e.time_range.elapsed_us()) for e in found]
-    return by_segment(order, spans)
+    return kernels_by_segment(order, spans)
 
 
-def bounded(
-    order: list[str], name: str, ahead: Ahead, run: SegmentRunner, inputs: list[Leaf], options: RunOptions
+def run_between_markers(
+    order: list[str], name: str, timer: SegmentTimer, run: SegmentRunner, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
     """Run a segment between two marker kernels (which only wait), to delimit its kernels."""
     order.append(name)
-    if ahead.host is None:
-        busy(1)
-    outputs = ahead(run, inputs, options)
-    busy(1)
+    if timer.host is None:
+        keep_busy(1)
+    outputs = timer(run, inputs, options)
+    keep_busy(1)
     return outputs
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
     """Return the milliseconds of each call with CUDA graphs; or none, and the reason why capture failed."""
     module = compiled.module("tensorrt", cuda_graphs=True)
-    times = call.times(module, runs)
+    times = call.measure(module, runs)
     refused = module.refused_graphs
     return ([], refused[0]) if refused else (times, "")

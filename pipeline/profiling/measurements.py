@@ -15,7 +15,7 @@ from pipeline.network.canonical import canonical
 from pipeline.program import text_digest
 from pipeline.settings import CompilationSettings
 
-Pair: TypeAlias = "tuple[float, float | None]"
+Milliseconds: TypeAlias = "tuple[float, float | None]"
 """Milliseconds in TensorRT and in PyTorch; None: PyTorch does not run it."""
 
 
@@ -29,35 +29,35 @@ WITHOUT_EFFECT: Final = frozenset(
 """Settings that leave the measured times as they are."""
 
 
-def slowest(found: Sequence[Mapping[str, Pair]]) -> Mapping[str, Pair]:
+def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str, Milliseconds]:
     """Return the longest times among all ranks, since a call waits for the slowest rank."""
-    merged = dict[str, Pair]()
-    for key, (ours, theirs) in (item for pairs in found for item in pairs.items()):
-        known = merged.get(key, (ours, theirs))
-        both = None if theirs is None or known[1] is None else max(theirs, known[1])
-        merged[key] = max(ours, known[0]), both
+    merged = dict[str, Milliseconds]()
+    for key, (ours, theirs) in (item for pairs in by_rank for item in pairs.items()):
+        slowest = merged.get(key, (ours, theirs))
+        both = None if theirs is None or slowest[1] is None else max(theirs, slowest[1])
+        merged[key] = max(ours, slowest[0]), both
     return merged
 
 
 class Measurements(Protocol):
     """A store of measurements by key."""
 
-    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+    def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         """Return the measurements on the GPU for which engines of these compute capabilities are built."""
 
-    def save(self, found: Mapping[str, Pair]) -> None:
+    def save(self, measured: Mapping[str, Milliseconds]) -> None:
         """Add measurements of the current GPU; existing measurements are not replaced."""
 
 
 @frozen
-class Forgotten:
+class NoMeasurements:
     """A store that saves nothing."""
 
-    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+    def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         """Return nothing."""
         return {}
 
-    def save(self, found: Mapping[str, Pair]) -> None:
+    def save(self, measured: Mapping[str, Milliseconds]) -> None:
         """Do nothing."""
 
 
@@ -76,16 +76,16 @@ class Keys:
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None = None, form: str = "program") -> Keys:
         """Compute the keys of a compiled program, or of one of its profiles; ``form`` names the alternative."""
-        around = "\n".join([_around(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
+        prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
-        own = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
-        forms = {n.name: canonical(n, BuildOrder.for_segment(s, n, compiled.settings).sizes).text for s, n in own}
-        engines = {name: text_digest(f"{around}\nengine\n{text}") for name, text in forms.items()}
+        segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
+        texts = {n.name: canonical(n, BuildOrder.for_segment(s, n, compiled.settings).sizes).text for s, n in segments}
+        engines = {name: text_digest(f"{prefix}\nengine\n{text}") for name, text in texts.items()}
         captured = compiled.program.source or compiled.program
-        return cls(text_digest(f"{around}\n{form}\n{captured}"), FrozenDict(engines))
+        return cls(text_digest(f"{prefix}\n{form}\n{captured}"), FrozenDict(engines))
 
 
-def _around(settings: CompilationSettings) -> str:
+def _settings_text(settings: CompilationSettings) -> str:
     """Return the settings that affect times, including PyTorch's settings for float32 matmuls."""
     changed = (f"{name}={value}" for name, value in settings.changed().items() if name not in WITHOUT_EFFECT)
     backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]

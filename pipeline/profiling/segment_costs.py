@@ -13,7 +13,14 @@ from attrs import astuple, frozen
 
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
-from pipeline.profiling.measure import Ahead, Call, elapsed, instrumentable, instrumented, mark
+from pipeline.profiling.measure import (
+    Call,
+    SegmentTimer,
+    attach_timers,
+    create_instrumentable,
+    elapsed_milliseconds,
+    record_event,
+)
 from pipeline.runtime import graph_copies
 from pipeline.runtime.capture import capture, free_unused_memory
 from pipeline.runtime.module import ProgramModule
@@ -33,7 +40,7 @@ class SegmentCost:
     host: float
 
     @property
-    def most(self) -> float:
+    def longest(self) -> float:
         """Return the time of a call without a CUDA graph."""
         return max(self.gpu, self.host)
 
@@ -53,41 +60,47 @@ def segment_costs(
     """
     shared = dict[str, torch.Tensor]()
     with torch.no_grad():
-        modules = [instrumentable(each, shared) for each in programs]
-        times = [max(call.warm(module, LEAST) for module in modules) for call in calls]
+        modules = [create_instrumentable(program, shared) for program in programs]
+        times = [max(call.warm_up(module, LEAST) for module in modules) for call in calls]
         counts = [min(runs, max(LEAST, int(ENOUGH / longest))) for longest in times]
         for call, count in zip(calls, counts, strict=True):
             for module in modules:
-                call.warm(module, count)
+                call.warm_up(module, count)
         with turn():
-            replays = list(_replayed(programs, modules, calls, counts))
-            found = [instrumented(module) for module in modules]
-            costs = [_called(modules, found, c, count) for c, count in zip(calls, counts, strict=True)]
-    rows = [[_shared(*row) for row in zip(*each, strict=True)] for each in zip(costs, replays, strict=True)]
-    return [{name: _mean([costs[name] for costs in of]) for name in of[0]} for of in zip(*rows, strict=True)]
+            replays = list(_measure_replays(programs, modules, calls, counts))
+            timers = [attach_timers(module) for module in modules]
+            costs = [_costs_in_calls(modules, timers, c, count) for c, count in zip(calls, counts, strict=True)]
+    rows = [
+        [_divide_graph_time(*row) for row in zip(*program, strict=True)] for program in zip(costs, replays, strict=True)
+    ]
+    return [{name: _geometric_mean([costs[name] for costs in of]) for name in of[0]} for of in zip(*rows, strict=True)]
 
 
-def _called(
-    modules: Sequence[ProgramModule], found: Sequence[Mapping[str, Ahead]], call: Call, runs: int
+def _costs_in_calls(
+    modules: Sequence[ProgramModule], timers: Sequence[Mapping[str, SegmentTimer]], call: Call, runs: int
 ) -> list[dict[str, SegmentCost]]:
     """Return the lowest cost of segments in calls without a CUDA graph."""
-    for ahead in (ahead for aheads in found for ahead in aheads.values()):
-        ahead.host, ahead.marks = None, []
+    for timer in (timer for module_timers in timers for timer in module_timers.values()):
+        timer.host, timer.marks = None, []
     for _ in range(runs + 1):
         for module in modules:
             call(module)
             torch.cuda.synchronize()
     return [
-        {name: SegmentCost(min(elapsed(a.marks)), 1e3 * (a.host or 0.0)) for name, a in aheads.items() if a.marks}
-        for aheads in found
+        {
+            name: SegmentCost(min(elapsed_milliseconds(a.marks)), 1e3 * (a.host or 0.0))
+            for name, a in module_timers.items()
+            if a.marks
+        }
+        for module_timers in timers
     ]
 
 
-def _mean(costs: Sequence[SegmentCost]) -> SegmentCost:
+def _geometric_mean(costs: Sequence[SegmentCost]) -> SegmentCost:
     return SegmentCost(*(prod(column) ** (1 / len(costs)) for column in zip(*map(astuple, costs), strict=True)))
 
 
-def _replayed(
+def _measure_replays(
     programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
 ) -> Iterator[list[list[float]]]:
     """Yield, for each call, the milliseconds of graph replays by program; nothing without ``cuda_graphs``.
@@ -95,17 +108,17 @@ def _replayed(
     The graphs share a memory pool.
     """
     pool: Argument = None
-    every: list[torch.cuda.CUDAGraph | None] = []
+    graphs: list[torch.cuda.CUDAGraph | None] = []
     for call, count in zip(calls, counts, strict=True):
         for module, program in zip(modules, programs, strict=True):
-            recorded = program.settings.cuda_graphs
-            if recorded and not any(every):  # torch keeps no pool without a graph
+            in_graph = program.settings.cuda_graphs
+            if in_graph and not any(graphs):  # torch keeps no pool without a graph
                 pool = torch.cuda.graph_pool_handle()
-            every.append(_graph_of(module, call, pool) if recorded else None)
-        yield _replay_times(every[-len(programs) :], count)
+            graphs.append(_capture_graph(module, call, pool) if in_graph else None)
+        yield _replay_times(graphs[-len(programs) :], count)
 
 
-def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
+def _divide_graph_time(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
     """Return the costs of segments in a CUDA graph: the graph's time, divided in proportion to the costs in a call
     without a graph; without a graph, return the costs unchanged."""
     total = sum(cost.gpu for cost in costs.values())
@@ -114,7 +127,7 @@ def _shared(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping
     return {name: SegmentCost(min(times) * cost.gpu / total, 0.0) for name, cost in costs.items()}
 
 
-def _graph_of(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.CUDAGraph | None:
+def _capture_graph(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.CUDAGraph | None:
     """Capture a call in a CUDA graph; None if that fails."""
     graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
     try:
@@ -132,9 +145,9 @@ def _replay_times(graphs: Sequence[torch.cuda.CUDAGraph | None], runs: int) -> l
     """Return the milliseconds of alternating replays of the graphs."""
     marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in graphs]
     for run in range(2 * runs):
-        for graph, own in zip(graphs, marks, strict=True):
+        for graph, graph_marks in zip(graphs, marks, strict=True):
             if graph is not None:
-                start = mark()
+                start = record_event()
                 graph.replay()
-                own += [(start, mark())] * (run >= runs)
-    return [elapsed(own) for own in marks]
+                graph_marks += [(start, record_event())] * (run >= runs)
+    return [elapsed_milliseconds(graph_marks) for graph_marks in marks]

@@ -16,7 +16,7 @@ TRACKS = {"call": 1, "segments": 2, "layers": 3, "nodes": 4}
 Event: TypeAlias = dict[str, object]
 
 
-def write(profile: Profile, path: str | os.PathLike[str]) -> None:
+def write_trace(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a profile as a trace. Layers follow one another, each as long as its median; times are in microseconds.
 
     Raises:
@@ -24,43 +24,43 @@ def write(profile: Profile, path: str | os.PathLike[str]) -> None:
     """
     about = {"gpu": profile.gpu, "library": profile.library, "runs": str(profile.runs)}
     about["inputs"] = ", ".join(profile.inputs)
-    text = json.dumps({"traceEvents": list(events(profile)), "displayTimeUnit": "ms", "otherData": about})
+    text = json.dumps({"traceEvents": list(trace_events(profile)), "displayTimeUnit": "ms", "otherData": about})
     with replace_file(Path(path)) as file:
         file.write(text.encode())
 
 
-def events(profile: Profile) -> Iterator[Event]:
+def trace_events(profile: Profile) -> Iterator[Event]:
     """Return the events of the trace."""
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": profile.gpu or "GPU"}}
     for name, track in TRACKS.items():
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
-    at = 0.0
+    start = 0.0
     for segment in profile.segments:
-        yield from _segment(profile, segment, at)
-        at += _length(segment)
-    yield _event("call", "call", 0.0, at, {"milliseconds": profile.call, "with CUDA graphs": profile.graph})
+        yield from _segment_events(profile, segment, start)
+        start += _segment_milliseconds(segment)
+    yield _complete_event("call", "call", 0.0, start, {"milliseconds": profile.call, "with CUDA graphs": profile.graph})
 
 
-def _length(segment: SegmentTime) -> float:
+def _segment_milliseconds(segment: SegmentTime) -> float:
     return max(segment.milliseconds, segment.layers_sum)
 
 
-def _segment(profile: Profile, segment: SegmentTime, at: float) -> Iterator[Event]:
-    about = {node.node: node for node in profile.nodes}
+def _segment_events(profile: Profile, segment: SegmentTime, start: float) -> Iterator[Event]:
+    nodes_by_name = {node.node: node for node in profile.nodes}
     args = {"place": segment.place, "layers": len(segment.layers)}
-    yield _event("segments", segment.segment, at, _length(segment), args)
+    yield _complete_event("segments", segment.segment, start, _segment_milliseconds(segment), args)
     for layer in segment.layers:
-        nodes = [about[name] for name in layer.nodes if name in about]
+        nodes = [nodes_by_name[name] for name in layer.nodes if name in nodes_by_name]
         details = {"nodes": list(layer.nodes), "modules": sorted({n.module for n in nodes}), "by": layer.by}
         details["where"] = sorted({n.where for n in nodes if n.where})
-        yield _event("layers", layer.name, at, layer.milliseconds, details)
+        yield _complete_event("layers", layer.name, start, layer.milliseconds, details)
         share = layer.milliseconds / max(1, len(nodes))
         for i, node in enumerate(nodes):
             details = {"target": node.target, "module": node.module, "where": node.where}
-            yield _event("nodes", node.node, at + i * share, share, details)
-        at += layer.milliseconds
+            yield _complete_event("nodes", node.node, start + i * share, share, details)
+        start += layer.milliseconds
 
 
-def _event(track: str, name: str, start: float, milliseconds: float, args: Mapping[str, object]) -> Event:
+def _complete_event(track: str, name: str, start: float, milliseconds: float, args: Mapping[str, object]) -> Event:
     times = {"ts": round(start * 1000, 3), "dur": round(milliseconds * 1000, 3)}
     return {"ph": "X", "pid": 1, "tid": TRACKS[track], "cat": track, "name": name, **times, "args": args}

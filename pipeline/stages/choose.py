@@ -24,7 +24,7 @@ from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
 from pipeline.profiling.measure import Call
-from pipeline.profiling.measurements import Forgotten, Keys, Measurements, Pair, slowest
+from pipeline.profiling.measurements import Keys, Measurements, Milliseconds, NoMeasurements, merge_slowest
 from pipeline.profiling.segment_costs import SegmentCost, segment_costs
 from pipeline.program import Program, make_port
 from pipeline.runtime.collective_calls import can_run_alone, collective_calls, without_ranks
@@ -35,8 +35,8 @@ from pipeline.stages.faster_in_torch import for_torch, in_words
 from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, with_reason
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
-from pipeline.verification.engines_in_torch import captured_in_torch, in_torch, joined
-from pipeline.verification.samples import sample, usual_sizes
+from pipeline.verification.engines_in_torch import captured_program_in_torch, join_rejections, replace_engines
+from pipeline.verification.samples import create_sample, tuned_sizes
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def measured(
     """Measure segments in calls of the usual sizes, without the other ranks. ``turn``: see `segment_costs`."""
     programs = [_loading(without_ranks(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
-    calls = [Call(*sample(program, sizes).arguments(program, cuda)) for sizes in usual_sizes(program, profile)]
+    calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
         return segment_costs(programs, calls, turn)
 
@@ -105,7 +105,7 @@ class Choose:
     """
 
     timer: Timer = field(default=measured, repr=False)
-    kept: Measurements = field(default=Forgotten(), repr=False)
+    kept: Measurements = field(default=NoMeasurements(), repr=False)
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
 
@@ -119,13 +119,13 @@ class Choose:
             return compiled
         fastest, form = compiled, cache(lambda names: self._another(compiled, names))
         keys: Mapping[int | None, Keys] = {}
-        pairs: Mapping[str, Pair] = {}
+        pairs: Mapping[str, Milliseconds] = {}
         try:
             keys = _keys(compiled)
             pairs = self._pairs(compiled, keys, form)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
-        pairs = slowest(gather_from_ranks(compiled.program, pairs, MEASURE))
+        pairs = merge_slowest(gather_from_ranks(compiled.program, pairs, MEASURE))
         try:
             times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
             fastest = self._fastest(compiled, times, form)
@@ -139,9 +139,9 @@ class Choose:
         split = [times for times in found if times.another_is_faster]
         by_profiles = _is_by_profile(compiled)
         if not by_profiles and split == found:
-            reason = joined([times.reason("the program", times.whole) for times in found])
+            reason = join_rejections([times.reason("the program", times.whole) for times in found])
             log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.whole for t in found))
-            return captured_in_torch(compiled, reason)
+            return captured_program_in_torch(compiled, reason)
         split = split if by_profiles else []
         slower = _slower_in_all(compiled, found, [times for times in found if times not in split])
         mixed = compiled
@@ -149,8 +149,10 @@ class Choose:
             which = f"{len(slower)} of {len(compiled.engines)} engines"
             said = _said(pair for rows in slower.values() for _, pair in rows)
             log.warning("PyTorch runs the operators of %s on this GPU: %s", which, said)
-            reasons = {n: joined([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()}
-            mixed = in_torch(compiled, reasons)
+            reasons = {
+                n: join_rejections([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
+            }
+            mixed = replace_engines(compiled, reasons)
         forms = {times.profile or 0: mixed for times in found}
         for times in split:
             names = for_torch(compiled.program, times.profile)
@@ -172,7 +174,7 @@ class Choose:
             if _is_by_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
             else:
-                made = captured_in_torch(compiled, TRIAL)
+                made = captured_program_in_torch(compiled, TRIAL)
             if collective_calls(made) != collective_calls(compiled):
                 raise ValueError("ranks would call collectives in another order")
         except (ValueError, PipelineError) as error:
@@ -180,7 +182,7 @@ class Choose:
             return None
         return made
 
-    def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Pair]:
+    def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Milliseconds]:
         """Return the times of a program's variants by key: stored times and new measurements."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _is_here(compiled) else ():
@@ -194,9 +196,9 @@ class Choose:
 
     def _measured(
         self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
-    ) -> Mapping[str, Pair]:
+    ) -> Mapping[str, Milliseconds]:
         """Measure a program, its engines' operators in PyTorch, and another variant."""
-        other = in_torch(compiled, dict.fromkeys(keys.engines, TRIAL))
+        other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
             if another is not None:
@@ -206,11 +208,11 @@ class Choose:
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_memory()
             ours, theirs = self.timer((compiled, other), profile)
-        total = None if whole is None else round(sum(cost.most for cost in whole.values()), 4)
-        rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].most) for name in keys.engines]
+        total = None if whole is None else round(sum(cost.longest for cost in whole.values()), 4)
+        rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].longest) for name in keys.engines]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
         before, after = _sums(_slower(pairs, _least(compiled, profile)))
-        others = sum(cost.most for name, cost in theirs.items() if name in ours)
+        others = sum(cost.longest for name, cost in theirs.items() if name in ours)
         mixed = round(_sums(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 
@@ -233,13 +235,13 @@ class Times:
     """
 
     profile: int | None
-    whole: Pair
-    engines: Mapping[str, Pair]
+    whole: Milliseconds
+    engines: Mapping[str, Milliseconds]
     complete: bool
     least: float
 
     @classmethod
-    def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Pair]) -> Times:
+    def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
         """Look up the times of a program in measurements."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
@@ -256,7 +258,7 @@ class Times:
         """Return the engines that are slower than their operators in PyTorch."""
         return _slower(self.engines, self.least)
 
-    def reason(self, what: str, pair: Pair, instead: str = "PyTorch") -> Rejection:
+    def reason(self, what: str, pair: Milliseconds, instead: str = "PyTorch") -> Rejection:
         """Return why PyTorch runs something: the time of the rejected variant and the time of the chosen variant."""
         ours, theirs = pair
         where = "" if self.profile is None else f" in profile {self.profile}"
@@ -291,7 +293,7 @@ def _is_by_profile(compiled: Compiled) -> bool:
     return any(segment.profile is not None for segment in compiled.partitioned.segments)
 
 
-def _slower(times: Mapping[str, Pair], least: float) -> dict[str, tuple[float, float]]:
+def _slower(times: Mapping[str, Milliseconds], least: float) -> dict[str, tuple[float, float]]:
     """Return the engines whose operators are faster in PyTorch; none if moving all of them would save too little."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
     return found if _gains(*_sums(found), least) else {}
@@ -306,7 +308,7 @@ def _gains(before: float, after: float, least: float) -> bool:
     return after < MARGIN * before and before - after >= least
 
 
-def _said(pairs: Iterable[Pair]) -> str:
+def _said(pairs: Iterable[Milliseconds]) -> str:
     ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (faster_in_torch=False keeps them in TensorRT)"
 

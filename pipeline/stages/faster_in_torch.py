@@ -17,7 +17,7 @@ from pipeline.runtime.few_rows import attends, installed
 from pipeline.runtime.torch_segment import choice_of
 from pipeline.shapes.environment import evaluate_size, expression
 from pipeline.trt import has_gpu
-from pipeline.verification.samples import usual_sizes
+from pipeline.verification.samples import tuned_sizes
 
 LEAST: Final = 1 << 20
 """The minimum bytes of a weight whose matmul may run in PyTorch: a GPU reads so many in the time of a launch."""
@@ -56,7 +56,7 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
     for CUDA graphs supports (with Triton, or without a GPU, where measurements of another machine decide), and of
     masks."""
     nodes = [node for node in program.graph.nodes if node.target is SDPA]
-    sizes = usual_sizes(program, profile)[0] if nodes else {}
+    sizes = tuned_sizes(program, profile)[0] if nodes else {}
     settings = program.settings
     in_graph = settings.cuda_graphs and settings.torch_compile is None and (installed() or not has_gpu())
     for node in nodes:

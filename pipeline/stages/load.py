@@ -22,8 +22,8 @@ from pipeline.stages.build import build
 from pipeline.stages.required import warn_low_coverage
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
-from pipeline.verification.loading import Loader, loadable
-from pipeline.verification.recompile import Again
+from pipeline.verification.loading import Loader, make_loadable
+from pipeline.verification.recompile import Recompiler
 
 
 @frozen
@@ -68,8 +68,8 @@ class Load:
         if found.refused:
             stages = self.before or STAGES
             try:
-                trial, final = Again.of(stages, as_stage(self.build)), Again.of(stages)
+                trial, final = Recompiler.from_stages(stages, as_stage(self.build)), Recompiler.from_stages(stages)
             except PipelineError as error:
                 raise ExecutionError("; ".join(found.refused.values()), error.message) from error
-            compiled, found = loadable(compiled, found, self.loader, trial, final)
+            compiled, found = make_loadable(compiled, found, self.loader, trial, final)
         return evolve(compiled, kernels=found.kernels) if found is not None else compiled

@@ -17,8 +17,8 @@ from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Segment, Validated
 from pipeline.stages.partition import BehindUpdates, InPieces, Partition
-from pipeline.verification.recompile import Again
-from pipeline.verification.split import refused
+from pipeline.verification.recompile import Recompiler
+from pipeline.verification.split import reject_nodes
 
 TRIAL: Final = Rejection("it is measured in PyTorch")
 
@@ -33,14 +33,14 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names:
     if not node_names:
         raise ValueError("the program has no matmuls in half precision by large weights")
     _check_profiles(compiled)
-    again = Again.of(stages)
-    cut: Any = again.partition
+    recompiler = Recompiler.from_stages(stages)
+    cut: Any = recompiler.partition
     while isinstance(cut, Named | FunctionStage):
         cut = cut.stage if isinstance(cut, Named) else cut.function
     if isinstance(cut, Partition) or (isinstance(cut, InPieces) and cut.between):
-        again = evolve(again, partition=as_stage(BehindUpdates()))
+        recompiler = evolve(recompiler, partition=as_stage(BehindUpdates()))
     validated = Validated(compiled.program, compiled.partitioned.verdicts)
-    made = again.compiled(refused(validated, dict.fromkeys(node_names, TRIAL)))
+    made = recompiler.compile_validated(reject_nodes(validated, dict.fromkeys(node_names, TRIAL)))
     _check_profiles(made)
     return made
 

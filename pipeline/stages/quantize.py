@@ -33,7 +33,7 @@ from pipeline.improvements.quantizing import fake_quantize_weight, scale_block, 
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of, one_of
-from pipeline.verification.eager import Range, ranges
+from pipeline.verification.eager import RangeMethod, measure_ranges
 
 Weights = Literal["int8", "int4", "fp8"]
 Activations = Literal["int8", "fp8"]
@@ -184,7 +184,9 @@ class _Quantizer:
     def activation_ranges(self, quantized: Sequence[Node]) -> Mapping[str, float]:
         wanted = {source.name for node in quantized for source in node.all_input_nodes[:1]}
         try:
-            return ranges(self.program, wanted, Range(self.options.percentile), self.calibration_batches())
+            return measure_ranges(
+                self.program, wanted, RangeMethod(self.options.percentile), self.calibration_batches()
+            )
         except PipelineError:
             raise
         except Exception as error:

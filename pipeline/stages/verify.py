@@ -25,11 +25,11 @@ from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.stages.validate import Validate
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.healing import healed
+from pipeline.verification.healing import heal
 from pipeline.verification.measure import Comparison
-from pipeline.verification.module_comparison import beside_module
-from pipeline.verification.recompile import Again, check_compilable
-from pipeline.verification.samples import Given
+from pipeline.verification.module_comparison import add_module_rows
+from pipeline.verification.recompile import Recompiler, check_compilable
+from pipeline.verification.samples import UserInputs
 
 OnFailure = Literal["raise", "warn", "heal"]
 
@@ -39,7 +39,7 @@ STAGES: tuple[AnyStage, ...] = tuple(
 """The stages that compile a program again if `verify` is called by itself, outside a pipeline."""
 
 
-def _inputs(_: object, __: object, value: Given) -> None:
+def _inputs(_: object, __: object, value: UserInputs) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
         due = "a list of calls, or a function of the sizes that returns one, as [(x,)]"
         raise TypeError(f"inputs are {due}, not {kind_of(value)}")
@@ -57,7 +57,7 @@ class Verify:
     """The verify stage; `pipeline.verify` documents its options. ``before``: the earlier stages of the pipeline."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
-    inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
+    inputs: UserInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
     executor: Executor | None = field(default=None, kw_only=True, validator=one_of(None, *get_args(Executor)))
     multiple: float = field(default=MULTIPLE, kw_only=True, validator=_multiple)
     module: bool = field(default=True, kw_only=True, validator=instance_of(bool))
@@ -75,17 +75,17 @@ class Verify:
             AgreementError: the program does not agree with eager, or its graph does not agree with the module, and
                 neither warning nor healing was requested; or no variant agrees.
         """
-        comparison = Comparison.of(compiled.program, self.executor, self.inputs, self.multiple)
-        agreement = comparison.agreement(compiled)
+        comparison = Comparison.create(compiled.program, self.executor, self.inputs, self.multiple)
+        agreement = comparison.measure_agreement(compiled)
         if self.on_failure == "heal" and agreement.failures:
             check_compilable(compiled.program)
-            final = Again.of(self.before or STAGES)
+            final = Recompiler.from_stages(self.before or STAGES)
             needs_engines = comparison.executor != "reference"
-            trial = final if needs_engines else Again.of(self.before or STAGES, as_stage(unbuilt))
-            compiled = healed(compiled, agreement, comparison, trial, final)
+            trial = final if needs_engines else Recompiler.from_stages(self.before or STAGES, as_stage(unbuilt))
+            compiled = heal(compiled, agreement, comparison, trial, final)
             agreement = compiled.agreement or agreement
         if self.module:
-            agreement = beside_module(agreement, comparison, compiled.program, self.multiple)
+            agreement = add_module_rows(agreement, comparison, compiled.program, self.multiple)
         if not agreement.holds:
             if self.on_failure != "warn":
                 raise AgreementError(agreement)
@@ -96,7 +96,7 @@ class Verify:
 def verify(
     on_failure: OnFailure = "raise",
     *,
-    inputs: Given = None,
+    inputs: UserInputs = None,
     executor: Executor | None = None,
     multiple: float = MULTIPLE,
     module: bool = True,

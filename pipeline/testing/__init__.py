@@ -22,7 +22,7 @@ Test a single call; dynamic sizes have names. A failure prints such a line, whic
   ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
   ``CallError`` if PyTorch itself does not accept the call.
 - Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write a strategy, ``strategies.common``
-  has the building blocks, and ``for_target(target)`` returns the hand-written strategy, or one generated from the
+  has the building blocks, and ``strategy_for(target)`` returns the hand-written strategy, or one generated from the
   schema (elementwise operators, reductions).
 - The tolerances against float64 are in one table, ``pipeline.testing.ulps.ULPS``.
 

@@ -41,34 +41,34 @@ class Size:
 
     def at(self, sizes: Mapping[str, Any]) -> Leaf:
         """Return the value for these sizes, which may be symbolic."""
-        return self.computed(sizes, lambda function, a, b: function(a, b))
+        return self.evaluate(sizes, lambda function, a, b: function(a, b))
 
-    def computed(self, sizes: Mapping[str, T], step: Callable[[Function, T, T | int], T]) -> T:
-        """Evaluate the expression; ``step`` computes each operation."""
+    def evaluate(self, sizes: Mapping[str, T], compute: Callable[[Function, T, T | int], T]) -> T:
+        """Evaluate the expression; ``compute`` computes each operation."""
         value = sizes[self.names[0]]
         for name in self.names[1:]:
-            value = step(operator.mul, value, sizes[name])
-        value = value if self.divisor == 1 else step(operator.floordiv, value, self.divisor)
-        value = value if self.scale == 1 else step(operator.mul, value, self.scale)
-        return value if self.offset == 0 else step(operator.add, value, self.offset)
+            value = compute(operator.mul, value, sizes[name])
+        value = value if self.divisor == 1 else compute(operator.floordiv, value, self.divisor)
+        value = value if self.scale == 1 else compute(operator.mul, value, self.scale)
+        return value if self.offset == 0 else compute(operator.add, value, self.offset)
 
     def __repr__(self) -> str:
-        return _record("Size", [repr(self.name)], _changed(self, "scale", "offset", "divisor"))
+        return _call_source("Size", [repr(self.name)], _changed_fields(self, "scale", "offset", "divisor"))
 
 
 Dim: TypeAlias = int | str | Size
 
 
-def _frozen(value: object) -> object:
+def _lists_to_tuples(value: object) -> object:
     """Convert lists to tuples, so that a call is immutable (operators accept both)."""
     if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+        return tuple(map(_lists_to_tuples, value))
     return value
 
 
-def _shape(shape: Iterable[Dim]) -> tuple[Dim, ...]:
+def _as_shape_tuple(shape: Iterable[Dim]) -> tuple[Dim, ...]:
     if not isinstance(shape, Iterable) or isinstance(shape, str):
-        raise TypeError(f"TensorSpec: shape is a sequence of sizes, not {shape!r}")
+        raise TypeError(f"TensorSpec: shape must be a sequence of sizes, such as ('n', 3), not {shape!r}")
     return tuple(shape)
 
 
@@ -81,9 +81,9 @@ class TensorSpec:
     constant: True for a parameter of the model, which converters receive as a ``torch.Tensor``; False for an input.
     """
 
-    shape: tuple[Dim, ...] = field(converter=_shape)
+    shape: tuple[Dim, ...] = field(converter=_as_shape_tuple)
     dtype: torch.dtype = field(default=torch.float32, validator=must_be(torch.dtype))
-    values: Argument = field(default="normal", converter=_frozen)
+    values: Argument = field(default="normal", converter=_lists_to_tuples)
     constant: bool = False
     seed: int = 0
 
@@ -100,12 +100,14 @@ class TensorSpec:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the sizes in the shape."""
-        return tuple(name for dim in self.shape for name in _names(dim))
+        return tuple(name for dim in self.shape for name in _size_names(dim))
 
     def __repr__(self) -> str:
         shape = f"({', '.join(map(repr, self.shape))}{',' if len(self.shape) == 1 else ''})"
-        changed = _changed(self, "values", "constant", "seed")
-        return _record("TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed)
+        changed = _changed_fields(self, "values", "constant", "seed")
+        return _call_source(
+            "TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed
+        )
 
 
 def argument_at(leaf: object, sizes: Mapping[str, object]) -> Leaf:
@@ -118,25 +120,25 @@ def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
     return sizes[dim] if isinstance(dim, str) else argument_at(dim, sizes)
 
 
-def _names(dim: object) -> tuple[str, ...]:
+def _size_names(dim: object) -> tuple[str, ...]:
     return dim.names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
 
 
-def _keywords(kwargs: Mapping[str, object]) -> FrozenDict[str, object]:
-    return FrozenDict({name: _frozen(value) for name, value in kwargs.items()})
+def _freeze_kwargs(kwargs: Mapping[str, object]) -> FrozenDict[str, object]:
+    return FrozenDict({name: _lists_to_tuples(value) for name, value in kwargs.items()})
 
 
-def _ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
-    return FrozenDict({name: _range(name, size) for name, size in sizes.items()})
+def _parse_ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
+    return FrozenDict({name: _parse_range(name, size) for name, size in sizes.items()})
 
 
-def _range(name: str, size: Argument) -> Range:
+def _parse_range(name: str, size: Argument) -> Range:
     """Return the range of a size: for ``3``, min 1, opt 3, max 8 (or twice the size if larger)."""
     if isinstance(size, Range):
         return size
     low, opt, high = size if isinstance(size, tuple) else (min(1, size), size, max(8, 2 * size))
     if not 0 <= low <= opt <= high:
-        raise ValueError(f"size {name} is {size}: give an int, or (min, opt, max) in this order")
+        raise ValueError(f"size {name} is {size}: expected an int, or (min, opt, max) in this order")
     return Range(low, opt, high)
 
 
@@ -153,18 +155,18 @@ class Call:
     """
 
     target: Target
-    args: tuple[Argument, ...] = field(default=(), converter=_frozen)
-    kwargs: FrozenDict[str, Argument] = field(factory=FrozenDict, converter=_keywords)
-    sizes: FrozenDict[str, Range] = field(factory=FrozenDict, converter=_ranges)
+    args: tuple[Argument, ...] = field(default=(), converter=_lists_to_tuples)
+    kwargs: FrozenDict[str, Argument] = field(factory=FrozenDict, converter=_freeze_kwargs)
+    sizes: FrozenDict[str, Range] = field(factory=FrozenDict, converter=_parse_ranges)
     outputs: tuple[int, ...] | None = None
 
     def __attrs_post_init__(self) -> None:
         """Check that every name has a size, and that every size is used."""
         used = {name for leaf in self.leaves() for name in (leaf.names if isinstance(leaf, TensorSpec | Size) else ())}
         for spec in self.specs:
-            used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _names(v)}
+            used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _size_names(v)}
         if used != set(self.sizes):
-            raise ValueError(f"sizes are given for {sorted(self.sizes)}, and used are {sorted(used)}")
+            raise ValueError(f"sizes={sorted(self.sizes)}, but the arguments use the names {sorted(used)}")
         if any(spec.constant and spec.names for spec in self.specs):
             raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
 
@@ -183,7 +185,7 @@ class Call:
         return tuple(spec for spec in self.specs if not spec.constant)
 
     @property
-    def dynamic(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Return whether the call names sizes."""
         return bool(self.sizes)
 
@@ -197,36 +199,36 @@ class Call:
         new = {n: Range(min(r.min, s := sizes.get(n, r.opt)), s, max(r.max, s)) for n, r in self.sizes.items()}
         return evolve(self, sizes=new)
 
-    def static(self) -> Call:
+    def with_static_sizes(self) -> Call:
         """Return the same call with static sizes."""
         sizes = self.opt
 
-        def fixed(leaf: Leaf) -> Leaf:
+        def fix_sizes(leaf: Leaf) -> Leaf:
             if isinstance(leaf, TensorSpec):
                 return evolve(leaf, shape=[dim_at(d, sizes) for d in leaf.shape], values=leaf.values_at(sizes))
             return argument_at(leaf, sizes)
 
-        args, kwargs = self.map(fixed)
+        args, kwargs = self.map_leaves(fix_sizes)
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
-    def bound(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
+    def arguments_at(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return arguments with real, deterministic values for these sizes (default: the call's own sizes)."""
         sizes = self.opt if sizes is None else sizes
-        return self.fill(self.tensors(sizes), sizes)
+        return self.with_tensors(self.create_tensors(sizes), sizes)
 
-    def tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
+    def create_tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
         """Return the real tensors, in the order of ``specs``; equal specs have different values by position."""
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
-    def fill(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
+    def with_tensors(self, values: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return arguments with these tensors in place of ``specs``, and the values of ``Size`` for these sizes."""
-        rest = iter(tensors)
-        return self.map(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_at(leaf, sizes))
+        rest = iter(values)
+        return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_at(leaf, sizes))
 
-    def eager(self, sizes: Sizes | None = None) -> Leaf:
+    def run_eager(self, sizes: Sizes | None = None) -> Leaf:
         """Return the result in eager PyTorch."""
-        args, kwargs = self.bound(sizes)
+        args, kwargs = self.arguments_at(sizes)
         return self.target(*args, **kwargs)
 
     @property
@@ -237,11 +239,11 @@ class Call:
         most = {n: min(r.max, 9) if r.min <= 9 else r.max for n, r in ranges}
         mixed = {n: (least if i % 2 else most)[n] for i, n in enumerate(most)}
         above = {n: min(r.opt + 1, r.max) for n, r in ranges}
-        return distinct(self.opt, most, least, mixed, above)
+        return distinct_sizes(self.opt, most, least, mixed, above)
 
-    def map(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
+    def map_leaves(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return the arguments with ``f`` applied to each leaf; sequences become lists."""
-        return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
+        return [_map_leaves(a, f) for a in self.args], {k: _map_leaves(a, f) for k, a in self.kwargs.items()}
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print the call in Hypothesis's reports."""
@@ -249,15 +251,15 @@ class Call:
 
     def __repr__(self) -> str:
         """Return Python that creates the call (with ``import torch`` and ``from pipeline.testing import *``)."""
-        given = [f"torch.ops.{qualified_name(self.target)}", _printed(self.args)]
-        more: dict[str, str] = {}
+        given = [f"torch.ops.{qualified_name(self.target)}", _python_source(self.args)]
+        keywords: dict[str, str] = {}
         if self.kwargs:
-            more["kwargs"] = f"{{{', '.join(f'{k!r}: {_printed(v)}' for k, v in self.kwargs.items())}}}"
+            keywords["kwargs"] = f"{{{', '.join(f'{k!r}: {_python_source(v)}' for k, v in self.kwargs.items())}}}"
         if self.sizes:
-            more["sizes"] = repr({n: (r.min, r.opt, r.max) for n, r in self.sizes.items()})
+            keywords["sizes"] = repr({n: (r.min, r.opt, r.max) for n, r in self.sizes.items()})
         if self.outputs is not None:
-            more["outputs"] = repr(self.outputs)
-        return _record("Call", given, more)
+            keywords["outputs"] = repr(self.outputs)
+        return _call_source("Call", given, keywords)
 
     def __eq__(self, other: object) -> bool:
         """Compare by text, in which 1 differs from True."""
@@ -267,29 +269,29 @@ class Call:
         return hash(repr(self))
 
 
-def distinct(*sizes: dict[str, int]) -> tuple[dict[str, int], ...]:
+def distinct_sizes(*sizes: dict[str, int]) -> tuple[dict[str, int], ...]:
     """Return the distinct sets of sizes."""
-    return tuple(each for i, each in enumerate(sizes) if each not in sizes[:i])
+    return tuple(candidate for i, candidate in enumerate(sizes) if candidate not in sizes[:i])
 
 
-def _mapped(value: object, f: Callable[[Leaf], object]) -> Leaf:
-    return [_mapped(v, f) for v in value] if isinstance(value, list | tuple) else f(value)
+def _map_leaves(value: object, f: Callable[[Leaf], object]) -> Leaf:
+    return [_map_leaves(v, f) for v in value] if isinstance(value, list | tuple) else f(value)
 
 
-def _record(name: str, values: Sequence[str], more: Mapping[str, str]) -> str:
-    return f"{name}({', '.join([*values, *(f'{k}={v}' for k, v in more.items())])})"
+def _call_source(class_name: str, values: Sequence[str], keywords: Mapping[str, str]) -> str:
+    return f"{class_name}({', '.join([*values, *(f'{k}={v}' for k, v in keywords.items())])})"
 
 
-def _changed(record: Any, *names: str) -> dict[str, str]:
+def _changed_fields(record: Any, *field_names: str) -> dict[str, str]:
     """Return the fields that differ from their defaults, as texts by name."""
     defaults = {a.name: a.default for a in record.__attrs_attrs__}
-    return {n: _printed(getattr(record, n)) for n in names if getattr(record, n) != defaults[n]}
+    return {n: _python_source(getattr(record, n)) for n in field_names if getattr(record, n) != defaults[n]}
 
 
-def _printed(value: object) -> str:
+def _python_source(value: object) -> str:
     """Return Python source of the value, also for NaN and infinities, for which ``repr`` is no expression."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(_printed, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(_python_source, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     return repr(value)

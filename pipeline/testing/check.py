@@ -23,9 +23,9 @@ from pipeline.stages import Decompose, Validate, avoid_faults, convert, partitio
 from pipeline.stages import build as build_stage
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
-from pipeline.testing.compare import Expected, difference, expected
-from pipeline.testing.devices import computes_alike
-from pipeline.testing.programs import CallError, Made, program_of
+from pipeline.testing.compare import Expected, compute_expected, describe_difference
+from pipeline.testing.devices import is_same_program
+from pipeline.testing.programs import CallError, CallProgram, build_call_program
 from pipeline.trt import has_gpu
 
 Kind = Literal["decomposes", "converts", "deterministic", "runs", "values", "builds", "used"]
@@ -107,32 +107,32 @@ def check(
         CallError: PyTorch itself does not accept the call.
         TypeError: ``call`` is not a `Call`.
     """
-    call, settings = _with_sizes(call, dynamic), settings or CompilationSettings()
-    made = program_of(call, settings)
+    call, settings = _choose_static_or_dynamic(call, dynamic), settings or CompilationSettings()
+    made = build_call_program(call, settings)
     decompose, validate = Decompose(registry, decompositions), Validate(registry)
-    partitioned = attempt("converts", call, lambda: avoid_faults(partition(validate(decompose(made.program)))))
+    partitioned = run_check("converts", call, lambda: avoid_faults(partition(validate(decompose(made.program)))))
     if partitioned.fallbacks:
         refused = (verdict.reasons for verdict in partitioned.verdicts.values() if not verdict.supported)
         return Rejected(call, tuple(chain.from_iterable(refused)))
     converted = _convert(call, partitioned)
-    was_used = _was_used(call, partitioned, used)
+    was_used = _uses_own_converter(call, partitioned, used)
     build = build or "tensorrt" in (executors or ())
-    built = attempt("builds", call, lambda: build_stage(converted)) if build else None
-    for executor in usual_executors(build) if executors is None else executors:
-        run_beside_eager(call, made, refit_map(built or unbuilt(converted)), executor)
+    built = run_check("builds", call, lambda: build_stage(converted)) if build else None
+    for executor in default_executors(build) if executors is None else executors:
+        compare_with_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
         _check_on_device(device, call, partitioned.program, registry, decompositions, settings)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, build)
 
 
-def _with_sizes(call: Call, dynamic: bool | None) -> Call:
+def _choose_static_or_dynamic(call: Call, dynamic: bool | None) -> Call:
     """Return the call, with static sizes if ``dynamic`` is False; raise an error if it is True and no size is named."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
         raise TypeError(f"check takes a call, such as {example}, not {call!r}")
-    if dynamic and not call.dynamic:
+    if dynamic and not call.is_dynamic:
         raise ValueError(f"dynamic=True, but the call names no sizes: {call!r}")
-    return call.static() if dynamic is False else call
+    return call.with_static_sizes() if dynamic is False else call
 
 
 def _check_on_device(
@@ -144,13 +144,15 @@ def _check_on_device(
     settings: CompilationSettings,
 ) -> None:
     """Check the call as captured for another device, if the program differs; skip calls unsupported by torch there."""
-    there = settings.evolve(device=device)
+    device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):
-            made = program_of(call, there).program
-            if computes_alike(program, attempt("converts", call, lambda: Decompose(registry, decompositions)(made))):
+            captured = build_call_program(call, device_settings).program
+            if is_same_program(
+                program, run_check("converts", call, lambda: Decompose(registry, decompositions)(captured))
+            ):
                 return
-            result = check(call, registry=registry, decompositions=decompositions, settings=there)
+            result = check(call, registry=registry, decompositions=decompositions, settings=device_settings)
             if isinstance(result, Rejected):
                 fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
     except CheckError as error:
@@ -159,52 +161,54 @@ def _check_on_device(
 
 def _convert(call: Call, partitioned: Partitioned) -> Converted:
     """Convert twice, check that the networks are equal, and return them."""
-    first, second = (attempt("converts", call, lambda: convert(partitioned)) for _ in range(2))
+    first, second = (run_check("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
         fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
     return first
 
 
-def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
-    """Return whether an engine has a node of the target itself; if not, and if ``demanded``, fail."""
+def _uses_own_converter(call: Call, partitioned: Partitioned, required: bool) -> bool:
+    """Return whether an engine has a node of the target itself; if not, and if ``required``, fail."""
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
     found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
-    if demanded and not found:
-        fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+    if required and not found:
+        fail("used", call, f"used=True, but its converter was not used; the program is\n{partitioned.program}")
     return found
 
 
-def usual_executors(build: bool) -> tuple[Executor, ...]:
+def default_executors(build: bool) -> tuple[Executor, ...]:
     """Return the executors to compare on: the reference, and TensorRT if engines are built and there is a GPU."""
     return ("reference", "tensorrt") if build and has_gpu() else ("reference",)
 
 
-def run_beside_eager(call: Call, made: Made, compiled: Compiled, executor: Executor) -> None:
+def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled, executor: Executor) -> None:
     """Compare the compiled call with eager at every size."""
-    module = attempt("runs", call, lambda: compiled.module(executor))
+    module = run_check("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
-        _run_at(sizes, call, made, module, executor)
+        _compare_at_sizes(sizes, call, call_program, module, executor)
 
 
-def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledModule, executor: Executor) -> None:
+def _compare_at_sizes(
+    sizes: Mapping[str, int], call: Call, call_program: CallProgram, module: CompiledModule, executor: Executor
+) -> None:
     where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
-    results = attempt("runs", call, lambda: module(*made.arguments(call, sizes)), where)
-    want = expected(call, sizes, [fake.dtype for fake in _fakes(made.program)])
-    _agrees(want, made.program)
+    results = run_check("runs", call, lambda: module(*call_program.arguments(call, sizes)), where)
+    expected = compute_expected(call, sizes, [fake.dtype for fake in _fake_outputs(call_program.program)])
+    _check_fake_tensors(expected, call_program.program)
     for i, got in enumerate(results):
-        fault = difference(want, i, got.cpu(), executor)
+        fault = describe_difference(expected, i, got.cpu(), executor)
         if fault:
-            what = f"result {i}" if len(results) > 1 else "the result"
+            name = f"result {i}" if len(results) > 1 else "the result"
             networks = "\n\n".join(map(str, module.compiled.networks))
-            fail("values", call, f"{what}{where}: {fault}\n\n{networks}")
+            fail("values", call, f"{name}{where}: {fault}\n\n{networks}")
 
 
-def _agrees(want: Expected, program: Program) -> None:
+def _check_fake_tensors(expected: Expected, program: Program) -> None:
     """Raise a `CallError` if eager and fake tensors differ in a dtype or size: converters see only fake tensors.
 
     Torch 2.11 specializes ``int(k * 1.7)`` to the current size ``int(6 * 1.7)`` in a dynamic upsample_linear1d.
     """
-    for result, fake in zip(want.eager, _fakes(program), strict=True):
+    for result, fake in zip(expected.eager, _fake_outputs(program), strict=True):
         if result.dtype != fake.dtype:
             raise CallError(f"PyTorch returns {result.dtype} in eager mode, and {fake.dtype} when it is traced")
         sizes = shape_of(fake)
@@ -213,15 +217,15 @@ def _agrees(want: Expected, program: Program) -> None:
             raise CallError(f"PyTorch returns {list(result.shape)} in eager mode, and {list(sizes)} when it is traced")
 
 
-def _fakes(program: Program) -> list[torch.Tensor]:
+def _fake_outputs(program: Program) -> list[torch.Tensor]:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     return [values[output.value] for output in program.outputs]
 
 
-def attempt(kind: Kind, call: Call, f: Callable[[], T], where: str = "") -> T:
+def run_check(kind: Kind, call: Call, function: Callable[[], T], where: str = "") -> T:
     """Call a function, and convert its exceptions to a `CheckError` of this kind."""
     try:
-        return f()
+        return function()
     except CheckError:
         raise
     except Exception as error:

@@ -16,7 +16,7 @@ from pipeline.testing.calls import Call
 from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM, Units, units_for
 
-LARGEST = 8.0
+LARGEST_PLAIN_INPUT = 8.0
 """The expected bound of values inside a program; an error may be that of a number as large."""
 
 
@@ -35,43 +35,45 @@ class Expected:
     pairs: tuple[bool, ...] = ()
 
 
-def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
+def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
     """Run the operator in PyTorch: in the given dtypes, in float64, and, if its row requires it, on absolute values.
 
     If PyTorch has no CPU kernel for the dtype, the float64 result, rounded to ``dtypes``, replaces eager's.
     """
-    given = call.tensors(sizes)
-    doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
-    rounded = next((t.dtype for t in given if t.is_floating_point()), None)
+    tensors = call.create_tensors(sizes)
+    doubles = _inputs_in_float64(tensors, any(d.is_floating_point for d in dtypes))
+    rounded = next((t.dtype for t in tensors if t.is_floating_point()), None)
     rounds = rounded is not None and units_for(call.target, rounded).rounds_numbers
 
     def as_exact(value: Leaf) -> Leaf:
-        return torch.tensor(value, dtype=rounded).item() if rounds and isinstance(value, float) else _double(value)
+        return torch.tensor(value, dtype=rounded).item() if rounds and isinstance(value, float) else _widen_dtype(value)
 
-    exact = _run(call, sizes, doubles, as_exact)
-    eager = _run(call, sizes, given)
+    exact = _run_call(call, sizes, doubles, as_exact)
+    eager = _run_call(call, sizes, tensors)
     if eager is None:
         if exact is None:
-            call.eager(sizes)
+            call.run_eager(sizes)
         eager = tuple(None if e is None else e.to(d) for e, d in zip(exact or (), dtypes, strict=True))
     absolute = None
     if any(units_for(call.target, d).scale == "absolute" for d in dtypes if d.is_floating_point):
-        absolute = _run(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _double)
+        absolute = _run_call(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _widen_dtype)
     nothing = (None,) * len(eager)
     pairs = tuple(e is not None and e.is_complex() for e in eager)
     absolute = tuple(  # the bound of a complex number is that of each of its parts
         torch.stack((a, a), -1) if pair and a is not None else a
         for a, pair in zip(absolute or nothing, pairs, strict=True)
     )
-    return Expected(call, _as_real_pairs(eager), _as_real_pairs(exact or nothing), absolute, _largest(doubles), pairs)
+    return Expected(
+        call, _as_real_pairs(eager), _as_real_pairs(exact or nothing), absolute, _largest_input(doubles), pairs
+    )
 
 
-def _doubles(given: Sequence[torch.Tensor], floats: bool) -> list[torch.Tensor]:
+def _inputs_in_float64(tensors: Sequence[torch.Tensor], results_are_floats: bool) -> list[torch.Tensor]:
     """Return the inputs in float64 or complex128. Integers stay, unless all inputs are integers and the results
-    ``floats``: eager then computes in float32."""
-    if floats and not any(map(_is_inexact, given)):
-        return [t.float().double() for t in given]
-    return [t.to(_double(t.dtype)) for t in given]
+    ``results_are_floats``: eager then computes in float32."""
+    if results_are_floats and not any(map(_is_inexact, tensors)):
+        return [t.float().double() for t in tensors]
+    return [t.to(_widen_dtype(t.dtype)) for t in tensors]
 
 
 def _is_inexact(t: torch.Tensor) -> bool:
@@ -83,21 +85,21 @@ def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
 
 
-def _double(value: object) -> Leaf:
+def _widen_dtype(value: object) -> Leaf:
     """Return float64 for a float dtype and complex128 for a complex dtype; return any other value unchanged."""
     if not isinstance(value, torch.dtype):
         return value
     return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
 
 
-def _run(
+def _run_call(
     call: Call,
     sizes: Mapping[str, int],
     tensors: Sequence[torch.Tensor],
-    change: Callable[[Leaf], object] = lambda value: value,
+    convert: Callable[[Leaf], object] = lambda value: value,
 ) -> tuple[Leaf, ...] | None:
-    args, kwargs = call.fill(tensors, sizes)
-    args, kwargs = [change(a) for a in args], {k: change(a) for k, a in kwargs.items()}
+    args, kwargs = call.with_tensors(tensors, sizes)
+    args, kwargs = [convert(a) for a in args], {k: convert(a) for k, a in kwargs.items()}
     try:
         with torch.no_grad():
             results = call.target(*args, **kwargs)
@@ -107,39 +109,39 @@ def _run(
     return tuple(flat) if call.outputs is None or flat is not results else tuple(flat[i] for i in call.outputs)
 
 
-def _largest(tensors: Sequence[torch.Tensor]) -> float:
-    return max((_most(t) for t in tensors if _is_inexact(t)), default=0.0)
+def _largest_input(tensors: Sequence[torch.Tensor]) -> float:
+    return max((_largest_finite(t) for t in tensors if _is_inexact(t)), default=0.0)
 
 
-def _most(t: torch.Tensor) -> float:
+def _largest_finite(t: torch.Tensor) -> float:
     finite = t[t.isfinite()].abs()
     return float(finite.max()) if finite.numel() else 0.0
 
 
-def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> str:
+def describe_difference(expected: Expected, index: int, result: torch.Tensor, executor: str) -> str:
     """Describe how a result differs from the expected one; empty if it does not."""
-    eager = want.eager[index]
-    if got.dtype != eager.dtype:
-        return f"the dtype is {got.dtype}, eager's is {eager.dtype}"
-    if got.shape != eager.shape:
-        return f"the shape is {list(got.shape)}, eager's is {list(eager.shape)}"
+    eager = expected.eager[index]
+    if result.dtype != eager.dtype:
+        return f"the dtype is {result.dtype}, eager's is {eager.dtype}"
+    if result.shape != eager.shape:
+        return f"the shape is {list(result.shape)}, eager's is {list(eager.shape)}"
     if not eager.is_floating_point():
-        return _describe_first(got != eager, got, eager, eager)
-    exact = want.exact[index]
+        return _describe_first(result != eager, result, eager, eager)
+    exact = expected.exact[index]
     exact = eager.double() if exact is None or not exact.is_floating_point() else exact
-    row = units_for(want.call.target, got.dtype)
-    row = row.of_pairs() if want.pairs[index : index + 1] == (True,) else row
+    row = units_for(expected.call.target, result.dtype)
+    row = row.for_complex_results() if expected.pairs[index : index + 1] == (True,) else row
     wrong = _wrong_elements(
-        got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor)
+        result.double(), eager.double(), exact, _tolerance(row, expected, index, exact, result.dtype, executor)
     )
-    fault = _describe_first(wrong, got, eager, exact)
+    fault = _describe_first(wrong, result, eager, exact)
     if fault or not row.signed_zeros or row.scale != "element":
         return fault
-    return _describe_first((got == 0) & (eager == 0) & (got.signbit() != eager.signbit()), got, eager, eager)
+    return _describe_first((result == 0) & (eager == 0) & (result.signbit() != eager.signbit()), result, eager, eager)
 
 
 def _tolerance(
-    row: Units, want: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
+    row: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
     """Return the tolerance in addition to eager's error: the units and scale of the operator's row in ``ULPS``."""
     info = torch.finfo(dtype)
@@ -147,81 +149,87 @@ def _tolerance(
     if row.scale == "pair":
         size = size.norm(dim=-1, keepdim=True).expand_as(size)
     elif row.scale == "tensor":
-        size = torch.full_like(exact, max(_most(exact), want.largest_input))
-    elif row.scale == "absolute" and want.absolute[index] is not None:
-        size = want.absolute[index].double().abs().nan_to_num(0.0, info.max, info.max)
-    units = row.allowed(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
+        size = torch.full_like(exact, max(_largest_finite(exact), expected.largest_input))
+    elif row.scale == "absolute" and expected.absolute[index] is not None:
+        size = expected.absolute[index].double().abs().nan_to_num(0.0, info.max, info.max)
+    units = row.allowed_units(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
     if row.units and dtype != torch.float16:  # a subnormal number is as good as 0: kernels may flush it
         units = units + info.tiny * (exact.abs() < info.tiny)
-    return units + row.beyond(executor, exact)
+    return units + row.exponent_tolerance(executor, exact)
 
 
-def _wrong_elements(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+def _wrong_elements(
+    result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: torch.Tensor
+) -> torch.Tensor:
     """Return a mask of elements whose error against the exact results exceeds eager's error plus ``units``.
 
     NaN and infinities must equal eager's, or the exact results if eager overflows internally: the gelu of inf is NaN in
     eager for tensors of two elements or more.
     """
     eager_error = (eager - exact).abs().nan_to_num(0.0, 0.0, 0.0)
-    close = (got - exact).abs() <= eager_error + units
-    same = (got == eager) | (got.isnan() & eager.isnan()) | (eager.isnan() & (got == exact))
-    return ~(same | (close & got.isfinite() & (eager.isfinite() | exact.isfinite())))
+    close = (result - exact).abs() <= eager_error + units
+    same = (result == eager) | (result.isnan() & eager.isnan()) | (eager.isnan() & (result == exact))
+    return ~(same | (close & result.isfinite() & (eager.isfinite() | exact.isfinite())))
 
 
-def _describe_first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
+def _describe_first(wrong: torch.Tensor, result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
     """Describe the first wrong element, and the number of wrong elements."""
     if not bool(wrong.any()):
         return ""
     at = tuple(int(i) for i in wrong.nonzero()[0])
     fault = f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the first at {list(at)}: "
-    values = f"{got[at].item()!r}, eager gives {eager[at].item()!r}"
+    values = f"{result[at].item()!r}, eager gives {eager[at].item()!r}"
     return fault + values + (f", float64 {exact[at].item()!r}" if exact is not eager else "")
 
 
-def outputs_difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:
-    """Describe how ``got`` differs from eager's ``want`` (``best``: in float64); empty if they agree."""
-    wanted, spec = named_leaves(want)
-    given, our_spec = tree_flatten(got)
+def describe_outputs_difference(
+    label: str, eager: object, exact: object, result: object, program: Program, executor: str
+) -> str:
+    """Describe how ``result`` differs from eager's ``eager`` (``exact``: in float64); empty if they agree."""
+    leaves, spec = named_leaves(eager)
+    our_leaves, our_spec = tree_flatten(result)
     if spec != our_spec:
-        return f"the {what}s are structured as {our_spec}, eager's as {spec}"
-    exact = tree_flatten(best)[0] if best is not None else [None] * len(given)
-    dtype = _coarsest(program)
-    for (where, eager), ours, double in zip(wanted, given, exact, strict=True):
-        if fault := _leaf_difference(eager, double, ours, dtype, executor):
-            return f"{what}{where}: {fault}"
+        return f"the {label}s are structured as {our_spec}, eager's as {spec}"
+    exact = tree_flatten(exact)[0] if exact is not None else [None] * len(our_leaves)
+    dtype = _coarsest_dtype(program)
+    for (path, eager), ours, double in zip(leaves, our_leaves, exact, strict=True):
+        if fault := _describe_leaf_difference(eager, double, ours, dtype, executor):
+            return f"{label}{path}: {fault}"
     return ""
 
 
-def _coarsest(program: Program) -> torch.dtype:
+def _coarsest_dtype(program: Program) -> torch.dtype:
     """Return the dtype with the coarsest rounding among the floats that the program computes in."""
     values = [n.meta.get("val") for n in program.graph.nodes]
     floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
     return max(floats - {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
-def _leaf_difference(eager: object, exact: object, got: object, dtype: torch.dtype, executor: str) -> str:
+def _describe_leaf_difference(eager: object, exact: object, result: object, dtype: torch.dtype, executor: str) -> str:
     if not isinstance(eager, torch.Tensor):
-        return "" if type(got) is type(eager) and got == eager else f"{got!r}, eager gives {eager!r}"
-    if not isinstance(got, torch.Tensor):
-        return f"{kind_of(got)}, eager gives a tensor"
+        return "" if type(result) is type(eager) and result == eager else f"{result!r}, eager gives {eager!r}"
+    if not isinstance(result, torch.Tensor):
+        return f"{kind_of(result)}, eager gives a tensor"
     for name in ("dtype", "shape", "device"):
-        if getattr(got, name) != getattr(eager, name):
-            return f"the {name} is {getattr(got, name)}, eager's is {getattr(eager, name)}"
-    wrong = _wrong_in_program(eager, exact, got, dtype, executor) if eager.is_floating_point() else got != eager
+        if getattr(result, name) != getattr(eager, name):
+            return f"the {name} is {getattr(result, name)}, eager's is {getattr(eager, name)}"
+    wrong = _wrong_in_program(eager, exact, result, dtype, executor) if eager.is_floating_point() else result != eager
     if not bool(wrong.any()):
         return ""
     at = tuple(map(int, wrong.nonzero()[0]))
-    return f"at {list(at)} {got[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
+    return (
+        f"at {list(at)} {result[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
+    )
 
 
 def _wrong_in_program(
-    eager: torch.Tensor, exact: object, got: torch.Tensor, dtype: torch.dtype, executor: str
+    eager: torch.Tensor, exact: object, result: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
     """Return a mask of elements whose float64 error exceeds twice eager's largest error plus a program's units."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
-    best, single, ours = best.double(), eager.double(), got.double()
+    best, single, ours = best.double(), eager.double(), result.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
     largest = float(best.abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
-    units = PROGRAM[dtype].allowed(executor, dtype) * torch.finfo(dtype).eps
-    close = (ours - best).abs() <= 2 * worst + units * max(LARGEST, largest)
+    units = PROGRAM[dtype].allowed_units(executor, dtype) * torch.finfo(dtype).eps
+    close = (ours - best).abs() <= 2 * worst + units * max(LARGEST_PLAIN_INPUT, largest)
     return ~(close | (ours == single) | (ours.isnan() & single.isnan()))

@@ -19,10 +19,10 @@ from pipeline.settings import CompilationSettings
 from pipeline.stages import Decompose, Validate, avoid_faults, convert, partition, refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
-from pipeline.testing.check import attempt, fail, run_beside_eager
-from pipeline.testing.programs import CallError, program_of
-from pipeline.testing.properties import draw
-from pipeline.testing.strategies import for_target
+from pipeline.testing.check import compare_with_eager, fail, run_check
+from pipeline.testing.programs import CallError, build_call_program
+from pipeline.testing.properties import run_on_random_calls
+from pipeline.testing.strategies import strategy_for
 
 
 def check_decomposition(
@@ -57,59 +57,59 @@ def check_decomposition(
         LookupError: no calls are given, and no strategy generates calls.
         TypeError: the function declares no decomposition.
     """
-    own = DecompositionTable().register(decomposition)
-    stage = Decompose(registry, decompositions | own)
-    wanted, banned = _named(expected), _named(unexpected)
+    table = DecompositionTable().register(decomposition)
+    stage = Decompose(registry, decompositions | table)
+    required, banned = _targets_by_name(expected), _targets_by_name(unexpected)
     validate = Validate(registry)
 
-    def tried(call: Call) -> None:
-        made = program_of(call, settings or CompilationSettings())
-        program = attempt("decomposes", call, lambda: stage(made.program))
-        _check_operators(call, program, wanted, banned)
-        compiled = attempt(
+    def check_call(call: Call) -> None:
+        call_program = build_call_program(call, settings or CompilationSettings())
+        program = run_check("decomposes", call, lambda: stage(call_program.program))
+        _check_operators(call, program, required, banned)
+        compiled = run_check(
             "converts", call, lambda: refit_map(unbuilt(convert(avoid_faults(partition(validate(program))))))
         )
-        run_beside_eager(call, made, compiled, "reference")
+        compare_with_eager(call, call_program, compiled, "reference")
 
     for call in calls:
-        tried(call)
+        check_call(call)
     if not calls:
-        _draw(own, tried, profile or hypothesis.settings())
+        _check_random_calls(table, check_call, profile or hypothesis.settings())
 
 
-Named: TypeAlias = dict[str, frozenset[Target]]
+TargetsByName: TypeAlias = dict[str, frozenset[Target]]
 """Operators by the overload, packet or name that a test gives for them."""
 
 
-def _named(keys: Iterable[Target]) -> Named:
+def _targets_by_name(keys: Iterable[Target]) -> TargetsByName:
     return {str(key): frozenset(targets_of_key(key)) for key in keys}
 
 
-def _check_operators(call: Call, program: Program, expected: Named, unexpected: Named) -> None:
+def _check_operators(call: Call, program: Program, expected: TargetsByName, unexpected: TargetsByName) -> None:
     found = dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
     becomes = f"it becomes {', '.join(map(qualified_name, found)) or 'a constant'}"
     if call.target not in program.decomposed:
         fail("decomposes", call, f"the decomposition is not used; {becomes}")
     if not any(call.target in targets for targets in expected.values()):
-        unexpected = unexpected | _named([call.target])
+        unexpected = unexpected | _targets_by_name([call.target])
     faults = [f"without {name}, which is expected" for name, targets in expected.items() if not targets & found.keys()]
     faults += [f"with {name}, which is not" for name, targets in unexpected.items() if targets & found.keys()]
     if faults:
         fail("decomposes", call, f"{becomes}: {'; '.join(faults)}")
 
 
-def _draw(targets: Iterable[Operator], tried: Function, profile: hypothesis.settings) -> None:
+def _check_random_calls(targets: Iterable[Operator], check_call: Function, profile: hypothesis.settings) -> None:
     """Try random calls of operators; raise a LookupError if there is no strategy for them."""
-    strategies = [drawn for drawn in map(for_target, targets) if drawn is not None]
+    strategies = [strategy for strategy in map(strategy_for, targets) if strategy is not None]
     passed: list[Call] = []
 
-    def one(call: Call) -> None:
+    def check_accepted_call(call: Call) -> None:
         with suppress(CallError):
-            tried(call)
+            check_call(call)
             passed.append(call)
 
-    for drawn in strategies:
-        draw(drawn, one, profile)
+    for strategy in strategies:
+        run_on_random_calls(strategy, check_accepted_call, profile)
     if not passed:
         names = ", ".join(map(qualified_name, targets))
-        raise LookupError(f"no strategy draws calls of {names} that PyTorch takes: pass calls of it")
+        raise LookupError(f"no strategy generates calls of {names} that PyTorch accepts: pass calls")

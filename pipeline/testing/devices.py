@@ -14,38 +14,38 @@ from pipeline.program import Program
 from pipeline.recipes import Recipe
 
 
-def computes_alike(one: Program, other: Program) -> bool:
+def is_same_program(program: Program, other: Program) -> bool:
     """Return whether two programs are the same except for devices and names of nodes."""
-    return not first_difference(one, other)
+    return not first_difference(program, other)
 
 
-def first_difference(one: Program, other: Program) -> str:
+def first_difference(program: Program, other: Program) -> str:
     """Return the number of the first row in which two programs differ, and both texts; empty if all rows are equal."""
-    for place, (ours, theirs) in enumerate(zip_longest(_rows(one), _rows(other))):
+    for index, (ours, theirs) in enumerate(zip_longest(_node_rows(program), _node_rows(other))):
         if ours != theirs:
-            return f"%{place}:\n  {ours}\n  {theirs}"
+            return f"%{index}:\n  {ours}\n  {theirs}"
     return ""
 
 
-def _rows(program: Program) -> Iterator[tuple[str, ...]]:
+def _node_rows(program: Program) -> Iterator[tuple[str, ...]]:
     """Return a row for each node: its target or constant, its arguments by index, its value."""
-    places: dict[torch.fx.Node, str] = {}
+    indices: dict[torch.fx.Node, str] = {}
     for node in program.graph.nodes:
         recipe = program.constants.get(node.name)
-        called = str(node.target) if recipe is None else _text(recipe)
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), places.__getitem__)
+        called = str(node.target) if recipe is None else _recipe_text(recipe)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), indices.__getitem__)
         shown = tree_map_only(torch.device, lambda device: "a device", (args, kwargs))
-        places[node] = f"%{len(places)}"
-        yield node.op, called, str(shown), str(tree_map_only(torch.Tensor, _kind, node.meta.get("val")))
+        indices[node] = f"%{len(indices)}"
+        yield node.op, called, str(shown), str(tree_map_only(torch.Tensor, _dtype_and_shape, node.meta.get("val")))
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _dtype_and_shape(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype}{[str(size) for size in tensor.shape]}"
 
 
-def _text(recipe: Recipe) -> str:
+def _recipe_text(recipe: Recipe) -> str:
     """Return a recipe as text, its steps by index."""
     text = f"{recipe.dtype} {recipe}"
-    for place, step in enumerate(recipe.steps):
-        text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{place}", text)
+    for index, step in enumerate(recipe.steps):
+        text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{index}", text)
     return text

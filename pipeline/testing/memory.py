@@ -24,9 +24,9 @@ def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
     return [(keystr(path), leaf) for path, leaf in leaves], spec
 
 
-def tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors of a pytree with their paths, in order."""
-    return [(where, leaf) for where, leaf in named_leaves(tree)[0] if isinstance(leaf, torch.Tensor)]
+    return [(path, leaf) for path, leaf in named_leaves(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 @frozen(eq=False)
@@ -37,73 +37,73 @@ class Snapshot:
     printed: tuple[tuple[Any, str], ...] = ()
 
     @classmethod
-    def of(cls, tree: object, *others: object) -> Snapshot:
+    def take(cls, tree: object, *others: object) -> Snapshot:
         """Take a snapshot of a pytree."""
-        rows = tuple((place, tensor, tensor.detach().clone()) for place, tensor in tensors(tree))
+        rows = tuple((path, tensor, tensor.detach().clone()) for path, tensor in named_tensors(tree))
         return cls(rows, tuple((value, str(value)) for value in others))
 
     def changes(self) -> str:
         """Return the paths of tensors that differ from their copies, and the types of other leaves that changed."""
-        places = [place for place, tensor, copy in self.rows if not _same(tensor, copy)]
-        return ", ".join([*places, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
+        paths = [path for path, tensor, copy in self.rows if not _is_equal(tensor, copy)]
+        return ", ".join([*paths, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
 
 
-class Echoes(TorchFunctionMode):
+class ReturnedInputs(TorchFunctionMode):
     """A recorder of input tensors that functions return unchanged, as ``flatten`` does with a vector. torch.export's
     graph has separate values for input and result, so their identity is lost. In-place functions are not recorded."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         result = func(*args, **(kwargs or {}))
         in_place = getattr(func, "__name__", "_").endswith("_") or (kwargs or {}).get("inplace")
         if isinstance(result, torch.Tensor) and not in_place and any(result is value for value in args):
-            self.heard.append(result)
+            self.tensors.append(result)
         return result
 
 
-def sharing(
-    ours: object, our_inputs: object, theirs: object, their_inputs: object, echoes: Sequence[torch.Tensor] = ()
+def describe_shared_memory(
+    ours: object, our_inputs: object, theirs: object, their_inputs: object, returned: Sequence[torch.Tensor] = ()
 ) -> str:
     """Describe which of our tensors share memory although theirs do not, or are distinct although theirs are the same
-    tensor, except ``echoes``; empty if none. Both pytrees have the same structure."""
+    tensor, except ``returned``; empty if none. Both pytrees have the same structure."""
     mine, other = (
-        [*_rows("result", results), *_rows("input", inputs)]
+        [*_labeled_tensors("result", results), *_labeled_tensors("input", inputs)]
         for results, inputs in ((ours, our_inputs), (theirs, their_inputs))
     )
-    results = len(tensors(ours))
+    results = len(named_tensors(ours))
     for i, j in combinations(range(len(mine)), 2):
-        (place, a), (there, b), (_, other_a), (_, other_b) = mine[i], mine[j], other[i], other[j]
+        (path, a), (other_path, b), (_, other_a), (_, other_b) = mine[i], mine[j], other[i], other[j]
         if i >= results:
             break
         if other_a is other_b and a is not b:
-            if not any(other_a is echo for echo in echoes):
-                return f"{place} and {there} are one tensor in eager, and two here"
-        elif _share(a, b) and not _share(other_a, other_b):
-            return f"{place} and {there} share memory, and do not in eager"
+            if not any(other_a is known for known in returned):
+                return f"{path} and {other_path} are one tensor in eager, and two here"
+        elif _has_shared_memory(a, b) and not _has_shared_memory(other_a, other_b):
+            return f"{path} and {other_path} share memory, and do not in eager"
     return ""
 
 
-def kept(ours: Sequence[object], theirs: Sequence[object]) -> str:
+def describe_memory_shared_by_calls(ours: Sequence[object], theirs: Sequence[object]) -> str:
     """Describe which results of two calls share memory although eager's do not; empty if none."""
-    mine, other = ([tensors(results) for results in calls] for calls in (ours, theirs))
-    for i, (place, a) in enumerate(mine[0]):
-        for j, (there, b) in enumerate(mine[1]):
-            if _share(a, b) and not _share(other[0][i][1], other[1][j][1]):
-                return f"result{place} and result{there} of the next call share memory, and do not in eager"
+    mine, other = ([named_tensors(results) for results in calls] for calls in (ours, theirs))
+    for i, (path, a) in enumerate(mine[0]):
+        for j, (other_path, b) in enumerate(mine[1]):
+            if _has_shared_memory(a, b) and not _has_shared_memory(other[0][i][1], other[1][j][1]):
+                return f"result{path} and result{other_path} of the next call share memory, and do not in eager"
     return ""
 
 
-def _rows(what: str, tree: object) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((f"{what}{place}", tensor) for place, tensor in tensors(tree))
+def _labeled_tensors(label: str, tree: object) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((f"{label}{path}", tensor) for path, tensor in named_tensors(tree))
 
 
-def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _has_shared_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors share memory."""
     return a.numel() > 0 and b.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

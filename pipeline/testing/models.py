@@ -28,10 +28,10 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
-from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_at, dim_at, distinct
-from pipeline.testing.check import usual_executors
-from pipeline.testing.compare import outputs_difference
-from pipeline.testing.memory import Echoes, Snapshot, sharing
+from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_at, dim_at, distinct_sizes
+from pipeline.testing.check import default_executors
+from pipeline.testing.compare import describe_outputs_difference
+from pipeline.testing.memory import ReturnedInputs, Snapshot, describe_shared_memory
 
 Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]
 Entry = Literal["dims", "inputs", "exported"]
@@ -63,26 +63,26 @@ class Model:
     kwargs: dict[str, Argument]
     sizes: FrozenDict[str, Range]
 
-    def made(self) -> torch.nn.Module:
+    def create(self) -> torch.nn.Module:
         """Create the model in evaluation mode, always with the same weights."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return self.make().eval()
 
-    def at(self, end: Literal["min", "opt", "max"]) -> dict[str, int]:
+    def sizes_at(self, end: Literal["min", "opt", "max"]) -> dict[str, int]:
         """Return the sizes at this end of their ranges."""
         return {name: getattr(size, end) for name, size in self.sizes.items()}
 
     @property
     def opt(self) -> dict[str, int]:
         """Return the optimal sizes, those of the example."""
-        return self.at("opt")
+        return self.sizes_at("opt")
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
         """Return the optimal, smallest and largest sizes, and an intermediate size for each name."""
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
-        return distinct(self.opt, self.at("min"), self.at("max"), between)
+        return distinct_sizes(self.opt, self.sizes_at("min"), self.sizes_at("max"), between)
 
     def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
         """Return fresh arguments for these sizes; ``strided``: tensors of rank 2 or more are not contiguous."""
@@ -111,7 +111,7 @@ class Model:
 
     def as_inputs(self) -> Arguments:
         """Return the arguments as ``pipeline.Input``, with ranges."""
-        ends = self.at("min"), self.at("opt"), self.at("max")
+        ends = self.sizes_at("min"), self.sizes_at("opt"), self.sizes_at("max")
 
         def as_input(leaf: object) -> object:
             if not isinstance(leaf, TensorSpec):
@@ -143,7 +143,7 @@ def check_model(
     return eager's pytree, dtypes, shapes and values (the error against float64 may exceed eager's by some units,
     ``ulps.PROGRAM``), and mutate inputs and buffers as eager does. Results, inputs and later calls must not share
     memory unless they do in eager. A returned input must be the same object, and so must a result returned twice
-    (except ``memory.Echoes``).
+    (except ``memory.ReturnedInputs``).
 
     Args:
         make: a function or class that creates the model; it is called with a fixed seed.
@@ -161,15 +161,15 @@ def check_model(
         CaptureError: torch.export cannot capture the model.
         TypeError, ValueError: an argument is invalid.
     """
-    model = _model(make, args, kwargs, sizes, entry)
+    model = _parse_model(make, args, kwargs, sizes, entry)
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
     compile = compile if build else compile.replace("build", unbuilt)
     compiled = _compile_twice(model, compile, entry)
-    _check_blocks(compiled.partitioned)
-    _check_read(compiled)
-    for executor in executors or usual_executors(build):
-        _run(model, compiled, executor, strided)
+    _check_segments(compiled.partitioned)
+    _check_inputs_are_read(compiled)
+    for executor in executors or default_executors(build):
+        _compare_with_eager(model, compiled, executor, strided)
     return compiled
 
 
@@ -184,13 +184,15 @@ def capture_model(
 ) -> Program:
     """Return the program that ``check_model`` compiles for the same arguments; arguments for the check are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
-    return _captured(_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
+    return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
 
-def _model(make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None, entry: Entry) -> Model:
+def _parse_model(
+    make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None, entry: Entry
+) -> Model:
     """Return the arguments of ``check_model`` as a record; raise a TypeError or ValueError for a wrong one."""
     if isinstance(make, torch.nn.Module):
-        raise TypeError(f"make is {kind_of(make)}: pass what makes the model, such as lambda: model")
+        raise TypeError(f"make is {kind_of(make)}: pass a function that creates the model, such as lambda: model")
     if entry not in get_args(Entry):
         raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
     if isinstance(args, TensorSpec | str):
@@ -200,12 +202,12 @@ def _model(make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str,
     return Model(make, args, kwargs, Call(None, specs, sizes=sizes or {}).sizes)
 
 
-def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
+def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
     """Capture the model; return the program, and snapshots of all arguments from before the capture."""
-    module = model.made()
+    module = model.create()
     args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt)
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
-    before = [Snapshot.of((module.state_dict(), args, kwargs))]
+    before = [Snapshot.take((module.state_dict(), args, kwargs))]
     if entry != "exported":
         return capture(module, args, kwargs, shapes, settings), before
     try:
@@ -213,13 +215,13 @@ def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tupl
             exported = torch.export.export(module, args, kwargs=kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise CaptureError(f"torch.export cannot capture {type(module).__name__}: {error}") from error
-    return capture(exported, settings=settings), [*before, Snapshot.of(exported.state_dict, exported)]
+    return capture(exported, settings=settings), [*before, Snapshot.take(exported.state_dict, exported)]
 
 
 def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
     """Compile twice, check that the networks are equal and the inputs unchanged, and return the compiled program."""
     try:
-        program, before = _captured(model, compile.settings, entry)
+        program, before = _capture(model, compile.settings, entry)
         text = str(program)
         compiled: Compiled = compile(program)
         again = compile.until("convert")(program)
@@ -228,28 +230,28 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
         raise
     except Exception as error:
         raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
-    if changes := [fault for each in before if (fault := each.changes())]:
-        raise ModelError("changed", f"compiling changed {', '.join(changes)}")
+    if changes := [change for snapshot in before if (change := snapshot.changes())]:
+        raise ModelError("changed", f"compiling changed its inputs {', '.join(changes)}")
     if str(program) != text:
         raise ModelError("changed", f"compiling changed the program\n{text}\n\nto\n{program}")
-    if _printed(compiled) != _printed(again):
-        raise ModelError("deterministic", f"two compilations differ:\n{_printed(compiled)}\n\n{_printed(again)}")
+    if _networks(compiled) != _networks(again):
+        raise ModelError("deterministic", f"two compilations differ:\n{_networks(compiled)}\n\n{_networks(again)}")
     return compiled
 
 
-def _printed(record: Any) -> str:
+def _networks(record: Any) -> str:
     networks = "\n\n".join(map(str, record.networks))
     return f"{record.partitioned}\n\n{networks}"
 
 
-def _check_blocks(partitioned: Partitioned) -> None:
+def _check_segments(partitioned: Partitioned) -> None:
     """Check that segments are large enough and few enough, and read only outputs of earlier ones."""
     program, settings = partitioned.program, partitioned.program.settings
     operators = {n.name for n in program.graph.nodes if is_operator(n)}
     for segment in partitioned.engine_segments if partitioned.fallbacks else ():
         count = sum(name in operators for name in segment.nodes)
         if count < (least := settings.min_block_size):
-            raise ModelError("blocks", f"{segment.name} has {count} operators, min_block_size={least}")
+            raise ModelError("blocks", f"{segment.name} has {count} operators, fewer than min_block_size={least}")
     if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
         raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
@@ -261,31 +263,31 @@ def _check_blocks(partitioned: Partitioned) -> None:
         known |= {p.name for p in segment.outputs}
 
 
-def _check_read(compiled: Compiled) -> None:
+def _check_inputs_are_read(compiled: Compiled) -> None:
     """Check that layers read each non-empty tensor among an engine's inputs."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
-        given = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
-        if unread := [name for name in given if name not in read]:
+        inputs = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
+        if unread := [name for name in inputs if name not in read]:
             raise ModelError("blocks", f"no layer of {network.name} reads its input {', '.join(unread)}")
 
 
-def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
+def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
     """Run the compiled model, eager and eager in float64, each with a separate state, and compare them."""
-    module, eager, exact = compiled.module(executor), model.made(), model.made().double()
+    module, eager, exact = compiled.module(executor), model.create(), model.create().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
     tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
     for sizes, spread in tries:
         where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items())}{' strided' * spread} on {executor}"
         ours, theirs, doubles = (model.arguments(sizes, strided=spread) for _ in range(3))
         doubles = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, doubles)
-        run = _Run(module, eager, exact, ours, theirs, doubles, where, executor)
+        run = _ComparedCalls(module, eager, exact, ours, theirs, doubles, where, executor)
         if sizes == model.opt or run.is_captured():
-            run.twice()
+            run.compare_two_calls()
 
 
 @frozen
-class _Run:
+class _ComparedCalls:
     """The calls of the compiled module, of eager, and of eager in float64 with the same arguments."""
 
     module: CompiledModule
@@ -305,36 +307,36 @@ class _Run:
             return False
         return True
 
-    def twice(self) -> None:
-        first = self.once(f"{self.where}, first call")
-        before = [Snapshot.of(results) for results in first]
-        second = self.once(f"{self.where}, second call")
-        if fault := memory.kept(*zip(first, second, strict=True)):
+    def compare_two_calls(self) -> None:
+        first = self.compare_call(f"{self.where}, first call")
+        before = [Snapshot.take(results) for results in first]
+        second = self.compare_call(f"{self.where}, second call")
+        if fault := memory.describe_memory_shared_by_calls(*zip(first, second, strict=True)):
             raise ModelError("aliasing", f"{fault}{self.where}")
         if (fault := before[0].changes()) and not before[1].changes():
             raise ModelError("aliasing", f"the second call changed a result of the first, {fault}{self.where}")
 
-    def once(self, where: str) -> tuple[Leaf, Leaf]:
+    def compare_call(self, where: str) -> tuple[Leaf, Leaf]:
         with torch.no_grad():
-            with Echoes() as echoes:
-                want = self.eager(*self.theirs[0], **self.theirs[1])
+            with ReturnedInputs() as returned_inputs:
+                eager = self.eager(*self.theirs[0], **self.theirs[1])
             try:
-                best = self.exact(*self.doubles[0], **self.doubles[1])
+                exact = self.exact(*self.doubles[0], **self.doubles[1])
             except (RuntimeError, ValueError):  # an operator does not accept float64 together with other dtypes
-                best = None
+                exact = None
         try:
-            got = self.module(*self.ours[0], **self.ours[1])
+            ours = self.module(*self.ours[0], **self.ours[1])
         except Exception as error:
             raise ModelError("runs", f"{type(error).__name__}{where}: {error}") from error
-        self.compare("values", "result", want, best, got, where)
-        self.compare("mutation", "input", self.theirs, self.doubles, self.ours, where)
+        self.compare_outputs("values", "result", eager, exact, ours, where)
+        self.compare_outputs("mutation", "input", self.theirs, self.doubles, self.ours, where)
         mutated = {name: find_buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         theirs, doubles = ({name: m.get_buffer(name) for name in mutated} for m in (self.eager, self.exact))
-        self.compare("mutation", "buffer", theirs, doubles, mutated, where)
-        if fault := sharing(got, self.ours, want, self.theirs, echoes.heard):
+        self.compare_outputs("mutation", "buffer", theirs, doubles, mutated, where)
+        if fault := describe_shared_memory(ours, self.ours, eager, self.theirs, returned_inputs.tensors):
             raise ModelError("aliasing", f"{fault}{where}")
-        return got, want
+        return ours, eager
 
-    def compare(self, kind: Kind, what: str, want: object, best: object, got: object, where: str) -> None:
-        if fault := outputs_difference(what, want, best, got, self.module.program, self.executor):
-            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_printed(self.module.compiled)}")
+    def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
+        if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
+            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_networks(self.module.compiled)}")

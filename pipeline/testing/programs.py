@@ -26,7 +26,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 
-MOST = 1024
+MAX_UNBACKED = 1024
 """The assumed upper bound of data-dependent sizes."""
 
 
@@ -35,7 +35,7 @@ class CallError(PipelineError, ValueError):
 
 
 @frozen
-class Made:
+class CallProgram:
     """The program of a call, and the sources of its inputs."""
 
     program: Program
@@ -44,11 +44,11 @@ class Made:
 
     def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Leaf]:
         """Return the program's arguments for these sizes: pairs of reals for complex tensors."""
-        tensors = [torch.view_as_real(t) if t.is_complex() else t for t in call.tensors(sizes)]
+        tensors = [torch.view_as_real(t) if t.is_complex() else t for t in call.create_tensors(sizes)]
         return [tensors[i] if isinstance(i, int) else sizes[i] for i in self.inputs]
 
 
-def program_of(call: Call, settings: CompilationSettings) -> Made:
+def build_call_program(call: Call, settings: CompilationSettings) -> CallProgram:
     """Build the program: inputs, constants, sizes read from the inputs, arithmetic on sizes, the call, its results."""
     if settings.device == "cuda":
         ensure_cuda_guard()
@@ -65,31 +65,31 @@ class _Builder:
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False)
         self.mode.cache_enabled = False  # each call has its own fake mode: a cache entry costs more than it saves
-        self.hints = _hints(call.sizes)
-        self.symbols = {name: self.symbol(name) for name in call.sizes}
+        self.hints = _choose_hints(call.sizes)
+        self.symbols = {name: self.create_symbol(name) for name in call.sizes}
         self.size_nodes: dict[str, torch.fx.Node] = {}
         self.parameters: dict[str, torch.Tensor] = {}
 
-    def symbol(self, name: str) -> torch.SymInt:
+    def create_symbol(self, name: str) -> torch.SymInt:
         """Return a symbolic int with a hint of at least 2, as in torch.export."""
         size, hint = self.call.sizes[name], self.hints[name]
         source = ConstantSource(f"__size_{name}")
-        made = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
-        self.environment.constrain_symbol_range(made, compiler_min=2, compiler_max=max(size.max, 3))
-        return cast(torch.SymInt, self.environment.create_symintnode(made, hint=hint, source=source))
+        symbol = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        self.environment.constrain_symbol_range(symbol, compiler_min=2, compiler_max=max(size.max, 3))
+        return cast(torch.SymInt, self.environment.create_symintnode(symbol, hint=hint, source=source))
 
-    def build(self, settings: CompilationSettings) -> Made:
-        tensors = [self.tensor(i, spec) for i, spec in enumerate(self.call.specs)]
-        given: list[int | str] = [i for i, spec in enumerate(self.call.specs) if not spec.constant]
-        given += self.read_sizes(tensors)
+    def build(self, settings: CompilationSettings) -> CallProgram:
+        tensors = [self.create_input(i, spec) for i, spec in enumerate(self.call.specs)]
+        sources: list[int | str] = [i for i, spec in enumerate(self.call.specs) if not spec.constant]
+        sources += self.read_sizes(tensors)
         rest = iter(tensors)
-        args, kwargs = self.call.map(lambda leaf: self.argument(leaf, rest))
+        args, kwargs = self.call.map_leaves(lambda leaf: self.convert_argument(leaf, rest))
         node = self.graph.call_function(self.call.target, tuple(args), kwargs)
-        node.meta["val"] = self.meta(args, kwargs)
-        outputs = self.outputs(node)
-        return Made(self.program(outputs, settings), tuple(given))
+        node.meta["val"] = self.fake_result(args, kwargs)
+        outputs = self.create_outputs(node)
+        return CallProgram(self.create_program(outputs, settings), tuple(sources))
 
-    def tensor(self, index: int, spec: TensorSpec) -> torch.fx.Node:
+    def create_input(self, index: int, spec: TensorSpec) -> torch.fx.Node:
         """Create the placeholder of a tensor; a constant becomes a parameter, a complex input pairs of reals."""
         node = self.graph.placeholder(f"{'p' if spec.constant else 'x'}{index}")
         pairs = spec.dtype.is_complex and not spec.constant
@@ -98,31 +98,31 @@ class _Builder:
             dtype = spec.dtype.to_real() if pairs else spec.dtype
             node.meta["val"] = torch.empty([*shape, 2] if pairs else shape, dtype=dtype, device=self.device)
         if spec.constant:
-            self.parameters[node.name] = self.call.tensors()[index]
-        return self.step(aten.view_as_complex.default, node) if pairs else node
+            self.parameters[node.name] = self.call.create_tensors()[index]
+        return self.add_call(aten.view_as_complex.default, node) if pairs else node
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
         """Create a node that reads each size from the shape of an input, or from a separate input."""
-        own = []
+        separate_inputs = []
         inputs = [(x, spec.shape) for x, spec in zip(tensors, self.call.specs, strict=True) if not spec.constant]
         for name in self.call.sizes:
             read = next(((x, shape.index(name)) for x, shape in inputs if name in shape), None)
             if read is None:
                 node = self.graph.placeholder(name)
-                own.append(name)
+                separate_inputs.append(name)
             else:
                 node = self.graph.call_function(aten.sym_size.int, read)
             node.meta["val"] = self.symbols[name]
             self.size_nodes[name] = node
-        return own
+        return separate_inputs
 
-    def argument(self, leaf: object, tensors: Any) -> Any:
+    def convert_argument(self, leaf: object, tensors: Any) -> Any:
         """Return an argument of the node: a node, or a plain value; sizes are computed as in torch.export's graphs."""
         if isinstance(leaf, TensorSpec):
             return next(tensors)
-        return leaf.computed(self.size_nodes, self.step) if isinstance(leaf, Size) else leaf
+        return leaf.evaluate(self.size_nodes, self.add_call) if isinstance(leaf, Size) else leaf
 
-    def step(self, function: Target, *args: Argument) -> torch.fx.Node:
+    def add_call(self, function: Target, *args: Argument) -> torch.fx.Node:
         """Create a node, and compute its value."""
         node = self.graph.call_function(function, args)
         values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
@@ -130,33 +130,33 @@ class _Builder:
             node.meta["val"] = function(*(v.resolve_conj() if isinstance(v, torch.Tensor) else v for v in values))
         return node
 
-    def meta(self, args: Argument, kwargs: Argument) -> Any:
+    def fake_result(self, args: Argument, kwargs: Argument) -> Any:
         """Return the call's result on fake tensors; raise a `CallError` if a guard specializes a size."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), patch_for_export():
                 result = self.call.target(*args, **kwargs)
         except Exception as error:
-            raise CallError(f"PyTorch does not take the call: {type(error).__name__}: {error}") from error
-        fixed = {name: expression(s) for name, s in self.symbols.items() if not _is_free(s)}
+            raise CallError(f"PyTorch does not accept the call: {type(error).__name__}: {error}") from error
+        fixed = {name: expression(s) for name, s in self.symbols.items() if not _is_unconstrained(s)}
         if fixed:
-            raise CallError(f"PyTorch takes the call for these sizes only: {fixed}; give them as ints")
+            raise CallError(f"PyTorch accepts the call for these sizes only: {fixed}; replace the names by ints")
         return result
 
-    def outputs(self, node: torch.fx.Node) -> list[Leaf]:
+    def create_outputs(self, node: torch.fx.Node) -> list[Leaf]:
         """Create the nodes of requested results, with ``getitem`` for tuples; complex results become pairs of reals."""
-        value, found = node.meta["val"], [node]
+        value, results = node.meta["val"], [node]
         if isinstance(value, tuple | list):
-            found = [self.step(operator.getitem, node, i) for i in (self.call.outputs or range(len(value)))]
-        return [self.step(aten.view_as_real.default, n) if n.meta["val"].is_complex() else n for n in found]
+            results = [self.add_call(operator.getitem, node, i) for i in (self.call.outputs or range(len(value)))]
+        return [self.add_call(aten.view_as_real.default, n) if n.meta["val"].is_complex() else n for n in results]
 
-    def program(self, outputs: list[torch.fx.Node], settings: CompilationSettings) -> Program:
+    def create_program(self, outputs: list[torch.fx.Node], settings: CompilationSettings) -> Program:
         self.graph.output(tuple(outputs))
         symbols = {str(expression(s)): self.call.sizes[name] for name, s in self.symbols.items()}
-        symbols |= {str(s): Range(0, 4, MOST) for out in outputs for s in _data_dependent(out.meta["val"])}
+        symbols |= {str(s): Range(0, 4, MAX_UNBACKED) for out in outputs for s in _unbacked_symbols(out.meta["val"])}
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.name not in self.parameters]
         inputs = tuple(make_port(n.name, n.meta["val"], symbols) for n in placeholders)
-        made = Program(
+        program = Program(
             graph_module=torch.fx.GraphModule(torch.nn.Module(), self.graph),
             inputs=inputs,
             outputs=tuple(Output(n.name) for n in outputs),
@@ -168,10 +168,10 @@ class _Builder:
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,
         )
-        return name_outputs(made)
+        return name_outputs(program)
 
 
-def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
+def _choose_hints(sizes: Mapping[str, Range]) -> dict[str, int]:
     """Return a hint for each size, on which guards are evaluated. Hints differ if the ranges allow it, since equal
     hints may make torch specialize two sizes as equal."""
     hints: dict[str, int] = {}
@@ -181,13 +181,13 @@ def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
     return hints
 
 
-def _data_dependent(value: object) -> set[object]:
+def _unbacked_symbols(value: object) -> set[object]:
     """Return the symbols of data-dependent sizes."""
     sizes = shape_of(value) if isinstance(value, torch.Tensor) else ()
     return {s for size in sizes if not isinstance(size, int) for s in free_unbacked_symbols(size)}
 
 
-def _is_free(size: torch.SymInt) -> bool:
+def _is_unconstrained(size: torch.SymInt) -> bool:
     """Return whether no guard has specialized a size or equated it with another."""
     expr = expression(size)
     return not isinstance(expr, int) and bool(expr.is_Symbol) and expr not in size.node.shape_env.replacements

@@ -20,18 +20,18 @@ from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call
 from pipeline.testing.check import Checked, CheckError, Rejected, check
 from pipeline.testing.programs import CallError
-from pipeline.testing.strategies import for_target
+from pipeline.testing.strategies import strategy_for
 
 Strategy = st.SearchStrategy[Call]
 
 BUILD_EVERY = 12
 """The engine of one call in so many is also built. A hash of the printed call chooses, so that failures recur."""
 
-ROUND = 10
+CALLS_PER_ROUND = 10
 """The calls that Hypothesis draws in one round. After ten it mostly draws variations of earlier ones, which find
 little."""
 
-_ALWAYS: dict[str, Any] = {
+_HYPOTHESIS_OPTIONS: dict[str, Any] = {
     "deadline": None,
     "report_multiple_bugs": False,
     "suppress_health_check": [hypothesis.HealthCheck.too_slow],
@@ -52,12 +52,12 @@ class Tally:
     seen: set[Call] = field(factory=set, repr=False)
     refused: list[CallError] = field(factory=list, repr=False)
 
-    def run(self, call: Call, checked: Callable[[Call], Checked | Rejected]) -> None:
+    def check_once(self, call: Call, check: Callable[[Call], Checked | Rejected]) -> None:
         """Check a call and count it, once."""
         if call in self.seen:
             return
         try:
-            self.add(checked(call))
+            self.add(check(call))
         except CallError as error:
             self.refused.append(error)
         self.seen.add(call)
@@ -72,7 +72,7 @@ class Tally:
 
     def __str__(self) -> str:
         rows = [f"  {count} x {reason}" for reason, count in self.reasons.most_common()]
-        rows += [f"  PyTorch does not take {len(self.refused)}: {self.refused[0]}"] if self.refused else []
+        rows += [f"  PyTorch does not accept {len(self.refused)}: {self.refused[0]}"] if self.refused else []
         return "\n".join([f"{self.passed} calls passed, {self.used} of them by the converter itself", *rows])
 
 
@@ -93,7 +93,7 @@ def check_target(
     Args:
         target: the operator.
         registry, decompositions, settings: for the compilation.
-        strategy: the strategy that generates calls; None: ``strategies.for_target``.
+        strategy: the strategy that generates calls; None: ``strategies.strategy_for``.
         dynamic: True: only calls with dynamic sizes; False: all sizes are static; None: calls as generated.
         build_every: build an engine for every N-th call; 0 for none.
         profile: Hypothesis's settings; None: the profile that is loaded. Only the first failure is raised, after
@@ -106,47 +106,47 @@ def check_target(
             converter.
         LookupError: there is no strategy, and none can be generated from the schema.
     """
-    drawn = strategy if strategy is not None else for_target(target)
+    drawn = strategy if strategy is not None else strategy_for(target)
     if drawn is None:
         raise LookupError(
-            f"no strategy for {qualified_name(target)}: its arguments are tied to one another; pass strategy=…"
+            f"no strategy for {qualified_name(target)}: its arguments are interdependent; pass strategy=…"
         )
     tally = Tally()
 
-    def checked(call: Call) -> Checked | Rejected:
+    def check_call(call: Call) -> Checked | Rejected:
         build = build_every > 0 and zlib.crc32(repr(call).encode()) % build_every == 0
-        compiling = {"registry": registry, "decompositions": decompositions, "settings": settings}
-        return check(call, **compiling, build=build, devices=devices)  # type: ignore[arg-type]
+        options = {"registry": registry, "decompositions": decompositions, "settings": settings}
+        return check(call, **options, build=build, devices=devices)  # type: ignore[arg-type]
 
-    drawn = drawn.filter(lambda call: call.dynamic) if dynamic else drawn
-    drawn = drawn.map(lambda call: call.static()) if dynamic is False else drawn
-    draw(drawn, lambda call: tally.run(call, checked), profile or hypothesis.settings())
+    drawn = drawn.filter(lambda call: call.is_dynamic) if dynamic else drawn
+    drawn = drawn.map(lambda call: call.with_static_sizes()) if dynamic is False else drawn
+    run_on_random_calls(drawn, lambda call: tally.check_once(call, check_call), profile or hypothesis.settings())
     _check_tested(qualified_name(target), tally)
     return tally
 
 
-def draw(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
+def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
     """Run a function on ``profile.max_examples`` random calls."""
-    for number in range(0, profile.max_examples, ROUND):
-        count = min(ROUND, profile.max_examples - number)
+    for number in range(0, profile.max_examples, CALLS_PER_ROUND):
+        count = min(CALLS_PER_ROUND, profile.max_examples - number)
 
-        @hypothesis.settings(profile, max_examples=count, **_ALWAYS)
-        @hypothesis.given(drawn)
-        def calls(call: Call) -> None:
+        @hypothesis.settings(profile, max_examples=count, **_HYPOTHESIS_OPTIONS)
+        @hypothesis.given(strategy)
+        def run_round(call: Call) -> None:
             run(call)
 
-        (hypothesis.seed(number)(calls) if profile.derandomize else calls)()  # another seed in each round
+        (hypothesis.seed(number)(run_round) if profile.derandomize else run_round)()  # another seed in each round
 
 
 def _check_tested(name: str, tally: Tally) -> None:
     if len(tally.refused) > len(tally.seen) / 2:
-        raise AssertionError(f"{name}: most calls that are drawn are none\n{tally}") from tally.refused[0]
+        raise AssertionError(f"{name}: PyTorch does not accept most of the random calls\n{tally}") from tally.refused[0]
     if not tally.passed:
         raise AssertionError(f"{name}: nothing was tested, every call was rejected\n{tally}")
-    if not tally.used and any(call.inputs or call.dynamic for call in tally.seen):  # the rest is folded, rightly
+    if not tally.used and any(call.inputs or call.is_dynamic for call in tally.seen):  # the rest is folded, rightly
         raise AssertionError(
-            f"{name}: its converter was never used: it is decomposed first "
-            "(pass decompositions=DECOMPOSITIONS.without(target) to leave it whole)"
+            f"{name}: its converter was never used, because the operator is decomposed first "
+            "(pass decompositions=DECOMPOSITIONS.without(target) to keep the operator)"
         )
 
 
@@ -165,11 +165,11 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
         CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if the function declares no
             converter.
     """
-    registry, declared = _registry(converter, options.pop("registry", DYNAMO_CONVERTERS))
+    registry, declared = _registry_and_targets(converter, options.pop("registry", DYNAMO_CONVERTERS))
     if not declared or (unknown := [target for target in targets if target not in declared]):
         what = f"of {qualified_name(unknown[0])}" if declared else "at all"
         known = ", ".join(map(qualified_name, declared)) or "nothing"
-        raise LookupError(f"there is no converter {what} to test: {known} is declared")
+        raise LookupError(f"there is no converter {what} to test: declared are converters of {known}")
     try:
         for target in targets or declared:
             check_target(target, registry=registry, **options)
@@ -178,7 +178,7 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
         raise
 
 
-def _registry(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
+def _registry_and_targets(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
     if isinstance(converter, ConverterRegistry):
         return converter, sorted(converter.unique_targets(), key=qualified_name)
     return base.override(converter), [d.key for d in declarations_of(converter)]

@@ -26,8 +26,8 @@ class Units:
     """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error of fp32 matmuls there.
 
     ``signed_zeros``: whether zeros must have the same sign as in eager. ``exponential``: results are powers of e, for
-    which TensorRT has a wider bound (``beyond``). ``rounds_numbers``: eager rounds Python numbers to the tensor's dtype
-    before it computes, so the exact result is computed from rounded numbers.
+    which TensorRT has a wider bound (``exponent_tolerance``). ``rounds_numbers``: eager rounds Python numbers to the
+    tensor's dtype before it computes, so the exact result is computed from rounded numbers.
     """
 
     units: float
@@ -39,20 +39,20 @@ class Units:
     exponential: bool = False
     rounds_numbers: bool = False
 
-    def allowed(self, executor: str, dtype: torch.dtype) -> float:
+    def allowed_units(self, executor: str, dtype: torch.dtype) -> float:
         """Return the units that this executor may add to eager's error."""
         if executor != "tensorrt":
             return self.units
         uses_tf32 = dtype == torch.float32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
-    def of_pairs(self) -> Units:
+    def for_complex_results(self) -> Units:
         """Return the row for complex results: real and imaginary parts are sums of products, which may cancel, and the
         signs of eager's zeros depend on the tensor's length."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
-    def beyond(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
+    def exponent_tolerance(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
         """Return the additional error allowed for TensorRT, which rounds the exponent of e to float32, so that the
         error grows with the exponent. Also, a power that is subnormal in float32 may become 0; silu multiplies it by up
         to 128.
@@ -67,62 +67,58 @@ class Units:
         return single.eps * size * size.clamp(min=single.tiny).log().abs() + 128 * single.tiny
 
 
-DEFAULT: Final = Units(2, "one rounding of our own and one where eager and we fall to different sides")
+DEFAULT: Final = Units(2, "one rounding in the engine, and one that falls to the other side of eager's")
 
 _SUM = Units(4, "the order of a sum is free", "absolute", signed_zeros=False)
-_MOMENTS = Units(4, "a mean is a sum, which may cancel; its variance takes it away", "tensor", signed_zeros=False)
+_MOMENTS = Units(4, "a mean is a sum, whose terms may cancel; the variance subtracts it", "tensor", signed_zeros=False)
 _PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2e-3, signed_zeros=False)
-_TIES = Units(
-    0, "chosen, not computed; which of two zeros is chosen differs with the place in eager", signed_zeros=False
-)
-_ATTENTION = Units(4, "a mean weighted by what sums of products give, which may cancel", "tensor", tf32=2e-3)
+_TIES = Units(0, "elements are selected; whether eager selects 0 or -0 depends on the index", signed_zeros=False)
+_ATTENTION = Units(4, "a mean whose weights are exponentials of sums, which may cancel", "tensor", tf32=2e-3)
 _NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tensor", signed_zeros=False)
-_CURVE = Units(
-    16, "as before, and the weights come from places that are themselves rounded", "tensor", signed_zeros=False
-)
+_CURVE = Units(16, "weights of neighbours depend on rounded coordinates", "tensor", signed_zeros=False)
 
 _FOURIER = Units(8, "a sum of as many products as the transform is long, which may cancel", "tensor", tf32=4e-3)
-_STEPS = Units(32, "each step of an elimination rounds, and divides by what is left", "tensor", signed_zeros=False)
-_RECURRENT = Units(16, "what a step rounds is handed on to the next", "tensor", tf32=4e-3, signed_zeros=False)
+_STEPS = Units(32, "each elimination step rounds, and divides by a small remainder", "tensor", signed_zeros=False)
+_RECURRENT = Units(16, "each step adds its rounding error to the next", "tensor", tf32=4e-3, signed_zeros=False)
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
 
-def _each(names: str, row: Units) -> dict[object, Units]:
+def _rows(names: str, row: Units) -> dict[object, Units]:
     return dict.fromkeys(names.split(), row)
 
 
 ULPS: Final[Mapping[object, Units]] = {
-    **_each("sum mean cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d", _SUM),
-    **_each("adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d", _SUM),
-    **_each("_embedding_bag _embedding_bag_forward_only unfold_backward", _SUM),
-    **_each("sigmoid silu", _TAIL),
-    **_each("addcmul addcdiv lerp linalg_cross", Units(4, "a product is added, and may cancel", "tensor")),
-    **_each(
+    **_rows("sum mean cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d", _SUM),
+    **_rows("adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d", _SUM),
+    **_rows("_embedding_bag _embedding_bag_forward_only unfold_backward", _SUM),
+    **_rows("sigmoid silu", _TAIL),
+    **_rows("addcmul addcdiv lerp linalg_cross", Units(4, "a product is added, and may cancel", "tensor")),
+    **_rows(
         "logsumexp logcumsumexp",
         Units(4, "a logarithm near 0 has few of the bits of the sum, which is near 1", "tensor"),
     ),
-    **_each("remainder fmod", Units(DEFAULT.units, DEFAULT.reason, rounds_numbers=True)),
+    **_rows("remainder fmod", Units(DEFAULT.units, DEFAULT.reason, rounds_numbers=True)),
     "prod": Units(8, "the order of a product of many factors is free, and each rounds"),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
-    **_each("maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort", _TIES),
-    **_each("cummax cummin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _TIES),
-    **_each("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d", _TIES),
-    **_each("add sub rsub", Units(1, "other times alpha is rounded before it is added", "tensor")),
-    **_each("log_softmax _log_softmax", Units(2, "a difference, which may cancel", "tensor")),
-    **_each("mm bmm addmm baddbmm matmul linear mv dot convolution addmv addbmm", _PRODUCT),
-    **_each("erfc special_erfcx erfinv", Units(6, "a polynomial of twelve terms, and an exponential")),
-    **_each("lgamma digamma", Units(16, "terms that cancel where the function is 0", "tensor")),
+    **_rows("maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort", _TIES),
+    **_rows("cummax cummin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _TIES),
+    **_rows("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d", _TIES),
+    **_rows("add sub rsub", Units(1, "other times alpha is rounded before it is added", "tensor")),
+    **_rows("log_softmax _log_softmax", Units(2, "a difference, which may cancel", "tensor")),
+    **_rows("mm bmm addmm baddbmm matmul linear mv dot convolution addmv addbmm", _PRODUCT),
+    **_rows("erfc special_erfcx erfinv", Units(6, "a polynomial of twelve terms, and an exponential")),
+    **_rows("lgamma digamma", Units(16, "terms that cancel where the function is 0", "tensor")),
     "rms_norm": Units(4, "a mean of squares, a root, a quotient and a product, each rounded"),
-    **_each("var_mean std_mean layer_norm native_layer_norm group_norm native_group_norm instance_norm", _MOMENTS),
-    **_each("batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training", _MOMENTS),
-    **_each("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _ATTENTION),
-    **_each("upsample_linear1d upsample_bilinear2d upsample_trilinear3d", _NEIGHBOURS),
-    **_each("upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d", _CURVE),
-    **_each("_fft_c2c _fft_r2c _fft_c2r", _FOURIER),
-    **_each("linalg_inv_ex linalg_cholesky_ex linalg_solve_triangular cholesky_solve cholesky_inverse", _STEPS),
-    **_each("linalg_solve linalg_det linalg_slogdet", _STEPS),
-    **_each("lstm gru rnn_tanh rnn_relu packed_lstm packed_gru packed_rnn_tanh packed_rnn_relu", _RECURRENT),
-    **_each("linear_attention selective_scan", _RECURRENT),
+    **_rows("var_mean std_mean layer_norm native_layer_norm group_norm native_group_norm instance_norm", _MOMENTS),
+    **_rows("batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training", _MOMENTS),
+    **_rows("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _ATTENTION),
+    **_rows("upsample_linear1d upsample_bilinear2d upsample_trilinear3d", _NEIGHBOURS),
+    **_rows("upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d", _CURVE),
+    **_rows("_fft_c2c _fft_r2c _fft_c2r", _FOURIER),
+    **_rows("linalg_inv_ex linalg_cholesky_ex linalg_solve_triangular cholesky_solve cholesky_inverse", _STEPS),
+    **_rows("linalg_solve linalg_det linalg_slogdet", _STEPS),
+    **_rows("lstm gru rnn_tanh rnn_relu packed_lstm packed_gru packed_rnn_tanh packed_rnn_relu", _RECURRENT),
+    **_rows("linear_attention selective_scan", _RECURRENT),
 }
 """The rows by operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
 

@@ -8,36 +8,38 @@ from typing import Any, Final
 
 import torch
 
-Make = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
+CreateValues = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
 
 
-def _between(low: int, high: int) -> Make:
+def _ints_between(low: int, high: int) -> CreateValues:
     """Return a generator of integers from ``low`` to ``high``, both included."""
     return lambda shape, dtype, generator: torch.randint(low, high + 1, shape, generator=generator)
 
 
-def _uniform(low: float, high: float) -> Make:
+def _floats_between(low: float, high: float) -> CreateValues:
     def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
 
     return make
 
 
-def _signed(most: int) -> Make:
+def _ints_up_to(most: int) -> CreateValues:
     """Return a generator of integers up to ``most``, of both signs where the dtype has them."""
-    return lambda shape, dtype, generator: _between(0 if dtype == torch.uint8 else -most, most)(shape, dtype, generator)
+    return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
+        shape, dtype, generator
+    )
 
 
-def _either(floats: Make, others: Make) -> Make:
+def _per_dtype(floats: CreateValues, others: CreateValues) -> CreateValues:
     """Return a generator that uses ``floats`` for float dtypes, and ``others`` for other dtypes."""
     return lambda shape, dtype, generator: (floats if dtype.is_floating_point else others)(shape, dtype, generator)
 
 
-_normal = _either(
-    lambda shape, dtype, generator: torch.randn(shape, generator=generator, dtype=torch.float64), _signed(9)
+_normal = _per_dtype(
+    lambda shape, dtype, generator: torch.randn(shape, generator=generator, dtype=torch.float64), _ints_up_to(9)
 )
-_positive = _either(_uniform(0.1, 4.0), _between(1, 9))
-_small = _signed(3)
+_positive = _per_dtype(_floats_between(0.1, 4.0), _ints_between(1, 9))
+_small = _ints_up_to(3)
 
 
 def _nonzero(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -45,28 +47,28 @@ def _nonzero(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
     return _positive(shape, dtype, generator) * sign
 
 
-def _choice(pool: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+def _random_choice(pool: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     return pool[torch.randint(0, len(pool), shape, generator=generator)]
 
 
-_ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 100.0, -100.0)
+_SPECIAL_FLOATS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 100.0, -100.0)
 
 
-def _without(unwanted: Callable[[float], bool]) -> Make:
+def _special_without(unwanted: Callable[[float], bool]) -> CreateValues:
     """Return a generator of ``special`` values, without some floats."""
-    allowed = torch.tensor([value for value in _ODD if not unwanted(value)], dtype=torch.float64)
-    return _either(lambda shape, dtype, generator: _choice(allowed, shape, generator), _special)
+    allowed = torch.tensor([value for value in _SPECIAL_FLOATS if not unwanted(value)], dtype=torch.float64)
+    return _per_dtype(lambda shape, dtype, generator: _random_choice(allowed, shape, generator), _special)
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate floats with NaN, infinities and zeros of both signs; integers up to near the ends of their range."""
     if dtype.is_floating_point:
-        return _choice(torch.tensor(_ODD, dtype=torch.float64), shape, generator)
+        return _random_choice(torch.tensor(_SPECIAL_FLOATS, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:
         return _normal(shape, dtype, generator)
     most = torch.iinfo(dtype).max  # its negative, but not the least number: dividing that by -1 ends the process
     pool = [0, 1, 2, 7, 100, most, most - 1, *([] if dtype == torch.uint8 else [-most, -1, -7])]
-    return _choice(torch.tensor(pool, dtype=torch.int64), shape, generator)
+    return _random_choice(torch.tensor(pool, dtype=torch.int64), shape, generator)
 
 
 def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -75,10 +77,10 @@ def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
         return _special(shape, dtype, generator)
     most = torch.finfo(dtype).max
     pool = (math.nan, math.inf, -math.inf, math.nan, math.inf, -math.inf, most, -most, most / 2, -0.0, 0.0, 1.0)
-    return _choice(torch.tensor(pool, dtype=torch.float64), shape, generator)
+    return _random_choice(torch.tensor(pool, dtype=torch.float64), shape, generator)
 
 
-def _sorted(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _sorted_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate small integers, or extreme values, sorted along the last dim, with NaN last."""
     kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme
     return kind(shape, dtype, generator).sort(-1).values
@@ -87,9 +89,9 @@ def _sorted(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
 def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate floats up to 1000, integers beyond 2**24 where the dtype holds them, and beyond 2**31 in int64."""
     if dtype.is_floating_point:
-        return _uniform(-1000.0, 1000.0)(shape, dtype, generator)
+        return _floats_between(-1000.0, 1000.0)(shape, dtype, generator)
     high = {torch.int64: 1 << 40, torch.int32: 1 << 30}.get(dtype, 127)
-    return _signed(high)(shape, dtype, generator)
+    return _ints_up_to(high)(shape, dtype, generator)
 
 
 def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -105,14 +107,14 @@ def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gene
     return torch.rand(shape, generator=generator).argsort(-1)
 
 
-def _regular(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _regular_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate matrices that are far from singular, the largest element of a row at any index."""
     *batch, rows, columns = shape
     order = torch.rand(*batch, rows, 1, generator=generator).argsort(-2).expand(*batch, rows, columns)
     return (0.3 * torch.randn(*shape, generator=generator) + 2 * torch.eye(rows, columns)).gather(-2, order)
 
 
-def _definite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _positive_definite_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate symmetric matrices whose eigenvalues are 1 or more; parts of such for shapes that are not square."""
     *batch, rows, columns = shape
     size = max(rows, columns)
@@ -120,21 +122,21 @@ def _definite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generat
     return (factor @ factor.mT / max(size, 1) + torch.eye(size))[..., :rows, :columns]
 
 
-VALUES: Final[Mapping[str, Make]] = {
+VALUES: Final[Mapping[str, CreateValues]] = {
     "normal": _normal,
     "positive": _positive,
     "nonzero": _nonzero,
-    "unit": _uniform(-0.999, 0.999),
+    "unit": _floats_between(-0.999, 0.999),
     "small": _small,
     "large": _large,
     "special": _special,
     "extreme": _extreme,
-    "sorted": _sorted,
-    "no nan": _without(math.isnan),
+    "sorted": _sorted_values,
+    "no nan": _special_without(math.isnan),
     "distinct": _distinct,
     "permutation": _permutation,
-    "regular": _regular,
-    "definite": _definite,
+    "regular": _regular_matrices,
+    "definite": _positive_definite_matrices,
     "zeros": lambda shape, dtype, generator: torch.zeros(shape),
     "ones": lambda shape, dtype, generator: torch.ones(shape),
 }
@@ -149,11 +151,11 @@ alike. permutation: indices along the last dim, each once. regular: matrices far
 positive definite matrices. zeros, ones.
 """
 
-PARAMETRIC: Final[Mapping[str, Callable[..., Make]]] = {
-    "below": lambda k: _between(0, k - 1),
-    "index": lambda k: _between(-k, k - 1),
-    "between": _between,
-    "uniform": _uniform,
+PARAMETRIC: Final[Mapping[str, Callable[..., CreateValues]]] = {
+    "below": lambda k: _ints_between(0, k - 1),
+    "index": lambda k: _ints_between(-k, k - 1),
+    "between": _ints_between,
+    "uniform": _floats_between,
 }
 """The kinds of values with numbers, as in ``("below", 5)``; a number may be the name of a size.
 
@@ -162,26 +164,26 @@ uniform low, high: floats.
 """
 
 
-def generate(what: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return a tensor of this shape and dtype. ``what`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
+def generate(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return a tensor of this shape and dtype. ``kind`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
     ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Real and imaginary parts are both
     generated so."""
     if dtype.is_complex:
-        return torch.complex(*(generate(what, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
+        return torch.complex(*(generate(kind, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)
-    if isinstance(what, str):
-        return _cast(_named(VALUES, what)(tuple(shape), dtype, generator), dtype)
-    name, *numbers = what
+    if isinstance(kind, str):
+        return _cast(_lookup(VALUES, kind)(tuple(shape), dtype, generator), dtype)
+    name, *numbers = kind
     if name == "given":
         return torch.tensor(numbers[0], dtype=dtype).reshape(tuple(shape))
-    return _cast(_named(PARAMETRIC, name)(*numbers)(tuple(shape), dtype, generator), dtype)
+    return _cast(_lookup(PARAMETRIC, name)(*numbers)(tuple(shape), dtype, generator), dtype)
 
 
 def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
-def _named(table: Mapping[str, object], name: str) -> Any:
+def _lookup(table: Mapping[str, object], name: str) -> Any:
     if name not in table:
-        raise ValueError(f"no values are called {name!r}; there are {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
+        raise ValueError(f"unknown values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]

@@ -24,7 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting
 from pipeline.program import Program, Validated
-from pipeline.verification.split import refused
+from pipeline.verification.split import reject_nodes
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -34,26 +34,26 @@ class NotPossibleError(PipelineError):
 
 
 @frozen
-class Form:
-    """An alternative: functions that change a program and the verdicts; they may raise `NotPossibleError`."""
+class Alternative:
+    """An alternative implementation: functions that change a program and its verdicts, or raise `NotPossibleError`."""
 
     action: str
-    rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
-    decided: Callable[[Validated, Sequence[str], str], Validated] = lambda validated, nodes, reason: validated
+    rewrite: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
+    decide: Callable[[Validated, Sequence[str], str], Validated] = lambda validated, nodes, reason: validated
 
 
-def in_float32(program: Program, nodes: Sequence[str]) -> Program:
-    """Return the program with these nodes computed in float32 between casts; weights are cast by recipe."""
+def compute_in_float32(program: Program, nodes: Sequence[str]) -> Program:
+    """Return the program with these nodes computed in float32 between casts; a cast weight is stored in float32."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
-    found = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
-    if not found:
-        raise NotPossibleError("no node of it computes in float16 or bfloat16")
-    for node in found:
-        _widened(rewriting, node)
+    halves = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
+    if not halves:
+        raise NotPossibleError("none of the nodes computes in float16 or bfloat16")
+    for node in halves:
+        _cast_to_float32(rewriting, node)
     return rewriting.changed_program()
 
 
-def _widened(rewriting: Rewriting, node: Node) -> None:
+def _cast_to_float32(rewriting: Rewriting, node: Node) -> None:
     def cast(value: Node) -> Node:
         if not _is_half(value):
             return value
@@ -61,13 +61,13 @@ def _widened(rewriting: Rewriting, node: Node) -> None:
 
     args, kwargs = map_arg((node.args, dict(node.kwargs)), cast)
     kwargs = {k: torch.float32 if v in HALVES else v for k, v in kwargs.items()}
-    _take_place(rewriting, node, rewriting.create(node.target, args, kwargs, node))
+    _replace_result(rewriting, node, rewriting.create(node.target, args, kwargs, node))
 
 
-def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
+def _replace_result(rewriting: Rewriting, old: Node, new: Argument) -> None:
     """Replace a node (or the items of its result) in all users by the new node, cast to the old node's dtype."""
     if isinstance(old.meta.get("val"), torch.Tensor):
-        rewriting.replace(old, _as_before(rewriting, old, new))
+        rewriting.replace(old, _cast_like(rewriting, old, new))
         return
     for item in list(old.users):
         if item.target is not operator.getitem:
@@ -77,10 +77,10 @@ def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
             made = new[index]
         else:
             made = rewriting.create(operator.getitem, (new, index), {}, item)
-        rewriting.replace(item, _as_before(rewriting, item, made))
+        rewriting.replace(item, _cast_like(rewriting, item, made))
 
 
-def _as_before(rewriting: Rewriting, old: Node, new: Node) -> Node:
+def _cast_like(rewriting: Rewriting, old: Node, new: Node) -> Node:
     dtype = old.meta["val"].dtype
     if new.meta["val"].dtype == dtype:
         return new
@@ -93,71 +93,71 @@ def _is_half(node: Node) -> bool:
     return any(isinstance(v, torch.Tensor) and v.dtype in HALVES for v in values)
 
 
-def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Program:
+def decompose_nodes(program: Program, nodes: Sequence[str], depth: int = 1) -> Program:
     """Return the program with these nodes decomposed by torch's decompositions, ``depth`` times."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     for node in [n for n in rewriting.graph.nodes if n.name in nodes]:
-        template, inputs = _template(rewriting, node, depth)
+        template, inputs = _trace_decomposition(rewriting, node, depth)
 
-        def emit(each: Node, args: Argument, kwargs: Argument, *, before: Node = node) -> Node:
+        def emit(traced: Node, args: Argument, kwargs: Argument, *, before: Node = node) -> Node:
             with rewriting.graph.inserting_before(before):
-                made = rewriting.graph.create_node("call_function", each.target, args, kwargs)
-            made.meta = {**origin_of(before.meta), "val": each.meta.get("val")}
+                made = rewriting.graph.create_node("call_function", traced.target, args, kwargs)
+            made.meta = {**origin_of(before.meta), "val": traced.meta.get("val")}
             return made
 
-        _take_place(rewriting, node, call_graph(template.graph, inputs, emit))
+        _replace_result(rewriting, node, call_graph(template.graph, inputs, emit))
     return rewriting.changed_program()
 
 
-def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:
+def _trace_decomposition(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:
     """Trace a node's decomposition on fake inputs; return the traced graph and the node's inputs."""
     flat, spec = tree_flatten((node.args, dict(node.kwargs)))
     inputs = [v for v in flat if isinstance(v, Node)]
     table: dict[Target, Function] = dict(torch.export.default_decompositions())
-    found: set[Target] = {node.target}
+    targets: set[Target] = {node.target}
 
     def call(*values: object) -> Argument:
-        given = iter(values)
-        args, kwargs = tree_unflatten([next(given) if isinstance(v, Node) else v for v in flat], spec)
+        rest = iter(values)
+        args, kwargs = tree_unflatten([next(rest) if isinstance(v, Node) else v for v in flat], spec)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     fakes = [v.detach() if isinstance(v, torch.Tensor) else v for v in (n.meta["val"] for n in inputs)]
     try:
         for _ in range(depth):
-            table |= {op: f for op, f in torch._decomp.decomposition_table.items() if op in found}
+            table |= {op: f for op, f in torch._decomp.decomposition_table.items() if op in targets}
             with one_export, torch.no_grad(), suppress_guards(rewriting.mode), enable_python_dispatcher():
                 traced = make_fx(call, decomposition_table=table, tracing_mode="real")(*fakes)
-            found = {n.target for n in traced.graph.nodes if torch.Tag.pointwise not in getattr(n.target, "tags", ())}
+            targets = {n.target for n in traced.graph.nodes if torch.Tag.pointwise not in getattr(n.target, "tags", ())}
     except Exception as error:
-        raise NotPossibleError(f"{node.name} cannot be taken apart: {error}") from error
+        raise NotPossibleError(f"{node.name} cannot be decomposed: {error}") from error
     if any(n.target is node.target or n.op == "get_attr" for n in traced.graph.nodes):
         raise NotPossibleError(f"{node.name} has no decomposition")
     return traced, inputs
 
 
-def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
+def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
     """Return the verdicts in which these nodes use the next converter that accepts them."""
     verdicts = dict(validated.verdicts)
     if not all(verdicts[name].others for name in nodes):
-        raise NotPossibleError("no other converter takes it")
+        raise NotPossibleError("no other converter accepts the nodes")
     for name in nodes:
         first, *others = verdicts[name].others
         verdicts[name] = evolve(verdicts[name], choice=first, others=tuple(others))
     return evolve(validated, verdicts=FrozenDict(verdicts))
 
 
-def in_torch(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
+def run_in_torch(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
     """Return the verdicts in which these nodes are rejected with this reason, so that they run in PyTorch."""
-    return refused(validated, {name: Rejection(reason) for name in nodes})
+    return reject_nodes(validated, {name: Rejection(reason) for name in nodes})
 
 
-IN_TORCH = Form("runs in PyTorch", decided=in_torch)
+IN_TORCH = Alternative("runs in PyTorch", decide=run_in_torch)
 
-FORMS = (
-    Form("computed in float32", rewritten=in_float32),
-    Form("lowered by another converter", decided=by_another_converter),
-    Form("lowered by torch's decomposition", rewritten=decomposed),
-    Form("lowered by torch's decomposition, twice", rewritten=partial(decomposed, depth=2)),
+ALTERNATIVES = (
+    Alternative("computed in float32", rewrite=compute_in_float32),
+    Alternative("lowered by another converter", decide=use_next_converter),
+    Alternative("lowered by torch's decomposition", rewrite=decompose_nodes),
+    Alternative("lowered by torch's decomposition, twice", rewrite=partial(decompose_nodes, depth=2)),
     IN_TORCH,
 )
-"""The forms, in the order in which they are tried."""
+"""The alternative implementations, in the order in which they are tried."""

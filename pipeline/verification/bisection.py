@@ -14,37 +14,41 @@ from pipeline.errors import source_line
 from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Agreement, OutputAgreement
-from pipeline.verification.eager import ancestors
+from pipeline.verification.eager import output_ancestors
 from pipeline.verification.measure import Comparison
-from pipeline.verification.recompile import Again
+from pipeline.verification.recompile import Recompiler
 from pipeline.verification.records import Bisection, Fault
-from pipeline.verification.script import script
-from pipeline.verification.search import Questions, search
-from pipeline.verification.split import split
+from pipeline.verification.script import fault_script
+from pipeline.verification.search import Predicate, find_wrong_sets
+from pipeline.verification.split import put_in_engines
 
 log = logging.getLogger(__name__)
 
-LIMIT = 200
+MAX_BUILDS = 200
 """The default limit of builds in one search."""
 
 
-def bisected(
-    compiled: Compiled, agreement: Agreement, comparison: Comparison, again: Again, limit: int = LIMIT
+def bisect_program(
+    compiled: Compiled,
+    agreement: Agreement,
+    comparison: Comparison,
+    recompiler: Recompiler,
+    max_builds: int = MAX_BUILDS,
 ) -> Bisection:
     """Find the smallest sets of nodes whose engines return wrong results, for a program that does not agree with eager.
 
     agreement: the errors of the whole program. comparison: the reference results. again: the stages that compile parts
     of the program.
     """
-    trials = _Trials(compiled, agreement, comparison, again)
-    nodes = suspects(compiled, agreement, comparison)
+    trials = _Trials(compiled, agreement, comparison, recompiler)
+    nodes = suspect_operators(compiled, agreement, comparison)
     if agreement.holds or not nodes:
         return Bisection((), 1, agreement)
-    questions = Questions(trials.wrong, limit, {frozenset(nodes): True}, count=1)
-    found = search(nodes, questions)
-    faults = tuple(_fault(compiled.program, names, trials.failures.get(frozenset(names), ())) for names in found.sets)
-    text = script(compiled.program, comparison, faults[0], agreement) if faults else ""
-    return Bisection(faults, questions.count, agreement, found.complete, text)
+    is_wrong = Predicate(trials.has_wrong_results, max_builds, {frozenset(nodes): True}, count=1)
+    result = find_wrong_sets(nodes, is_wrong)
+    faults = tuple(_fault(compiled.program, names, trials.failures.get(frozenset(names), ())) for names in result.sets)
+    text = fault_script(compiled.program, comparison, faults[0], agreement) if faults else ""
+    return Bisection(faults, is_wrong.count, agreement, result.complete, text)
 
 
 @define
@@ -54,16 +58,16 @@ class _Trials:
     compiled: Compiled
     agreement: Agreement
     comparison: Comparison
-    again: Again
+    recompiler: Recompiler
     failures: dict[frozenset[str], tuple[OutputAgreement, ...]] = field(factory=dict)
 
-    def wrong(self, nodes: frozenset[str]) -> bool | None:
+    def has_wrong_results(self, nodes: frozenset[str]) -> bool | None:
         """Return whether results are wrong with only these nodes in TensorRT; None if it does not compile or run."""
         report(len(self.failures), None, f"{len(nodes)} operators in TensorRT")
         only = frozenset((row.output, row.sample) for row in self.agreement.failures)
         try:
-            part = self.again.finished(split(self.compiled.partitioned, nodes))
-            failures = self.comparison.agreement(part, only).failures
+            part = self.recompiler.compile_partitioned(put_in_engines(self.compiled.partitioned, nodes))
+            failures = self.comparison.measure_agreement(part, only).failures
             if any(row.raised for row in failures) and not any(row.raised for row in self.agreement.failures):
                 return None  # the cut is the reason that it does not run
             self.failures[nodes] = failures
@@ -73,17 +77,17 @@ class _Trials:
         return bool(self.failures[nodes])
 
 
-def suspects(compiled: Compiled, agreement: Agreement, comparison: Comparison) -> list[str]:
+def suspect_operators(compiled: Compiled, agreement: Agreement, comparison: Comparison) -> list[str]:
     """Return the operators in engines on which a wrong output depends, in order."""
     wrong = {row.output for row in agreement.failures}
-    above = ancestors(compiled.program)
+    above = output_ancestors(compiled.program)
     nodes = {n for name, nodes in zip(comparison.names, above, strict=True) if name in wrong for n in nodes}
     inside = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     return [n.name for n in compiled.program.graph.nodes if n in nodes and n.name in inside and is_operator(n)]
 
 
 def _fault(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
-    found: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
-    nodes = [found[name] for name in names]
+    by_name: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
+    nodes = [by_name[name] for name in names]
     targets = tuple(qualified_name(node.target) for node in nodes)
     return Fault(tuple(names), targets, tuple(map(source_line, nodes)), tuple(failures))

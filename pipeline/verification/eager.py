@@ -36,7 +36,7 @@ ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
 """Operators that only check dtypes and strides, which differ here."""
 
 
-class Eager:
+class EagerRun:
     """An interpreter of a program's graph, which releases values after their last use.
 
     program: the captured program. parameters: the model's tensors, by name. device: where the graph runs. dtype: the
@@ -54,10 +54,10 @@ class Eager:
         *,
         noise: float | Callable[[torch.dtype], float] = 0.0,
         seed: int = 0,
-        kept: Sequence[str] = (),
+        saved_nodes: Sequence[str] = (),
     ) -> None:
         self.program, self.parameters, self.device, self.dtype = program, parameters, device, dtype
-        self.noise, self.kept = noise, frozenset(kept)
+        self.noise, self.saved_nodes = noise, frozenset(saved_nodes)
         self.generator = torch.Generator(device).manual_seed(seed) if noise else None
         self.values: dict[str, Argument] = {}
         self.env: dict[torch.fx.Node, Argument] = {}
@@ -67,85 +67,90 @@ class Eager:
         """Return the program's outputs for these inputs, including the new values of mutated buffers and inputs. The
         inputs themselves are not changed."""
         check_files(self.program.parameters)
-        given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
-        return self.run(given) if self.bound is None else self.bound(self.run, given)
+        by_name = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
+        return self.run(by_name) if self.bound is None else self.bound(self.run, by_name)
 
-    def run(self, given: Mapping[str, object]) -> tuple[object, ...]:
+    def run(self, inputs: Mapping[str, object]) -> tuple[object, ...]:
         """Run the graph for inputs given by name; free each value after its last use."""
         unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():
             for node in self.program.graph.nodes:
                 if node.op == "output":
                     break
-                value = self.value_of(node, given)
+                value = self.compute_value(node, inputs)
                 self.env[node] = value
-                self.note(node, value)
+                self.observe(node, value)
                 for done in unused[node]:
                     del self.env[done]
             env, self.env = self.env, {}
         return tuple(env[x] if isinstance(x, torch.fx.Node) else x for x in results_of(self.program.graph))
 
-    def note(self, node: torch.fx.Node, value: object) -> None:
-        """Save the value of a node if ``kept`` names it."""
-        if node.name in self.kept:
+    def observe(self, node: torch.fx.Node, value: object) -> None:
+        """Save the value of a node if ``saved_nodes`` names it."""
+        if node.name in self.saved_nodes:
             self.values[node.name] = value
 
-    def value_of(self, node: torch.fx.Node, given: Mapping[str, object]) -> Argument:
+    def compute_value(self, node: torch.fx.Node, inputs: Mapping[str, object]) -> Argument:
         """Return the value of a node, computed from the values of earlier nodes."""
         if node.op == "call_function":
-            return self.called(node)
+            return self.call_operator(node)
         name = node.name
         if node.op == "placeholder":
-            return self.moved(given[name] if name in given else self.weight(name))
+            return self.move_to_device(inputs[name] if name in inputs else self.load_weight(name))
         value = get_attribute(self.program.graph_module, str(node.target))
         if not isinstance(value, torch.fx.GraphModule):
-            return self.moved(value)
-        return interpret(value, lambda held: held.to(self.device, wider(held.dtype, self.dtype)), self.constant)
+            return self.move_to_device(value)
+        return interpret(
+            value, lambda held: held.to(self.device, widen_dtype(held.dtype, self.dtype)), self.convert_constant
+        )
 
-    def weight(self, placeholder: str) -> torch.Tensor:
+    def load_weight(self, placeholder: str) -> torch.Tensor:
         """Return a parameter, a buffer, or a constant computed from them; the model's own tensor, if possible."""
         if placeholder in self.program.buffers:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
         return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
 
-    def moved(self, value: object) -> Argument:
+    def move_to_device(self, value: object) -> Argument:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
-    def called(self, node: torch.fx.Node) -> Argument:
+    def call_operator(self, node: torch.fx.Node) -> Argument:
         """Return the result of an operator."""
         target = node.target
         if target in ASSERTS:
             return None
-        args, kwargs = map_aggregate(node.args, self.argument), map_aggregate(node.kwargs, self.argument)
+        args, kwargs = (
+            map_aggregate(node.args, self.convert_argument),
+            map_aggregate(node.kwargs, self.convert_argument),
+        )
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.device}
         result = callee(target)(*args, **kwargs)
         if self.generator is None:
             return result
         inexact = op_kind(target) in INEXACT or op_name(target) in INEXACT_NAMES
-        return tree_map(partial(self.rounded, node), result) if inexact else result
+        return tree_map(partial(self.add_rounding_noise, node), result) if inexact else result
 
-    def argument(self, value: object) -> Argument:
+    def convert_argument(self, value: object) -> Argument:
         """Return an argument; a dtype is widened to ``dtype``, a device is replaced by ``device``."""
         if isinstance(value, torch.fx.Node):
             value = self.env[value]
         if isinstance(value, torch.Tensor):
-            return value.to(wider(value.dtype, self.dtype))
-        return self.constant(value)
+            return value.to(widen_dtype(value.dtype, self.dtype))
+        return self.convert_constant(value)
 
-    def constant(self, value: object) -> Argument:
+    def convert_constant(self, value: object) -> Argument:
         """Return a non-tensor argument; dtypes are widened, devices are replaced."""
         if isinstance(value, torch.dtype):
-            return wider(value, self.dtype)
+            return widen_dtype(value, self.dtype)
         return self.device if isinstance(value, torch.device) else value
 
-    def rounded(self, node: torch.fx.Node, value: object) -> Argument:
+    def add_rounding_noise(self, node: torch.fx.Node, value: object) -> Argument:
         """Return a result of an operator with random rounding errors added."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
-        own = next((v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), value.dtype)
-        noise = self.noise(own) if callable(self.noise) else self.noise
+        dtype = next((v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), value.dtype)
+        noise = self.noise(dtype) if callable(self.noise) else self.noise
         draw = torch.rand(value.shape, generator=self.generator, device=self.device, dtype=value.dtype)
         return value * (1 + noise * (2 * draw - 1))
 
@@ -153,38 +158,40 @@ class Eager:
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
     """Return, for each node, the nodes whose last use it is (possibly itself), except the graph's outputs."""
     read = set(graph.output_node().all_input_nodes)
-    found = dict[torch.fx.Node, list[torch.fx.Node]]()
+    released = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):
-        found[node] = [n for n in (node, *node.all_input_nodes) if n not in read]
-        read.update(found[node])
-    return found
+        released[node] = [n for n in (node, *node.all_input_nodes) if n not in read]
+        read.update(released[node])
+    return released
 
 
-def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
-    """Widen a floating-point or complex dtype to at least ``least``; return other dtypes unchanged."""
-    if least is None or not (dtype.is_floating_point or dtype.is_complex):
+def widen_dtype(dtype: torch.dtype, min_dtype: torch.dtype | None) -> torch.dtype:
+    """Widen a floating-point or complex dtype to at least ``min_dtype``; return other dtypes unchanged."""
+    if min_dtype is None or not (dtype.is_floating_point or dtype.is_complex):
         return dtype
-    return torch.promote_types(dtype, least) if dtype.itemsize > 1 else least
+    return torch.promote_types(dtype, min_dtype) if dtype.itemsize > 1 else min_dtype
 
 
 @contextmanager
-def products_in_tf32(on: bool) -> Iterator[None]:
-    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32 like TensorRT (``on``), or float32."""
+def use_tf32(enabled: bool) -> Iterator[None]:
+    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32 like TensorRT (``enabled``), or float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cublas.allow_tf32
-    cudnn.allow_tf32 = cublas.allow_tf32 = on
+    cudnn.allow_tf32 = cublas.allow_tf32 = enabled
     try:
         yield
     finally:
         cudnn.allow_tf32, cublas.allow_tf32 = before
 
 
-def ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
+def output_ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
     """Return, for each output of a program, the nodes on which it depends; none for a constant."""
-    return [_above(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results_of(program.graph)]
+    return [
+        _ancestors(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results_of(program.graph)
+    ]
 
 
-def _above(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
+def _ancestors(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
     seen, waiting = {node}, [node]
     while waiting:
         new = [n for n in waiting.pop().all_input_nodes if n not in seen]
@@ -194,41 +201,41 @@ def _above(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
 
 
 @frozen
-class Range:
+class RangeMethod:
     """The method to compute an activation's range: the largest magnitude, or a percentile of all magnitudes."""
 
     percentile: float | None = None
 
-    def of(self, x: Tensor) -> float:
+    def compute(self, x: Tensor) -> float:
         """Return the range of one batch."""
         sizes = x.detach().float().abs().reshape(-1)
         if not sizes.numel():
             return 0.0
         if self.percentile is None:
             return float(sizes.max())
-        place = max(1, round(self.percentile / 100 * sizes.numel()))
-        return float(sizes.kthvalue(min(place, sizes.numel())).values)
+        rank = max(1, round(self.percentile / 100 * sizes.numel()))
+        return float(sizes.kthvalue(min(rank, sizes.numel())).values)
 
 
-class Calibration(Eager):
+class Calibration(EagerRun):
     """An interpreter that records the range of each requested activation over all batches."""
 
-    def __init__(self, program: Program, wanted: Iterable[str], range: Range) -> None:
+    def __init__(self, program: Program, node_names: Iterable[str], method: RangeMethod) -> None:
         super().__init__(program, program.parameters, torch.device("cpu"))
-        self.wanted, self.range = frozenset(wanted), range
+        self.node_names, self.method = frozenset(node_names), method
         self.ranges: dict[str, float] = {}
 
-    def note(self, node: torch.fx.Node, value: object) -> None:
+    def observe(self, node: torch.fx.Node, value: object) -> None:
         """Record the range of a requested activation."""
-        if node.name in self.wanted and isinstance(value, Tensor):
-            self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.range.of(value))
+        if node.name in self.node_names and isinstance(value, Tensor):
+            self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.method.compute(value))
 
 
-def ranges(
-    program: Program, wanted: Iterable[str], range: Range, batches: Iterable[Sequence[object]]
+def measure_ranges(
+    program: Program, node_names: Iterable[str], method: RangeMethod, batches: Iterable[Sequence[object]]
 ) -> Mapping[str, float]:
     """Run the program on batches of inputs, and return each activation's range, by node."""
-    calibration = Calibration(program, wanted, range)
+    calibration = Calibration(program, node_names, method)
     for batch in batches:
         calibration(batch)
     return calibration.ranges

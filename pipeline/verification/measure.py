@@ -21,8 +21,8 @@ from pipeline.runtime.state import find_buffer
 from pipeline.trt import has_gpu
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.recompile import check_comparable
-from pipeline.verification.reference import NotComparableError, Reference, bounds_of, random_outputs
-from pipeline.verification.samples import Given, samples
+from pipeline.verification.reference import NotComparableError, Reference, output_bounds, random_outputs
+from pipeline.verification.samples import UserInputs, create_samples
 
 RANDOM = "it depends on random numbers"
 
@@ -42,8 +42,8 @@ class Comparison:
     tf32: bool = False
 
     @classmethod
-    def of(
-        cls, program: Program, executor: Executor | None = None, inputs: Given = None, multiple: float = MULTIPLE
+    def create(
+        cls, program: Program, executor: Executor | None = None, inputs: UserInputs = None, multiple: float = MULTIPLE
     ) -> Comparison:
         """Run eager on the samples of a program.
 
@@ -55,29 +55,31 @@ class Comparison:
         source = program.source or program
         tf32 = runs_in_tf32(executor)
         device = torch.device("cuda", torch.cuda.current_device()) if executor == "tensorrt" else torch.device("cpu")
-        found, skipped = list[Reference](), dict[str, str]()
-        tried, bounds = samples(program, source, inputs), bounds_of(source, device, tf32, multiple)
-        for i, sample in enumerate(tried):
-            report(i, 2 * len(tried), f"eager, {sample.name}")
+        references, skipped = list[Reference](), dict[str, str]()
+        samples, bounds = create_samples(program, source, inputs), output_bounds(source, device, tf32, multiple)
+        for i, sample in enumerate(samples):
+            report(i, 2 * len(samples), f"eager, {sample.name}")
             try:
-                found.append(Reference.of(sample, source, program.parameters, device, tf32, bounds))
+                references.append(Reference.compute(sample, source, program.parameters, device, tf32, bounds))
             except NotComparableError as error:
                 skipped[sample.name] = error.message
         random = {i: RANDOM for i, is_random in enumerate(random_outputs(program)) if is_random}
-        return cls(tuple(found), executor, tuple(output_names(program)), FrozenDict(random), FrozenDict(skipped), tf32)
+        return cls(
+            tuple(references), executor, tuple(output_names(program)), FrozenDict(random), FrozenDict(skipped), tf32
+        )
 
-    def agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
+    def measure_agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
         """Measure a program's agreement with eager; ``only`` restricts it to some outputs and samples."""
         rows: list[OutputAgreement] = []
-        wanted = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
+        references = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))
-        for i, reference in enumerate(wanted):
-            report(len(wanted) + i, 2 * len(wanted), f"the program, {reference.sample.name}")
+        for i, reference in enumerate(references):
+            report(len(references) + i, 2 * len(references), f"the program, {reference.sample.name}")
             try:
-                rows += self.judged(reference, results_of(modules(), reference))
+                rows += self.compare_sample(reference, run_module(modules(), reference))
             except (RuntimeError, ValueError, TypeError) as error:  # the program does not run
-                said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-                empty = OutputAgreement("", reference.sample.name, float("inf"), raised=said)
+                message = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+                empty = OutputAgreement("", reference.sample.name, float("inf"), raised=message)
                 rows += [evolve(empty, output=name) for name in self.names]
         if only is not None:
             rows = [row for row in rows if (row.output, row.sample) in only]
@@ -86,7 +88,7 @@ class Comparison:
             tuple(rows), self.executor, gpu_name(self.executor), sizes, versions(), self.tf32, self.skipped
         )
 
-    def judged(
+    def compare_sample(
         self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
     ) -> list[OutputAgreement]:
         """Return the rows of a sample, from the results of ``source``."""
@@ -94,15 +96,15 @@ class Comparison:
         for i, (name, value) in enumerate(zip(self.names, ours, strict=True)):
             row = OutputAgreement(name, reference.sample.name, source=source)
             unjudged = self.unjudged.get(i)
-            rows.append(evolve(row, unjudged=unjudged) if unjudged else reference.judged(row, i, value))
+            rows.append(evolve(row, unjudged=unjudged) if unjudged else reference.measure_errors(row, i, value))
         return rows
 
 
-def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
+def run_module(module: CompiledModule, reference: Reference) -> list[Leaf]:
     """Run a module; return its results and mutated buffers and inputs, in the order of its program's outputs."""
     for name in module.program.buffers.values():
         find_buffer(module, name).copy_(reference.parameters[name].detach())
-    return called(
+    return call_on_copies(
         lambda *args, **kwargs: tree_leaves(module(*args, **kwargs)),
         module.program,
         reference,
@@ -110,25 +112,25 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
     )
 
 
-def called(
-    call: Callable[..., Sequence[Leaf]], program: Program, reference: Reference, state: Callable[[str], Leaf]
+def call_on_copies(
+    call: Callable[..., Sequence[Leaf]], program: Program, reference: Reference, buffer_value: Callable[[str], Leaf]
 ) -> list[Leaf]:
     """Call on copies of a sample's inputs; return the leaves of the result, and the mutated inputs and buffers (from
-    ``state``), in the order of the program's outputs."""
+    ``buffer_value``), in the order of the program's outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     returned = iter(call(*args, **kwargs))
-    given = dict(zip((port.name for port in program.inputs), leaves, strict=True))
+    by_name = dict(zip((port.name for port in program.inputs), leaves, strict=True))
 
     def value(output: Output) -> Leaf:
         if output.kind == "user":
             return next(returned)
-        return given[output.target] if output.kind == "input" else state(output.target)
+        return by_name[output.target] if output.kind == "input" else buffer_value(output.target)
 
-    return [value(output) for output in results(program)]
+    return [value(output) for output in compared_outputs(program)]
 
 
-def results(program: Program) -> list[Output]:
+def compared_outputs(program: Program) -> list[Output]:
     """Return the outputs that the model returns or mutates, without outputs that only check a call."""
     return [output for output in program.outputs if output.kind in ("user", "buffer", "input")]
 
@@ -137,7 +139,7 @@ def output_names(program: Program) -> list[str]:
     """Return the names of outputs (``logits``, ``hidden_states.0``; ``output``) and of mutated buffers and inputs."""
     return [
         o.name or f"output.{i}" if o.kind == "user" else f"{o.kind} {o.target} after the call"
-        for i, o in enumerate(results(program))
+        for i, o in enumerate(compared_outputs(program))
     ]
 
 

@@ -21,9 +21,9 @@ from pipeline.program import Program
 from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.runtime.autocast_context import set_autocast, without_autocast
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.eager import products_in_tf32
-from pipeline.verification.measure import Comparison, called, results
-from pipeline.verification.reference import NotComparableError, Reference, bounds_of
+from pipeline.verification.eager import use_tf32
+from pipeline.verification.measure import Comparison, call_on_copies, compared_outputs
+from pipeline.verification.reference import NotComparableError, Reference, output_bounds
 
 ATOMS: Final = (type(None), bool, int, float, str, torch.dtype, torch.device)
 HOOKS: Final = ("__deepcopy__", "__copy__", "__getnewargs__", "__getnewargs_ex__")
@@ -31,33 +31,35 @@ STATE: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
 """The methods by which a class defines how it is copied, and its state."""
 
 
-def beside_module(
+def add_module_rows(
     agreement: Agreement, comparison: Comparison, program: Program, multiple: float = MULTIPLE
 ) -> Agreement:
     """Return the agreement with an additional row of source ``module`` for each output and sample. If the module is not
     comparable, `Agreement.module` has the reason."""
-    rows, why = list[OutputAgreement](), list[str]()
+    rows, reasons = list[OutputAgreement](), list[str]()
     if not comparison.references:
         return agreement
     if len(comparison.unjudged) == len(comparison.names):
-        return evolve(agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "it gives nothing")
+        return evolve(agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "there are no outputs")
     try:
-        model = original(program)
-        shared = _copied(model, program)  # one copy for all samples, unless a call writes
-        for i, reference in enumerate(_references(comparison, _device(model, comparison), multiple)):
+        model = original_module(program)
+        shared = _copy_module(model, program)  # one copy for all samples, unless a call writes
+        for i, reference in enumerate(_references_on(comparison, _device(model, comparison), multiple)):
             report(i, len(comparison.references), f"the module, {reference.sample.name}")
-            own = _copied(model, program) if i and program.buffers else shared
-            found = comparison.judged(reference, _results(comparison, program, reference, own), "module")
-            if i and own is shared and not all(row.holds for row in found):  # perhaps due to an earlier call: retry
-                own = _copied(model, program)
-                found = comparison.judged(reference, _results(comparison, program, reference, own), "module")
+            module = _copy_module(model, program) if i and program.buffers else shared
+            found = comparison.compare_sample(reference, _run_copy(comparison, program, reference, module), "module")
+            if i and module is shared and not all(row.holds for row in found):  # perhaps due to an earlier call: retry
+                module = _copy_module(model, program)
+                found = comparison.compare_sample(
+                    reference, _run_copy(comparison, program, reference, module), "module"
+                )
             rows += found
     except NotComparableError as error:
-        why.append(error.message)
-    return evolve(agreement, rows=(*agreement.rows, *rows), module="; ".join(why))
+        reasons.append(error.message)
+    return evolve(agreement, rows=(*agreement.rows, *rows), module="; ".join(reasons))
 
 
-def _references(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
+def _references_on(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
     """Return the graph's results on the module's device: for all samples, or for one if eager ran on another device."""
     for reference in comparison.references:
         if device.type == reference.device.type:
@@ -66,8 +68,8 @@ def _references(comparison: Comparison, device: torch.device, multiple: float) -
     for reference in sorted(others, key=lambda r: r.sample.name != "optimal")[:1]:
         sample = evolve(reference.sample, leaves=reference.inputs, others=None)
         tf32 = comparison.tf32 and device.type == "cuda"
-        bounds = bounds_of(reference.source, device, tf32, multiple)
-        yield Reference.of(sample, reference.source, reference.parameters, device, tf32, bounds)
+        bounds = output_bounds(reference.source, device, tf32, multiple)
+        yield Reference.compute(sample, reference.source, reference.parameters, device, tf32, bounds)
 
 
 def _device(module: SourceModel, comparison: Comparison) -> torch.device:
@@ -75,7 +77,7 @@ def _device(module: SourceModel, comparison: Comparison) -> torch.device:
     return next((t.device for t in tensors), comparison.references[0].device)
 
 
-def original(program: Program) -> SourceModel:
+def original_module(program: Program) -> SourceModel:
     """Return the module from which a program was captured, in its state at capture.
 
     Raises:
@@ -90,57 +92,57 @@ def original(program: Program) -> SourceModel:
     if model is None:
         raise NotComparableError("the module was deleted")
     if training_modes(model) != origin.modes:
-        raise NotComparableError("the module's parts, or their training mode, changed since it was captured")
-    tensors = () if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction) else _tensors(model)
+        raise NotComparableError("the module's submodules, or their training mode, changed since it was captured")
+    tensors = () if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction) else _named_tensors(model)
     if any(program.parameters.get(name, tensor) is not tensor for name, tensor in tensors):
-        raise NotComparableError("the module has other weights than the program")
+        raise NotComparableError("the module's weights differ from the program's")
     return model
 
 
-def _tensors(model: SourceModel) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(model: SourceModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters and buffers by all of their names, in one traversal."""
     for path, part in model.named_modules(remove_duplicate=False) if isinstance(model, torch.nn.Module) else ():
         yield from part.named_parameters(path, recurse=False, remove_duplicate=False)
         yield from part.named_buffers(path, recurse=False, remove_duplicate=False)
 
 
-def _results(comparison: Comparison, program: Program, reference: Reference, module: SourceModel) -> list[Leaf]:
+def _run_copy(comparison: Comparison, program: Program, reference: Reference, module: SourceModel) -> list[Leaf]:
     """Run a copy of the module; return its results and mutated buffers and inputs, in the order of the outputs."""
 
     def call(*args: Leaf, **kwargs: Leaf) -> list[Leaf]:
         try:
-            with _as_eager(program, reference.device, comparison.tf32):
+            with _eager_context(program, reference.device, comparison.tf32):
                 returned = tree_leaves(module(*args, **kwargs))
         except Exception as error:  # it is the user's code, on inputs that it may refuse
-            said = next(iter(error_text(error).splitlines()), "")
-            raise NotComparableError(f"the module raises {said} (inputs: {reference.sample.name})") from error
-        due = sum(output.kind == "user" for output in results(program))
-        if len(returned) != due:
-            raise NotComparableError(f"the module returns {len(returned)} values, the captured graph {due}")
+            message = next(iter(error_text(error).splitlines()), "")
+            raise NotComparableError(f"the module raises {message} (inputs: {reference.sample.name})") from error
+        expected = sum(output.kind == "user" for output in compared_outputs(program))
+        if len(returned) != expected:
+            raise NotComparableError(f"the module returns {len(returned)} values, the captured graph {expected}")
         return returned
 
-    def written(buffer: str) -> Leaf:
+    def mutated_buffer(buffer: str) -> Leaf:
         named = module.named_buffers(remove_duplicate=False) if isinstance(module, torch.nn.Module) else ()
         return dict(named).get(buffer)
 
-    return called(call, program, reference, written)
+    return call_on_copies(call, program, reference, mutated_buffer)
 
 
 @contextmanager
-def _as_eager(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
+def _eager_context(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
     """Return a context in which a module runs as at capture: without gradients, under the same autocast. The random
     state is restored at the end."""
     gpu = device.type == "cuda"
     with ExitStack() as around:
         around.enter_context(torch.no_grad())
         around.enter_context(torch.random.fork_rng([device] if gpu else []))
-        around.enter_context(products_in_tf32(tf32 and gpu))
+        around.enter_context(use_tf32(tf32 and gpu))
         around.enter_context(without_autocast())
         around.enter_context(set_autocast(program.origin.autocast))
         yield
 
 
-def _copied(module: SourceModel, program: Program) -> SourceModel:
+def _copy_module(module: SourceModel, program: Program) -> SourceModel:
     """Return a copy that shares the parameters, and has separate buffers and other state.
 
     Raises:
@@ -148,16 +150,16 @@ def _copied(module: SourceModel, program: Program) -> SourceModel:
     """
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         if program.buffers:
-            raise NotComparableError("the module is TorchScript that writes to its buffers: a call would change it")
+            raise NotComparableError("the TorchScript module writes to its buffers, so a call would change it")
         return module
     try:
-        return copied(module)
+        return copy_sharing_parameters(module)
     except Exception as error:  # each of its attributes may refuse to be copied
         first_line = next(iter(error_text(error).splitlines()), "")
         raise NotComparableError(f"copying the module fails: {first_line}") from error
 
 
-def copied(module: torch.nn.Module) -> torch.nn.Module:
+def copy_sharing_parameters(module: torch.nn.Module) -> torch.nn.Module:
     """Return a ``copy.deepcopy`` that shares the module's parameters.
 
     deepcopy copies twenty fields of each submodule, most of which are empty hook mappings. For submodules without a
@@ -166,9 +168,9 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
     memo: dict[int, Any] = {id(p): p for p in module.parameters()}
     parts = [part for part in module.modules() if _is_plain(type(part))]
     memo |= {id(part): object.__new__(type(part)) for part in parts}
-    with _Detached():
+    with _DetachComputed():
         for part in parts:
-            memo[id(part)].__setstate__({name: _value(value, memo) for name, value in part.__getstate__().items()})
+            memo[id(part)].__setstate__({name: _copy_value(value, memo) for name, value in part.__getstate__().items()})
         return copy.deepcopy(module, memo)
 
 
@@ -178,7 +180,7 @@ def _is_plain(kind: type) -> bool:
     return known and not any(hasattr(kind, name) for name in HOOKS)
 
 
-def _value(value: object, memo: dict[int, Any]) -> object:
+def _copy_value(value: object, memo: dict[int, Any]) -> object:
     if type(value) in ATOMS:
         return value
     if type(value) in (dict, OrderedDict) and not value:
@@ -186,7 +188,7 @@ def _value(value: object, memo: dict[int, Any]) -> object:
     return copy.deepcopy(value, memo)
 
 
-class _Detached(TorchFunctionMode):
+class _DetachComputed(TorchFunctionMode):
     """The context of a copy: tensors computed from parameters, which torch refuses to copy, are detached first."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:

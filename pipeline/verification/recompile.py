@@ -41,8 +41,8 @@ def check_compilable(program: Program) -> None:
     """
     if _was_loaded(program):
         raise PipelineError(
-            "the program was loaded, and a file has no converters to compile parts of it again by",
-            "compile the model, and heal or bisect that; pipeline.verify() compares a loaded program",
+            "the program was loaded, and a file has no converters to recompile its parts",
+            "compile the model, then heal or bisect the result; pipeline.verify() compares a loaded program",
         )
 
 
@@ -52,7 +52,7 @@ def _was_loaded(program: Program) -> bool:
 
 
 @frozen
-class Again:
+class Recompiler:
     """The stages for a recompilation: those that return `Validated` and `Partitioned`, and later ones to `Compiled`."""
 
     validate: AnyStage
@@ -60,38 +60,38 @@ class Again:
     rest: tuple[AnyStage, ...] = field()
 
     @classmethod
-    def of(cls, stages: Sequence[AnyStage], unbuilt: AnyStage | None = None) -> Again:
+    def from_stages(cls, stages: Sequence[AnyStage], unbuilt: AnyStage | None = None) -> Recompiler:
         """Select these stages of a pipeline. ``unbuilt`` replaces the stage that builds engines.
 
         Raises:
             PipelineError: the pipeline has no stage that returns one of these records.
         """
-        at: dict[object, int] = {}
+        index: dict[object, int] = {}
         for i, stage in enumerate(stages):
-            at.setdefault(stage.gives, i)
-        if missing := [each.__name__ for each in (Validated, Partitioned, Built, Compiled) if each not in at]:
+            index.setdefault(stage.gives, i)
+        if missing := [record.__name__ for record in (Validated, Partitioned, Built, Compiled) if record not in index]:
             raise PipelineError(
                 f"the program cannot be compiled again: no stage of its pipeline returns {' or '.join(missing)}",
-                'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in place of one',
+                'verify(on_failure="heal") and bisect need the single stages, not a pipeline as a stage',
             )
 
-        rest = list(stages[at[Partitioned] + 1 : at[Compiled] + 1])
+        rest = list(stages[index[Partitioned] + 1 : index[Compiled] + 1])
         if unbuilt is not None:
-            rest[at[Built] - at[Partitioned] - 1] = unbuilt
-        return cls(stages[at[Validated]], stages[at[Partitioned]], tuple(rest))
+            rest[index[Built] - index[Partitioned] - 1] = unbuilt
+        return cls(stages[index[Validated]], stages[index[Partitioned]], tuple(rest))
 
-    def finished(self, partitioned: Partitioned) -> Compiled:
+    def compile_partitioned(self, partitioned: Partitioned) -> Compiled:
         """Compile a partitioned program."""
         record: Any = partitioned
         for stage in self.rest:
             record = stage(record)
         return cast(Compiled, record)
 
-    def validated(self, program: Program) -> Validated:
+    def compute_verdicts(self, program: Program) -> Validated:
         """Compute the verdicts on a program."""
         validated: Validated = self.validate(program)
         return validated
 
-    def compiled(self, validated: Validated) -> Compiled:
+    def compile_validated(self, validated: Validated) -> Compiled:
         """Compile a validated program with the pipeline's own partitioner."""
-        return self.finished(self.partition(validated))
+        return self.compile_partitioned(self.partition(validated))

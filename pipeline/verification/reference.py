@@ -14,8 +14,16 @@ from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
 from pipeline.records.agreement import OutputAgreement
-from pipeline.verification.bounds import Bound, Drawn, Varied, judged, own_error, products_of, scale
-from pipeline.verification.eager import Eager, ancestors, products_in_tf32
+from pipeline.verification.bounds import (
+    Bound,
+    Spread,
+    UnstablePart,
+    largest_error,
+    largest_finite,
+    matmul_precision,
+    measure_errors,
+)
+from pipeline.verification.eager import EagerRun, output_ancestors, use_tf32
 from pipeline.verification.samples import Sample
 
 TRIES: Final = 6
@@ -28,7 +36,7 @@ FLIPS: Final = 32.0
 """The factor, change over rounding error, from which rounding decides a float; others change by a few times the
 error."""
 
-LATER: Final = ("smallest", "largest")
+POSTPONED: Final = ("smallest", "largest")
 """Samples whose exact results are computed only on demand."""
 
 
@@ -51,7 +59,7 @@ class Reference:
     bounds: tuple[Bound, ...]
 
     @classmethod
-    def of(
+    def compute(
         cls,
         sample: Sample,
         source: Program,
@@ -61,34 +69,34 @@ class Reference:
         bounds: tuple[Bound, ...],
     ) -> Reference:
         """Compute the results in eager, and, unless postponed, in the widest dtype that runs. ``bounds``: see
-        `bounds_of`.
+        `output_bounds`.
 
         Raises:
             NotComparableError: eager does not accept the inputs.
         """
-        with products_in_tf32(tf32):
-            leaves, eager = _eager(sample, source, parameters, device)
-        made = cls(sample, source, parameters, device, leaves, eager, bounds)
-        if sample.name not in LATER:
-            _ = made.exact  # now, while no engine is in the GPU's memory
-        return made
+        with use_tf32(tf32):
+            leaves, eager = _run_eager(sample, source, parameters, device)
+        reference = cls(sample, source, parameters, device, leaves, eager, bounds)
+        if sample.name not in POSTPONED:
+            _ = reference.exact  # now, while no engine is in the GPU's memory
+        return reference
 
     @property
     def exact(self) -> tuple[Leaf, ...] | None:
         """Return the results in ``against``, the widest dtype that runs; None if that is eager's own."""
-        return self._widest[0]
+        return self._exact_and_dtype[0]
 
     @property
     def against(self) -> str:
         """Return the name of the reference that errors are relative to: a dtype, or ``eager``."""
-        return self._widest[1]
+        return self._exact_and_dtype[1]
 
     @cached_property
-    def _widest(self) -> tuple[tuple[Leaf, ...] | None, str]:
-        with products_in_tf32(False):
-            return _exact(self.inputs, self.source, self.parameters, self.device, self.bounds)
+    def _exact_and_dtype(self) -> tuple[tuple[Leaf, ...] | None, str]:
+        with use_tf32(False):
+            return _run_exact(self.inputs, self.source, self.parameters, self.device, self.bounds)
 
-    def judged(self, row: OutputAgreement, output: int, ours: Leaf) -> OutputAgreement:
+    def measure_errors(self, row: OutputAgreement, output: int, ours: Leaf) -> OutputAgreement:
         """Return the row of an output with its errors.
 
         An output within the floor of eager's output is also within the bound for every exact output e: with the error E
@@ -97,41 +105,43 @@ class Reference:
         least)``.
         """
         bound, eager = self.bounds[output], self.eager[output]
-        if self.sample.name in LATER and bound.multiple >= 1 + bound.floor:
-            found = judged(row, bound, ours, eager, None)
+        if self.sample.name in POSTPONED and bound.multiple >= 1 + bound.floor:
+            found = measure_errors(row, bound, ours, eager, None)
             if found.holds and found.norm_error <= (1 - 1 / bound.multiple) * found.norm_bound:
                 return found
         exact = None if self.exact is None else self.exact[output]
-        return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))
+        return measure_errors(
+            evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.unstable_parts, output)
+        )
 
-    def varies(self, output: int) -> Iterator[Varied | Drawn]:
+    def unstable_parts(self, output: int) -> Iterator[UnstablePart | Spread]:
         """Yield the part of an output that depends on rounding; then the spread under random roundings."""
-        if (flips := self._flips[output]) is not None:
+        if (flips := self._flipped_parts[output]) is not None:
             yield flips
         if (drawn := self._rounding_extremes[output]) is not None:
             yield drawn
 
     @cached_property
-    def _flips(self) -> list[Varied | None]:
+    def _flipped_parts(self) -> list[UnstablePart | None]:
         if self.exact is None:
             return [None] * len(self.eager)
         noise = max((bound.floor for bound in self.bounds), default=0.0) / 2
-        runs = [self._rounded(noise, seed) for seed in range(TRIES)]
+        runs = [self._run_with_noise(noise, seed) for seed in range(TRIES)]
         return [_varying_part(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
 
     @cached_property
-    def _rounding_extremes(self) -> list[Drawn | None]:
+    def _rounding_extremes(self) -> list[Spread | None]:
         if self.exact is None:
             return [None] * len(self.eager)
-        limits = [_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]
-        found = [None if limit is None else Drawn(e, e) for limit, e in zip(limits, self.exact, strict=True)]
+        limits = [_error_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]
+        spreads = [None if limit is None else Spread(e, e) for limit, e in zip(limits, self.exact, strict=True)]
         try:
             for seed in range(TRIES, TRIES + ROUNDINGS):
-                values = self._rounded(self._half_unit, seed)
-                found = [_more(*each) for each in zip(found, values, self.exact, limits, strict=True)]
+                values = self._run_with_noise(self._half_unit, seed)
+                spreads = [_add_rounding(*each) for each in zip(spreads, values, self.exact, limits, strict=True)]
         except RuntimeError:  # out of memory: rounding explains no more elements
             return [None] * len(self.eager)
-        return found
+        return spreads
 
     def _half_unit(self, dtype: torch.dtype) -> float:
         """Return the largest relative rounding error of a dtype; for float32 that of matmuls, which may be in TF32."""
@@ -139,16 +149,16 @@ class Reference:
             return 2.0**-11
         return torch.finfo(dtype).eps / 2
 
-    def _rounded(self, noise: float | Callable[[torch.dtype], float], seed: int) -> tuple[Leaf, ...]:
+    def _run_with_noise(self, noise: float | Callable[[torch.dtype], float], seed: int) -> tuple[Leaf, ...]:
         """Return the results in float64 with matmuls rounded differently."""
-        return Eager(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
+        return EagerRun(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
 
 
 class NotComparableError(PipelineError):
     """Eager PyTorch fails on a sample."""
 
 
-def _eager(
+def _run_eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Return the inputs that eager accepts, and its results."""
@@ -156,17 +166,17 @@ def _eager(
     try:
         for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
             try:
-                return leaves, Eager(source, parameters, device)(leaves)
+                return leaves, EagerRun(source, parameters, device)(leaves)
             except torch.OutOfMemoryError as error:
-                raise NotComparableError(f"eager PyTorch is out of memory: {_line(error)}") from error
+                raise NotComparableError(f"eager PyTorch is out of memory: {_first_line(error)}") from error
             except Exception as error:
                 first = first or error
-        raise NotComparableError(f"eager PyTorch does not run: {type(first).__name__}: {_line(first)}") from first
+        raise NotComparableError(f"eager PyTorch does not run: {type(first).__name__}: {_first_line(first)}") from first
     finally:
         del first  # else it and this frame hold each other, and the tensors in its traceback
 
 
-def _exact(
+def _run_exact(
     leaves: Sequence[object],
     source: Program,
     parameters: Mapping[str, torch.Tensor],
@@ -176,55 +186,55 @@ def _exact(
     halves = any(bound.dtype != torch.float32 for bound in bounds)
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:
-            return Eager(source, parameters, device, dtype)(leaves), str(dtype).removeprefix("torch.")
+            return EagerRun(source, parameters, device, dtype)(leaves), str(dtype).removeprefix("torch.")
         except Exception:  # no kernel for the dtype, or out of memory: try the next dtype
             continue
     return None, "eager"
 
 
-def _line(error: BaseException | None) -> str:
+def _first_line(error: BaseException | None) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
-def _limit(bound: Bound, eager: object, exact: object) -> float | None:
+def _error_limit(bound: Bound, eager: object, exact: object) -> float | None:
     """Return the largest allowed error of a floating-point output, given eager's own; None for other dtypes."""
     if not isinstance(eager, torch.Tensor) or not isinstance(exact, torch.Tensor) or exact.shape != eager.shape:
         return None
     if not exact.is_floating_point():
         return None
-    return bound.of(own_error(eager, exact, scale(exact)))
+    return bound.error_bound(largest_error(eager, exact, largest_finite(exact)))
 
 
-def _more(found: Drawn | None, value: Leaf, exact: Leaf, limit: float | None) -> Drawn | None:
+def _add_rounding(spread: Spread | None, value: Leaf, exact: Leaf, bound: float | None) -> Spread | None:
     """Return the spread with another rounding's value; None if that value has different sizes."""
-    if found is None or limit is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
+    if spread is None or bound is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
         return None
-    return found.with_one(value, exact, limit)
+    return spread.add_rounding(value, exact, bound)
 
 
-def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:
+def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:
     """Return the part of the exact output that depends on rounding; None if more than half of the floats change, since
     the output is then just sensitive to rounding."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
     if exact.is_floating_point():
-        least = FLIPS * noise * scale(exact)
+        least = FLIPS * noise * largest_finite(exact)
         masks = [(value - exact).abs().nan_to_num(0.0) > least for value in others]
     else:
         masks = [value != exact for value in others]
     mask = torch.stack(masks).any(0)
     if not bool(mask.any()) or (exact.is_floating_point() and int(mask.sum()) * 2 > mask.numel()):
         return None
-    return Varied(mask, torch.cat([value[mask] for value in (exact, *others)]).unique())
+    return UnstablePart(mask, torch.cat([value[mask] for value in (exact, *others)]).unique())
 
 
-def bounds_of(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
+def output_bounds(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
     """Return the bound of each output of a program."""
-    products = products_of("reference" if device.type == "cpu" else "tensorrt", tf32)
-    return tuple(Bound(_coarsest(above), products, multiple) for above in ancestors(source))
+    products = matmul_precision("reference" if device.type == "cpu" else "tensorrt", tf32)
+    return tuple(Bound(_coarsest_dtype(above), products, multiple) for above in output_ancestors(source))
 
 
-def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
+def _coarsest_dtype(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
     """Return the coarsest dtype in which nodes compute: float32, float16 or bfloat16."""
     values = (node.meta.get("val") for node in nodes)
     floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
@@ -234,4 +244,4 @@ def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
 
 def random_outputs(program: Program) -> list[bool]:
     """Return, for each output, whether it depends on random numbers."""
-    return [any(has_randomness(n) and not has_no_dropout(n) for n in above) for above in ancestors(program)]
+    return [any(has_randomness(n) and not has_no_dropout(n) for n in above) for above in output_ancestors(program)]

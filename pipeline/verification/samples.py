@@ -19,7 +19,7 @@ from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.shapes.environment import Range, evaluate_size
 
 Arguments: TypeAlias = tuple[tuple[Leaf, ...], dict[str, Leaf]]
-Given: TypeAlias = Callable[[Mapping[str, int]], Leaf] | Sequence[Leaf] | None
+UserInputs: TypeAlias = Callable[[Mapping[str, int]], Leaf] | Sequence[Leaf] | None
 End: TypeAlias = Literal["smallest", "optimal", "largest"]
 
 ENDS: Final[Mapping[End, Callable[[Range], int]]] = {
@@ -29,7 +29,7 @@ ENDS: Final[Mapping[End, Callable[[Range], int]]] = {
 }
 """The size that each sample takes from a range."""
 
-NEAREST = 64
+MAX_TRIED_SIZES = 64
 """The number of sizes from an end of a range that are tried if the end itself breaks a relation."""
 
 aten = torch.ops.aten
@@ -51,38 +51,40 @@ class Sample:
         return tuple(args), dict(kwargs)
 
 
-def samples(program: Program, source: Program, given: Given = None) -> tuple[Sample, ...]:
+def create_samples(program: Program, source: Program, inputs: UserInputs = None) -> tuple[Sample, ...]:
     """Return the samples of a program.
 
     given: None to generate inputs: from the example's values if the program was captured with tensors, else random with
         a fixed seed. Otherwise a sequence of calls, or a function that returns a call, given the sizes (by input:
         ``x.shape[0]``). A call is a tuple of positional inputs, a dict of keyword inputs, or both as ``(tuple, dict)``.
     """
-    if given is not None and not callable(given):
-        return tuple(_own(program, f"inputs[{i}]", call) for i, call in enumerate(given))
-    return tuple(_create(program, source, name, sizes, given) for name, sizes in sizes_to_try(program))
+    if inputs is not None and not callable(inputs):
+        return tuple(_user_sample(program, f"inputs[{i}]", call) for i, call in enumerate(inputs))
+    return tuple(_create_sample(program, source, name, sizes, inputs) for name, sizes in sizes_to_try(program))
 
 
-def sample(program: Program, sizes: Mapping[str, int]) -> Sample:
-    """Return the inputs of a call with these sizes (by symbol), generated as in `samples`."""
-    return _create(program, program.as_source(), "given", sizes, None)
+def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
+    """Return the inputs of a call with these sizes (by symbol), generated as in `create_samples`."""
+    return _create_sample(program, program.as_source(), "given", sizes, None)
 
 
-def _create(program: Program, source: Program, name: str, sizes: Mapping[str, int], given: Given) -> Sample:
-    if callable(given):
-        return _own(program, name, given(by_place(program, sizes)))
+def _create_sample(
+    program: Program, source: Program, name: str, sizes: Mapping[str, int], inputs: UserInputs
+) -> Sample:
+    if callable(inputs):
+        return _user_sample(program, name, inputs(sizes_by_location(program, sizes)))
     limits = index_limits(source)
-    values = [_value(program, i, port, sizes, limits) for i, port in enumerate(program.inputs)]
+    values = [_input_value(program, i, port, sizes, limits) for i, port in enumerate(program.inputs)]
     first, second = zip(*values, strict=True) if values else ((), ())
-    return Sample(name, FrozenDict(by_place(program, sizes)), tuple(first), tuple(second))
+    return Sample(name, FrozenDict(sizes_by_location(program, sizes)), tuple(first), tuple(second))
 
 
-def _own(program: Program, name: str, call: object) -> Sample:
-    leaves = flatten_inputs(program, *as_call(call))
-    return Sample(name, FrozenDict(by_place(program, bind_symbols(program, leaves))), tuple(leaves))
+def _user_sample(program: Program, name: str, call: object) -> Sample:
+    leaves = flatten_inputs(program, *split_call(call))
+    return Sample(name, FrozenDict(sizes_by_location(program, bind_symbols(program, leaves))), tuple(leaves))
 
 
-def as_call(call: object) -> Arguments:
+def split_call(call: object) -> Arguments:
     """Split a user's inputs of a call into positional and keyword ones."""
     if isinstance(call, Mapping):
         return (), dict(call)
@@ -93,11 +95,11 @@ def as_call(call: object) -> Arguments:
     return tuple(call), {}
 
 
-def by_place(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+def sizes_by_location(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return sizes keyed by input and dim: ``x.shape[0]``."""
     symbols = program.shapes.symbols
-    named = {n: symbols[n].places[0] if n in symbols and symbols[n].places else n for n in sizes}
-    return {place: sizes[name] for name, place in named.items()}
+    locations = {n: symbols[n].places[0] if n in symbols and symbols[n].places else n for n in sizes}
+    return {location: sizes[name] for name, location in locations.items()}
 
 
 def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
@@ -105,50 +107,50 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
     found: dict[tuple[int, ...], tuple[End, dict[str, int]]] = {}
     order: tuple[End, ...] = ("optimal", "smallest", "largest")
     for name in order:
-        sizes = _feasible(program, ENDS[name])
+        sizes = _feasible_sizes(program, ENDS[name])
         found.setdefault(tuple(sizes.values()), (name, sizes))
     return sorted(found.values(), key=lambda row: list(ENDS).index(row[0]))
 
 
-def usual_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
+def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
     """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller ones, in which
     sizes whose optimum is the maximum are a quarter of it: calls may have any size."""
     narrowed = {} if profile is None else program.profiles[profile]
     symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
     program = evolve(program, shapes=evolve(program.shapes, symbols=FrozenDict(own)))
-    smaller = _feasible(program, lambda r: max(r.min, r.opt // 4) if r.opt == r.max else r.opt)
-    optimal = _feasible(program, ENDS["optimal"])
+    smaller = _feasible_sizes(program, lambda r: max(r.min, r.opt // 4) if r.opt == r.max else r.opt)
+    optimal = _feasible_sizes(program, ENDS["optimal"])
     return [optimal] if smaller == optimal or profile is None else [optimal, smaller]
 
 
-def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:
+def _feasible_sizes(program: Program, choose: Callable[[Range], int]) -> dict[str, int]:
     """Return sizes at this end of their ranges, or as near as the relations between sizes allow."""
-    read = {s.name for p in program.inputs for d in _exprs(p) if not isinstance(d, int) for s in d.free_symbols}
+    read = {s.name for p in program.inputs for d in _expressions(p) if not isinstance(d, int) for s in d.free_symbols}
     ranges = {name: program.shapes[name] for name in program.shapes if name in read}
-    sizes = {name: end(r) for name, r in ranges.items()}
-    if _holds(program, sizes):
+    sizes = {name: choose(r) for name, r in ranges.items()}
+    if _satisfies_relations(program, sizes):
         return sizes
     sizes = {name: r.opt for name, r in ranges.items()}
     for name, r in ranges.items():
-        nearest = range(end(r), r.opt, 1 if end(r) < r.opt else -1)[:NEAREST]
-        sizes[name] = next((v for v in nearest if _holds(program, {**sizes, name: v})), r.opt)
+        nearest = range(choose(r), r.opt, 1 if choose(r) < r.opt else -1)[:MAX_TRIED_SIZES]
+        sizes[name] = next((v for v in nearest if _satisfies_relations(program, {**sizes, name: v})), r.opt)
     return sizes
 
 
-def _exprs(port: Port) -> Sequence[Leaf]:
+def _expressions(port: Port) -> Sequence[Leaf]:
     return port.shape if port.kind == "tensor" else (port.value,) if port.kind == "symint" else ()
 
 
-def _holds(program: Program, sizes: Mapping[str, int]) -> bool:
+def _satisfies_relations(program: Program, sizes: Mapping[str, int]) -> bool:
     """Return whether these sizes satisfy the program's relations."""
     if not all(r.holds(sizes) for r in program.shapes.relations if r.symbols <= sizes.keys()):
         return False
-    rows = ((d, r) for p in program.inputs for d, r in zip(_exprs(p), p.ranges, strict=False))
+    rows = ((d, r) for p in program.inputs for d, r in zip(_expressions(p), p.ranges, strict=False))
     return all(r.min <= evaluate_size(d, sizes) <= r.max for d, r in rows)
 
 
-def _value(
+def _input_value(
     program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
 ) -> tuple[Any, Any]:
     """Return the value of an input, and an alternative if eager does not accept it."""
@@ -158,32 +160,32 @@ def _value(
     shape = [evaluate_size(d, sizes) for d in port.shape]
     example = program.examples.get(port.name)
     if example is None or example.dtype != port.dtype or example.dim() != len(shape):
-        drawn = _drawn(port, shape, limits.get(port.name), index)
+        drawn = _random_tensor(port, shape, limits.get(port.name), index)
         return drawn, drawn
     example = example.detach()
     if list(example.shape) == shape or not example.numel():
-        own = example.clone() if list(example.shape) == shape else example.new_zeros(shape)
-        return own, own
-    return _resampled(example, shape, index), _tiled(example, shape)
+        value = example.clone() if list(example.shape) == shape else example.new_zeros(shape)
+        return value, value
+    return _resample(example, shape, index), _tile(example, shape)
 
 
-def _resampled(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
+def _resample(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
     """Return random elements of the example, so that, for example, token ids stay valid and masks stay masks."""
     generator = torch.Generator().manual_seed(seed)
     flat = example.flatten()
-    places = torch.randint(0, flat.numel(), tuple(shape), generator=generator)
-    return flat[places.to(flat.device)]
+    indices = torch.randint(0, flat.numel(), tuple(shape), generator=generator)
+    return flat[indices.to(flat.device)]
 
 
-def _tiled(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _tile(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return the example, cropped or repeated to the shape, so that ascending values still ascend."""
     for dim, size in enumerate(shape):
-        places = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
-        example = example.index_select(dim, places)
+        indices = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
+        example = example.index_select(dim, indices)
     return example.clone()
 
 
-def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
+def _random_tensor(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
     """Return random values: normal floats, bools, indices below ``limit``, other integers of 0 or 1."""
     assert port.dtype is not None
     generator = torch.Generator().manual_seed(seed)
@@ -199,13 +201,13 @@ def index_limits(program: Program) -> dict[str, int]:
     """Return the length of the smallest table that each input indexes, for inputs that are used as indices."""
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
-        for index, entries in _lookups(node):
-            name = _origin(index)
+        for index, entries in _table_lookups(node):
+            name = _origin_name(index)
             limits[name] = min(entries, limits.get(name, entries))
     return {port.name: limits[port.name] for port in program.inputs if port.name in limits}
 
 
-def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
+def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
     """Yield the index tensors that a node reads, each with the static length of the table."""
     args: Argument = node.args
     if node.target in (aten.embedding.default, aten._embedding_bag.default, aten.embedding_bag.padding_idx):
@@ -220,7 +222,7 @@ def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
             yield index, shape[dim]
 
 
-def _origin(node: torch.fx.Node) -> str:
+def _origin_name(node: torch.fx.Node) -> str:
     """Return the name of the node whose elements ``node`` only moves or casts."""
     while is_move(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]

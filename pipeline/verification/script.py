@@ -14,7 +14,7 @@ from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Agreement
 from pipeline.settings import CompilationSettings
-from pipeline.verification.eager import Eager
+from pipeline.verification.eager import EagerRun
 from pipeline.verification.measure import Comparison
 from pipeline.verification.records import Fault
 
@@ -56,91 +56,91 @@ sys.exit(0 if compiled.agreement.holds else 1)
 '''
 
 
-def script(program: Program, comparison: Comparison, fault: Fault, agreement: Agreement) -> str:
-    """Return a fault's script; empty if the nodes cannot be written as calls (control flow)."""
+def fault_script(program: Program, comparison: Comparison, fault: Fault, agreement: Agreement) -> str:
+    """Return a script that reproduces a fault; empty if the nodes cannot be written as calls (control flow)."""
     sample = (fault.failures or agreement.failures)[0].sample
     reference = next(r for r in comparison.references if r.sample.name == sample)
     writer = _Writer(program, frozenset(fault.nodes))
-    writer.read()
-    if writer.lost:
+    writer.collect_inputs()
+    if writer.unsupported:
         return ""
-    wanted = [node.name for node in writer.outside]
-    eager = Eager(program, reference.parameters, reference.device, kept=wanted)
+    names = [node.name for node in writer.inputs]
+    eager = EagerRun(program, reference.parameters, reference.device, saved_nodes=names)
     eager(reference.inputs)
-    return writer.text(eager.values, fault, comparison)
+    return writer.render(eager.values, fault, comparison)
 
 
 @define(eq=False)
 class _Writer:
-    """A writer of nodes as Python source. ``outside``: the values that they read from other nodes; ``lost``: whether
-    such a value cannot be written as source."""
+    """A writer of nodes as Python source. ``inputs``: the values that the nodes read from other nodes; ``unsupported``:
+    whether such a value cannot be written as source."""
 
     program: Program
     names: frozenset[str]
-    outside: dict[torch.fx.Node, None] = field(factory=dict)
-    lost: bool = False
+    inputs: dict[torch.fx.Node, None] = field(factory=dict)
+    unsupported: bool = False
 
     @property
     def nodes(self) -> list[torch.fx.Node]:
         """The faulty nodes, in order."""
         return [n for n in self.program.graph.nodes if n.name in self.names]
 
-    def read(self) -> None:
-        """Record the values that the nodes read."""
+    def collect_inputs(self) -> None:
+        """Record the values that the faulty nodes read from other nodes."""
         for node in self.nodes:
-            self.lost |= not isinstance(node.target, torch._ops.OpOverload)
+            self.unsupported |= not isinstance(node.target, torch._ops.OpOverload)
             for source in node.all_input_nodes:
-                if not self.inside(source):
-                    self.outside[source] = None
-                    self.lost |= source.op == "get_attr"
+                if not self.is_faulty(source):
+                    self.inputs[source] = None
+                    self.unsupported |= source.op == "get_attr"
 
-    def inside(self, node: torch.fx.Node) -> bool:
+    def is_faulty(self, node: torch.fx.Node) -> bool:
         """Return whether a node is faulty, or an item of a faulty node's result."""
-        return node.name in self.names or (node.target is operator.getitem and self.inside(node.args[0]))  # type: ignore[arg-type]
+        return node.name in self.names or (node.target is operator.getitem and self.is_faulty(node.args[0]))  # type: ignore[arg-type]
 
-    def text(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
-        """Return the script, with tensors like these values."""
-        tensors = [n for n in self.outside if isinstance(values.get(n.name), torch.Tensor)]
+    def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
+        """Return the script, with random tensors that resemble these values."""
+        tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
         inputs = [n for n in tensors if n not in constants]
-        named = {n: f"self.{n.name}" if n in constants else n.name for n in tensors}
-        named |= {n: _printed(values[n.name]) for n in self.outside if n not in named}
-        given = "".join(f"\n    {_like(values[n.name])},  # {n.name}" for n in inputs)
-        registered = (f"self.register_buffer({n.name!r}, {_like(values[n.name])})" for n in constants)
+        sources = {n: f"self.{n.name}" if n in constants else n.name for n in tensors}
+        sources |= {n: _value_source(values[n.name]) for n in self.inputs if n not in sources}
+        given = "".join(f"\n    {_random_tensor_source(values[n.name])},  # {n.name}" for n in inputs)
+        registered = (f"self.register_buffer({n.name!r}, {_random_tensor_source(values[n.name])})" for n in constants)
         return TEXT.format(
             title=_title(fault),
             constants="\n".join(f"        {line}" for line in registered) or "        pass",
             parameters="".join(f", {n.name}" for n in inputs),
-            body="\n".join(f"        {n.name} = {self.call(n, named)}" for n in self.nodes),
-            results=", ".join(self.results()),
+            body="\n".join(f"        {n.name} = {self.call_source(n, sources)}" for n in self.nodes),
+            results=", ".join(self.result_sources()),
             inputs=f"{given}\n" if inputs else "",
-            settings=_settings(self.program.settings),
+            settings=_settings_source(self.program.settings),
             executor=f", executor={comparison.executor!r}",
         )
 
-    def call(self, node: torch.fx.Node, named: dict[torch.fx.Node, str]) -> str:
-        """Return a node as source: a call."""
-        given = [self.value(a, named) for a in node.args]
-        given += [f"{k}={'device' if k == 'device' else self.value(v, named)}" for k, v in node.kwargs.items()]
+    def call_source(self, node: torch.fx.Node, sources: dict[torch.fx.Node, str]) -> str:
+        """Return the Python source of a node's call."""
+        arguments = [self.source(a, sources) for a in node.args]
+        arguments += [f"{k}={'device' if k == 'device' else self.source(v, sources)}" for k, v in node.kwargs.items()]
         name = qualified_name(node.target)
-        return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(given)})"
+        return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
-    def value(self, value: object, named: dict[torch.fx.Node, str]) -> str:
-        """Return an argument as source."""
+    def source(self, value: object, sources: dict[torch.fx.Node, str]) -> str:
+        """Return the Python source of an argument."""
         if isinstance(value, torch.fx.Node):
-            if value in named or value.name in self.names:
-                return named.get(value, value.name)
-            return f"{self.value(value.args[0], named)}[{value.args[1]}]"  # an item
+            if value in sources or value.name in self.names:
+                return sources.get(value, value.name)
+            return f"{self.source(value.args[0], sources)}[{value.args[1]}]"  # an item
         if isinstance(value, list | tuple):
-            return f"[{', '.join(self.value(v, named) for v in value)}]"
-        return _printed(value)
+            return f"[{', '.join(self.source(v, sources) for v in value)}]"
+        return _value_source(value)
 
-    def results(self) -> list[str]:
+    def result_sources(self) -> list[str]:
         """Return the tensors of faulty nodes that other nodes read, or that have no reader."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")
-            read = [u for u in node.users if not self.inside(u) or not is_operator(u)]
+            read = [u for u in node.users if not self.is_faulty(u) or not is_operator(u)]
             if isinstance(value, torch.Tensor):
                 found += [node.name] if read or not node.users else []
             else:
@@ -154,14 +154,14 @@ def _title(fault: Fault) -> str:
     return f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/")
 
 
-def _printed(value: object) -> str:
+def _value_source(value: object) -> str:
     """Return a Python value of a graph as source."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return "device" if isinstance(value, torch.device) else repr(value)
 
 
-def _like(value: torch.Tensor) -> str:
+def _random_tensor_source(value: torch.Tensor) -> str:
     """Return source that creates a random tensor of the same shape, dtype, and range or moments."""
     shape = "".join(f", {size}" for size in value.shape)
     if value.dtype == torch.bool:
@@ -181,7 +181,7 @@ def _like(value: torch.Tensor) -> str:
     return drawn if value.dtype == torch.float32 else f"{drawn}.to({value.dtype})"
 
 
-def _settings(settings: CompilationSettings) -> str:
+def _settings_source(settings: CompilationSettings) -> str:
     """Return the changed settings that are plain values, as keyword arguments in source."""
     default = CompilationSettings()
     names = [f.name for f in attrs.fields(CompilationSettings) if f.name != "torch_executed_ops"]

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from pipeline.errors import PipelineError
 
-Ask = Callable[[frozenset[str]], bool | None]
+IsWrong = Callable[[frozenset[str]], bool | None]
 """A predicate: whether a set of nodes is wrong; None if it cannot be tried."""
 
 
@@ -24,62 +24,62 @@ class OutOfBuildsError(PipelineError):
 
 
 @define
-class Questions:
+class Predicate:
     """The cached predicate, which counts questions and raises `OutOfBuildsError` beyond the limit."""
 
-    ask: Ask
+    is_wrong: IsWrong
     limit: int
     known: dict[frozenset[str], bool | None] = field(factory=dict)
     count: int = 0
 
     def __call__(self, nodes: Iterable[str]) -> bool | None:
-        asked = frozenset(nodes)
-        if not asked:
+        subset = frozenset(nodes)
+        if not subset:
             return False
-        if asked not in self.known:
+        if subset not in self.known:
             if self.count >= self.limit:
-                raise OutOfBuildsError("the limit of builds is reached")
+                raise OutOfBuildsError(f"the search reached its limit of {self.limit} builds")
             self.count += 1
-            self.known[asked] = self.ask(asked)
-        return self.known[asked]
+            self.known[subset] = self.is_wrong(subset)
+        return self.known[subset]
 
 
 @frozen
-class Found:
+class SearchResult:
     """The wrong sets, in the order in which they were found, and whether these are all."""
 
     sets: tuple[tuple[str, ...], ...]
     complete: bool
 
 
-def search(nodes: Sequence[str], questions: Questions) -> Found:
+def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
     """Return the smallest disjoint wrong sets of nodes. Nodes are in execution order."""
     sets: list[tuple[str, ...]] = []
     rest = list(nodes)
-    right = 0
+    right_prefix = 0
     try:
-        while wrong := questions(rest):
-            found, right = _smallest(rest, right, questions)
+        while wrong := is_wrong(rest):
+            found, right_prefix = _reduce(rest, right_prefix, is_wrong)
             sets.append(tuple(n for n in rest if n in found))
             rest = [n for n in rest if n not in found]
-    except _Cut as cut:
+    except _LimitReached as cut:
         sets.append(tuple(n for n in rest if n in cut.nodes))
-        return Found(tuple(sets), False)
+        return SearchResult(tuple(sets), False)
     except OutOfBuildsError:
-        return Found(tuple(sets), False)
-    return Found(tuple(sets), wrong is False)
+        return SearchResult(tuple(sets), False)
+    return SearchResult(tuple(sets), wrong is False)
 
 
-def smallest(nodes: Sequence[str], questions: Questions) -> tuple[str, ...]:
+def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
     """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
     try:
-        found, _ = _smallest(nodes, 0, questions)
-    except _Cut as cut:
+        found, _ = _reduce(nodes, 0, is_wrong)
+    except _LimitReached as cut:
         found = cut.nodes
     return tuple(node for node in nodes if node in found)
 
 
-class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
+class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
     """The limit was reached while a set was reduced: ``nodes`` are wrong, but may not be a smallest set."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
@@ -87,7 +87,7 @@ class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
         self.nodes = nodes
 
 
-def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[frozenset[str], int]:
+def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
     """Return a smallest wrong subset of wrong nodes, and the length of a prefix of the other nodes that is right.
 
     right: the number of nodes at the start that are known to be right together.
@@ -95,23 +95,23 @@ def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[f
     collected: list[str] = []
     candidates = list(nodes)
     try:
-        low, high = _border(candidates, right, collected, questions)
-        collected, candidates, right = candidates[low:high], candidates[:low][::-1], low
-        while candidates and not questions(collected):
-            low, high = _border(candidates, 0, collected, questions)
+        low, high = _find_border(candidates, right_prefix, collected, is_wrong)
+        collected, candidates, right_prefix = candidates[low:high], candidates[:low][::-1], low
+        while candidates and not is_wrong(collected):
+            low, high = _find_border(candidates, 0, collected, is_wrong)
             collected, candidates = [*collected, *candidates[low:high]], candidates[:low]
     except OutOfBuildsError:
-        raise _Cut(frozenset([*collected, *candidates])) from None
-    return frozenset(collected), sum(node not in collected for node in nodes[:right])
+        raise _LimitReached(frozenset([*collected, *candidates])) from None
+    return frozenset(collected), sum(node not in collected for node in nodes[:right_prefix])
 
 
-def _border(candidates: Sequence[str], low: int, collected: Sequence[str], questions: Questions) -> tuple[int, int]:
+def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
     """Return two prefix lengths of the candidates: with ``collected``, the shorter prefix is right and the longer one
     is wrong. They differ by 1, unless the predicate has no answer in between."""
     high = len(candidates)
     while high - low > 1:
-        for middle in _middles(low, high):
-            wrong = questions([*collected, *candidates[:middle]])
+        for middle in _from_middle(low, high):
+            wrong = is_wrong([*collected, *candidates[:middle]])
             if wrong is not None:
                 low, high = (low, middle) if wrong else (middle, high)
                 break
@@ -120,7 +120,7 @@ def _border(candidates: Sequence[str], low: int, collected: Sequence[str], quest
     return low, high
 
 
-def _middles(low: int, high: int) -> list[int]:
+def _from_middle(low: int, high: int) -> list[int]:
     """Return the integers between two others, from the middle outwards."""
     middle = (low + high) // 2
-    return sorted(range(low + 1, high), key=lambda place: abs(place - middle))
+    return sorted(range(low + 1, high), key=lambda index: abs(index - middle))

@@ -16,30 +16,30 @@ from pipeline.partitioning.units import build_units
 from pipeline.program import Partitioned, Validated, is_operator
 
 
-def split(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
+def put_in_engines(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
     """Return the same program with these operators in engines and all other operators in PyTorch.
 
     Exactly these nodes run in TensorRT: no node is moved or copied. There are as few engines as the order allows.
     """
     program = partitioned.program
     outside = {n.name for n in program.graph.nodes if is_operator(n)} - nodes
-    validated = refused(
+    validated = reject_nodes(
         Validated(program, partitioned.verdicts), dict.fromkeys(outside, Rejection("another part is tried in TensorRT"))
     )
-    whole = build_flow(program, frozenset())
-    single = build_units(whole, ())
-    in_torch = [whole.nodes[inside[0]].name not in nodes for inside in single.members]
+    graph = build_flow(program, frozenset())
+    operators = build_units(graph, ())
+    in_torch = [graph.nodes[members[0]].name not in nodes for members in operators.members]
     groups: dict[int, list[int]] = defaultdict(list)
-    for unit, level in enumerate(unit_levels(whole, single, in_torch)):
-        groups[level] += single.members[unit]
-    named: list[Group] = [
-        ("engine" if level % 2 else "torch", [whole.nodes[i].name for i in sorted(groups[level])])
+    for unit, level in enumerate(unit_levels(graph, operators, in_torch)):
+        groups[level] += operators.members[unit]
+    groups_by_kind: list[Group] = [
+        ("engine" if level % 2 else "torch", [graph.nodes[i].name for i in sorted(groups[level])])
         for level in sorted(groups)
     ]
-    return assemble(validated, named, {})
+    return assemble(validated, groups_by_kind, {})
 
 
-def refused(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
+def reject_nodes(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
     """Return the verdicts in which these nodes are rejected, each with its reason, so that they run in PyTorch."""
     verdicts = {
         name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v

@@ -25,7 +25,7 @@ from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Healed, versions
 from pipeline.records.profile import Profile
 from pipeline.shapes.environment import LARGEST, Expr, Range, bounds, shape_of
-from pipeline.viewing.plan_text import fusions
+from pipeline.viewing.plan_text import fusion_texts
 from pipeline.viewing.records import (
     CutView,
     KernelView,
@@ -44,7 +44,7 @@ MOST_PARTS: Final = 10_000
 """The most terms of distinct size expressions whose ranges a page shows; transformers' models have hundreds."""
 
 
-def view(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
+def view_program(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
     """Return the view of a program.
 
     Args:
@@ -52,7 +52,7 @@ def view(program: Compiled | Partitioned, title: str = "", profile: Profile | No
         title: the program's name on the page.
         profile: the result of `Compiled.profile`.
     """
-    return _Collector(program).view(title, profile)
+    return _Collector(program).collect(title, profile)
 
 
 class _Collector:
@@ -68,20 +68,20 @@ class _Collector:
         self.fallbacks: Mapping[str, Fallback] = {f.node: f for f in self.partitioned.fallbacks}
         self.ranges: dict[Expr, Range] = {}
         self.parts = 0
-        self.homes = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
+        self.segment_of = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
 
-    def view(self, title: str, profile: Profile | None) -> ProgramView:
+    def collect(self, title: str, profile: Profile | None) -> ProgramView:
         """Return the whole record."""
         program, compiled = self.program, self.compiled
         inputs, outputs = input_and_output_lines(self.partitioned)
-        rows = [self.node(node) for node in program.graph.nodes if self.is_shown(node)]
+        rows = [self.view_node(node) for node in program.graph.nodes if self.is_shown(node)]
         modules = dict(row for node in program.graph.nodes for row in module_stack(node.meta))
         return ProgramView(
             title=title or modules.get("", "").rpartition(".")[2] or "program",
             nodes=tuple(rows),
             modules=tuple(ModuleView(path, kind) for path, kind in modules.items()),
-            segments=tuple(map(self.segment, self.partitioned.segments)),
-            cuts=tuple(map(self.cut, self.partitioned.cuts)),
+            segments=tuple(map(self.view_segment, self.partitioned.segments)),
+            cuts=tuple(map(self.view_cut, self.partitioned.cuts)),
             kernels=self.kernels,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
@@ -99,32 +99,32 @@ class _Collector:
         """Return whether a node is drawn; constants are shown with the nodes that read them."""
         return node.name not in self.program.constants and node.op != "get_attr"
 
-    def node(self, node: torch.fx.Node) -> NodeView:
+    def view_node(self, node: torch.fx.Node) -> NodeView:
         """Return the view of one node."""
-        kind, segment = _kind(node), self.homes.get(node.name)
+        kind, segment = _node_kind(node), self.segment_of.get(node.name)
         place: Place = "host"
         if segment is not None and kind == "operator":
             place = "tensorrt" if segment.kind == "engine" else "pytorch"
         verdict, fallback = self.partitioned.verdicts.get(node.name), self.fallbacks.get(node.name)
-        made = NodeView(
+        node_view = NodeView(
             name=node.name,
             kind=kind,
-            target=verdict.target if verdict else _target(node),
+            target=verdict.target if verdict else _target_name(node),
             place=place,
             segment=segment.name if segment else "",
             module=module_path(node),
             where=node.meta.get("where") or source_line_in(node.meta),
             inputs=tuple(n.name for n in node.all_input_nodes if self.is_shown(n)),
-            values=tuple(self.values(node.meta.get("val"))) if node.op != "output" else (),
+            values=tuple(self.node_values(node.meta.get("val"))) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",
             hint=fallback.hint if fallback else "",
-            healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed.get(node.name, ())),
+            healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed_nodes.get(node.name, ())),
         )
         if place != "tensorrt":
-            return evolve(made, weights=self.constants(node))
-        return self.in_engine(made, node)
+            return evolve(node_view, weights=self.graph_weights(node))
+        return self.view_engine_node(node_view, node)
 
-    def range(self, size: Expr) -> Range:
+    def size_range(self, size: Expr) -> Range:
         """Return the range of a size; unbounded if a program (of a malicious file) has too many long expressions."""
         if size not in self.ranges:
             self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
@@ -132,50 +132,50 @@ class _Collector:
             self.ranges[size] = Range(0, 1, LARGEST) if slow else bounds(size, self.program.shapes)
         return self.ranges[size]
 
-    def values(self, value: object) -> Iterator[Value]:
+    def node_values(self, value: object) -> Iterator[Value]:
         """Yield the tensors and numbers that a node returns; dynamic sizes have the model's names."""
         if isinstance(value, tuple | list):
             for part in value:
-                yield from self.values(part)
+                yield from self.node_values(part)
         elif isinstance(value, torch.Tensor | TensorType):
             shape = shape_of(value)
-            ranges = [self.range(size) for size in shape]
+            ranges = [self.size_range(size) for size in shape]
             dtype = str(value.dtype).removeprefix("torch.")
             spans = tuple((r.min, r.opt, r.max) for r in ranges)
             sizes = tuple(map(self.program.shapes.words, shape))
-            yield Value(dtype, sizes, spans, _nbytes(dtype, (r.opt for r in ranges)))
+            yield Value(dtype, sizes, spans, _tensor_bytes(dtype, (r.opt for r in ranges)))
         elif value is not None:
-            yield Value(_number(value))
+            yield Value(_number_type(value))
 
-    def in_engine(self, made: NodeView, node: torch.fx.Node) -> NodeView:
+    def view_engine_node(self, node_view: NodeView, node: torch.fx.Node) -> NodeView:
         """Return the view of a node in an engine, with its converter, layers, weights and kernels."""
         choice = self.partitioned.verdicts[node.name].choice
-        layers = self.layers.get((made.segment, node.name), ())
+        layers = self.layers_by_node.get((node_view.segment, node.name), ())
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
         return evolve(
-            made,
+            node_view,
             converter=choice.support.name if choice else "",
             layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
-            kernels=tuple(self.computing.get(node.name, ())),
-            weights=tuple(map(self.engine_weight, names)) if self.networks else self.constants(node),
-            fusion=self.fusions.get((made.segment, node.name), ""),
+            kernels=tuple(self.kernels_by_node.get(node.name, ())),
+            weights=tuple(map(self.engine_weight, names)) if self.networks else self.graph_weights(node),
+            fusion=self.fusions.get((node_view.segment, node.name), ""),
         )
 
     @cached_property
     def fusions(self) -> Mapping[tuple[str, str], str]:
         """Return whether quantizing and dequantizing nodes are fused, by segment and node."""
-        return fusions(self.compiled.networks, self.compiled.quantization)
+        return fusion_texts(self.compiled.networks, self.compiled.quantization)
 
     @cached_property
-    def healed(self) -> Mapping[str, Sequence[Healed]]:
+    def healed_nodes(self) -> Mapping[str, Sequence[Healed]]:
         """Return the alternative implementations of healed nodes, by node."""
         rows = defaultdict(list)
-        for each in self.compiled.healed:
-            rows[each.node].append(each)
+        for row in self.compiled.healed:
+            rows[row.node].append(row)
         return rows
 
     @cached_property
-    def layers(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
+    def layers_by_node(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
         """Return the layers of each segment and node, by their names."""
         rows = defaultdict(list)
         for network in self.compiled.networks:
@@ -187,21 +187,21 @@ class _Collector:
     def kernels(self) -> tuple[KernelView, ...]:
         """Return the kernels of all engines whose plans show them."""
         rows = zip(self.compiled.engines, self.compiled.networks, strict=False)
-        return tuple(kernel for engine, network in rows for kernel in self.read(engine, network))
+        return tuple(kernel for engine, network in rows for kernel in self.read_kernels(engine, network))
 
-    def read(self, engine: Engine, network: Network) -> Iterator[KernelView]:
+    def read_kernels(self, engine: Engine, network: Network) -> Iterator[KernelView]:
         """Yield the kernels of one engine; none if its plan has no text."""
-        own = self.compiled.layer_names(engine, network)
+        layer_names = self.compiled.layer_names(engine, network)
         try:
-            found = kernels(engine.checked_plan())
+            engine_kernels = kernels(engine.checked_plan())
         except ValueError:
             return
-        for kernel in found:
-            nodes = dict.fromkeys(node_name(own.get(layer, layer)) for layer in kernel.layers)
+        for kernel in engine_kernels:
+            nodes = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in kernel.layers)
             yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
 
     @cached_property
-    def computing(self) -> Mapping[str, Sequence[int]]:
+    def kernels_by_node(self) -> Mapping[str, Sequence[int]]:
         """Return the indices of the kernels that compute each node."""
         rows = defaultdict(list)
         for number, kernel in enumerate(self.kernels):
@@ -219,37 +219,37 @@ class _Collector:
         dtype, shape = self.engine_weights[name]
         recipe, fixed = self.compiled.refit_map.get(name), self.compiled.refit_map.computed.get(name, "")
         literal = "" if recipe is not None or fixed else "a constant of the converter's own"
-        return WeightView(name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe), fixed or literal)
+        return WeightView(name, dtype, shape, _tensor_bytes(dtype, shape), _recipe_text(recipe), fixed or literal)
 
-    def constants(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
+    def graph_weights(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
         """Return the weights that a node reads in the graph."""
-        return tuple(self.constant(n) for n in node.all_input_nodes if n.name in self.program.constants)
+        return tuple(self.graph_weight(n) for n in node.all_input_nodes if n.name in self.program.constants)
 
-    def constant(self, node: torch.fx.Node) -> WeightView:
+    def graph_weight(self, node: torch.fx.Node) -> WeightView:
         """Return a weight of the graph."""
         recipe, value = self.program.constants[node.name], node.meta.get("val")
         if not isinstance(value, torch.Tensor | TensorType):
-            return WeightView(recipe.name, type(value).__name__, recipe=_recipe(recipe))
+            return WeightView(recipe.name, type(value).__name__, recipe=_recipe_text(recipe))
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(int(d) for d in value.shape)
-        return WeightView(recipe.name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe))
+        return WeightView(recipe.name, dtype, shape, _tensor_bytes(dtype, shape), _recipe_text(recipe))
 
-    def cut(self, cut: Cut) -> CutView:
+    def view_cut(self, cut: Cut) -> CutView:
         """Return the view of one cut."""
         tensors = tuple(port.text(self.program.shapes.words) for port in cut.tensors)
         return CutView(cut.source, cut.target, tensors, cut.nbytes, cut.max_nbytes)
 
-    def segment(self, segment: Segment) -> SegmentView:
+    def view_segment(self, segment: Segment) -> SegmentView:
         """Return the view of one segment."""
         verdicts, words = self.partitioned.verdicts, self.program.shapes.words
         inside = [n for n in segment.nodes if n in verdicts and verdicts[n].target != GETITEM]
         engine, network = self.engines.get(segment.name), self.networks.get(segment.name)
-        weights = network.weights if network else [self.constant(self.nodes[name]) for name in segment.constants]
+        weights = network.weights if network else [self.graph_weight(self.nodes[name]) for name in segment.constants]
         return SegmentView(
             name=segment.name,
             place="tensorrt" if segment.kind == "engine" else "pytorch",
             operators=len(inside),
             nbytes=engine.nbytes if engine else 0,
-            weights=sum(_nbytes(weight.dtype, weight.shape) for weight in weights),
+            weights=sum(_tensor_bytes(weight.dtype, weight.shape) for weight in weights),
             library=engine.library if engine else "",
             digest=engine.digest if engine else "",
             layers=len(network.layers) if network else 0,
@@ -258,37 +258,37 @@ class _Collector:
         )
 
 
-def _kind(node: torch.fx.Node) -> Literal["operator", "item", "size", "input", "output"]:
+def _node_kind(node: torch.fx.Node) -> Literal["operator", "item", "size", "input", "output"]:
     if node.op == "placeholder":
         return "input"
     if node.op == "output":
         return "output"
-    if _target(node) == GETITEM:
+    if _target_name(node) == GETITEM:
         return "item"
-    return "operator" if is_operator(node) or not _is_size(node.meta.get("val")) else "size"
+    return "operator" if is_operator(node) or not _is_number(node.meta.get("val")) else "size"
 
 
-def _target(node: torch.fx.Node) -> str:
+def _target_name(node: torch.fx.Node) -> str:
     return qualified_name(node.target) if node.op == "call_function" else node.op
 
 
-def _is_size(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return not isinstance(value, torch.Tensor | TensorType | tuple | list)
 
 
-def _number(value: object) -> str:
+def _number_type(value: object) -> str:
     """Return the type of a Python number, a symbolic number of torch, or a size expression from a file."""
     if isinstance(value, bool | torch.SymBool):
         return "bool"
     return "float" if isinstance(value, float | torch.SymFloat) else "int"
 
 
-def _nbytes(dtype: str, shape: Iterable[int]) -> int:
+def _tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
     """Return a tensor's size in bytes; 4-bit elements count half a byte, as in TensorRT."""
     count = prod(shape)
     found = getattr(torch, dtype, None)
     return count * found.itemsize if isinstance(found, torch.dtype) else (count + 1) // 2
 
 
-def _recipe(recipe: Recipe | None) -> str:
+def _recipe_text(recipe: Recipe | None) -> str:
     return "" if recipe is None else str(recipe)

@@ -13,9 +13,9 @@ from pipeline.compiled import Compiled
 from pipeline.records.profile import Profile
 from pipeline.runtime.atomic import replace_file
 from pipeline.version import __version__
-from pipeline.viewing.collect import view
+from pipeline.viewing.collect import view_program
 from pipeline.viewing.records import Change, ProgramView
-from pipeline.viewing.sources import data_of
+from pipeline.viewing.sources import view_to_json
 
 LIBRARIES = ("d3.min.js", "dagre.min.js")
 """The libraries: d3 draws, dagre computes the layout; the licence of each is in a file beside it."""
@@ -30,36 +30,36 @@ def write_report(
     Raises:
         OSError: the file cannot be written.
     """
-    write(view(compiled, title, profile), path)
+    write_page(view_program(compiled, title, profile), path)
 
 
-def write(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[Change] | None = None) -> None:
+def write_page(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[Change] | None = None) -> None:
     """Write the page of a program, with its differences from another, to a file."""
     with replace_file(Path(path)) as file:
-        file.write(page(program, changes).encode())
+        file.write(render_page(program, changes).encode())
 
 
-def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
+def render_page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
     """Return the page as HTML. The element with the id ``data`` contains JSON: ``program`` is a `ProgramView`,
     ``difference`` has the changes against another program, if any."""
     parts = {
         "version": html.escape(__version__),
         "title": html.escape(f"{program.title} – pipeline"),
-        "style": asset("page.css"),
-        "data": data_of(program, changes).replace("<", "\\u003c"),
-        "libraries": "\n".join(f"/*\n{_licence(name)}\n*/\n{asset(name)}" for name in LIBRARIES),
-        "scripts": "\n".join(map(asset, SCRIPTS)),
+        "style": read_asset("page.css"),
+        "data": view_to_json(program, changes).replace("<", "\\u003c"),
+        "libraries": "\n".join(f"/*\n{_licence_text(name)}\n*/\n{read_asset(name)}" for name in LIBRARIES),
+        "scripts": "\n".join(map(read_asset, SCRIPTS)),
     }
-    before, *rest = asset("page.html").split("{{")
+    before, *rest = read_asset("page.html").split("{{")
     return before + "".join(parts[name] + text for name, _, text in (each.partition("}}") for each in rest))
 
 
-def _licence(name: str) -> str:
+def _licence_text(name: str) -> str:
     """Return the licence text that must precede a library."""
-    return asset(name.replace("min.js", "LICENSE.txt")).strip()
+    return read_asset(name.replace("min.js", "LICENSE.txt")).strip()
 
 
 @cache
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """Return a file of the page, as text."""
     return files("pipeline.viewing").joinpath("assets", name).read_text(encoding="utf-8")

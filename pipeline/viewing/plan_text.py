@@ -13,12 +13,12 @@ from pipeline.records.wording import format_bytes
 from pipeline.viewing.records import ProgramView, SegmentView
 
 
-def planned(view: ProgramView) -> str:
+def plan_text(view: ProgramView) -> str:
     """Return a text on engines that would be built, their sizes, and operators that would run in PyTorch and why."""
-    return "\n".join(_lines(view))
+    return "\n".join(_plan_lines(view))
 
 
-def _lines(view: ProgramView) -> Iterator[str]:
+def _plan_lines(view: ProgramView) -> Iterator[str]:
     engines = [s for s in view.segments if s.place == "tensorrt"]
     inside = len(view.operators) - len(view.fallbacks)
     plural = "s"[: len(engines) != 1]
@@ -28,7 +28,7 @@ def _lines(view: ProgramView) -> Iterator[str]:
     yield from (f"output {line}" for line in view.outputs)
     yield from (f"size   {line}" for line in view.sizes)
     for segment in view.segments:
-        yield from _segment(view, segment)
+        yield from _segment_lines(view, segment)
     for cut in view.cuts:
         yield f"cut {cut.source} -> {cut.target}: {format_bytes(cut.nbytes)}, at most {format_bytes(cut.max_nbytes)}"
     for node in view.fallbacks:
@@ -40,7 +40,7 @@ def _lines(view: ProgramView) -> Iterator[str]:
     yield f"seconds: {', '.join(f'{stage.stage} {stage.seconds:.2f}' for stage in view.stages)}; nothing was built"
 
 
-def _segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
+def _segment_lines(view: ProgramView, segment: SegmentView) -> Iterator[str]:
     size = f"weights {format_bytes(segment.weights)}"
     operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
     if segment.place == "tensorrt":
@@ -55,10 +55,10 @@ def _segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
 
 
 _QUANTIZES = frozenset({"QUANTIZE", "DYNAMIC_QUANTIZE"})
-_SAID = {True: "fused", False: "not fused", None: "not known"}
+_WORDS = {True: "fused", False: "not fused", None: "not known"}
 
 
-def fusions(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
+def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
     """Return as text, by engine and node, whether the quantized weight or activation is fused into a matmul or
     convolution; nodes that neither quantize nor dequantize are left out.
 
@@ -66,16 +66,16 @@ def fusions(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple
         networks: the engines' networks.
         pairs: whether each dequantizing layer is fused, according to the plans.
     """
-    texts = {(pair.engine, pair.layer): f"{_SAID[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs}
+    texts = {(pair.engine, pair.layer): f"{_WORDS[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs}
     found = defaultdict(list)
     for network in networks:
-        for name, layer in _quantized(network):
+        for name, layer in _quantization_layers(network):
             if (network.name, layer) in texts:
                 found[network.name, name].append(texts[network.name, layer])
-    return {place: "; ".join(dict.fromkeys(words)) for place, words in found.items()}
+    return {key: "; ".join(dict.fromkeys(words)) for key, words in found.items()}
 
 
-def _quantized(network: Network) -> Iterator[tuple[str, str]]:
+def _quantization_layers(network: Network) -> Iterator[tuple[str, str]]:
     """Yield each node that quantizes or dequantizes, with the layer that dequantizes its values."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     for layer in network.layers:

@@ -16,13 +16,13 @@ from pipeline.artifact.inspect import inspect
 from pipeline.artifact.json_data import MalformedError
 from pipeline.artifact.load import load_description, report_altered_file
 from pipeline.errors import ArtifactError
-from pipeline.viewing.collect import view
+from pipeline.viewing.collect import view_program
 from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
 
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)
 
 
-def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
+def view_to_json(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
     """Return a view as JSON, with the differences from another program if given."""
     data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.to_json(program, ProgramView)}
     if changes is not None:
@@ -30,7 +30,7 @@ def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> st
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def read(path: Path) -> ProgramView:
+def read_view(path: Path) -> ProgramView:
     """Return the view that a JSON file, or the HTML page of a program, contains.
 
     Raises:
@@ -38,7 +38,7 @@ def read(path: Path) -> ProgramView:
         ArtifactError: the file is not a view of a program, or has a newer version.
     """
     try:
-        data = json.loads(_text(path))
+        data = json.loads(_json_text(path))
     except ValueError as error:
         raise ArtifactError(f"{path} is not JSON: {error}", "`pipeline compile -o DIR` writes one") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -52,7 +52,7 @@ def read(path: Path) -> ProgramView:
     return found
 
 
-def _text(path: Path) -> str:
+def _json_text(path: Path) -> str:
     """Return the JSON text of a file: the whole file, or the data of a page."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".html":
@@ -67,7 +67,7 @@ PROGRAM = "program.json"
 """The file of a folder of ``pipeline compile`` that has the view of its program."""
 
 
-def opened(path: str | os.PathLike[str]) -> ProgramView:
+def open_view(path: str | os.PathLike[str]) -> ProgramView:
     """Return the view of a saved program.
 
     Args:
@@ -77,12 +77,12 @@ def opened(path: str | os.PathLike[str]) -> ProgramView:
         FileNotFoundError: there is no such file.
         ArtifactError: the file is none of these, is damaged, or has a newer version.
     """
-    place = Path(path)
-    if place.is_dir():
-        if not (place / PROGRAM).is_file():
-            raise ArtifactError(f"{place} has no {PROGRAM}", "`pipeline compile -o DIR` writes one; compile again")
-        return read(place / PROGRAM)
-    return read(place) if place.suffix in (".json", ".html") else _saved_view(place)
+    path = Path(path)
+    if path.is_dir():
+        if not (path / PROGRAM).is_file():
+            raise ArtifactError(f"{path} has no {PROGRAM}", "`pipeline compile -o DIR` writes one; compile again")
+        return read_view(path / PROGRAM)
+    return read_view(path) if path.suffix in (".json", ".html") else _saved_view(path)
 
 
 def _saved_view(path: Path) -> ProgramView:
@@ -90,7 +90,7 @@ def _saved_view(path: Path) -> ProgramView:
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights
     with report_altered_file(str(path)):
-        found = view(load_description(path), path.stem)
+        found = view_program(load_description(path), path.stem)
     flavour, _, number = versions.tensorrt.partition(" ")
     made = (("pipeline", versions.pipeline), ("torch", versions.torch), (flavour, number))
     return evolve(found, versions=made, weights_digest=weights.sha256 or manifest.entries.get(weights.entry, ""))
@@ -98,4 +98,4 @@ def _saved_view(path: Path) -> ProgramView:
 
 def write_view(program: ProgramView, folder: Path) -> None:
     """Write the view of a program to its folder, as JSON."""
-    (folder / PROGRAM).write_text(data_of(program), encoding="utf-8")
+    (folder / PROGRAM).write_text(view_to_json(program), encoding="utf-8")

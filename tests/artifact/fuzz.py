@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 import pipeline
 import pipeline.artifact.inspect
 from pipeline.artifact.container import MANIFEST
-from pipeline.viewing.sources import opened
+from pipeline.viewing.sources import open_view
 from tests.artifact.damage import entries_of, rewritten
 from tests.artifact.meaning import Meaning, UnknownError
 from tests.artifact.programs import cases
@@ -183,7 +183,7 @@ def attempt(path: Path, program: Program, records: Mapping[str, Any], binary: Ma
     """
     with contextlib.suppress(pipeline.ArtifactError):
         str(pipeline.artifact.inspect.inspect(path))
-        str(opened(path))
+        str(open_view(path))
     try:
         loaded = pipeline.load(path)
         str(loaded), str(loaded.report())

@@ -15,8 +15,8 @@ import pipeline
 from pipeline.artifact.container import MANIFEST
 from pipeline.artifact.inspect import inspect
 from pipeline.viewing import collect
-from pipeline.viewing.collect import view
-from pipeline.viewing.sources import opened as view_of_file
+from pipeline.viewing.collect import view_program
+from pipeline.viewing.sources import open_view as view_of_file
 from tests.artifact.test_hostile_files import Records, entries, nodes_of, of_recipe, written  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")
@@ -36,7 +36,7 @@ def test_describing_a_file_runs_nothing_of_it(
     monkeypatch: Any,
 ) -> None:
     path = written(entries, lambda records: None, tmp_path / "p.trtp")
-    whole = view(pipeline.load(path), "p")
+    whole = view_program(pipeline.load(path), "p")
     with NothingRuns():
         seen = view_of_file(path)
         assert evolve(seen, versions=whole.versions, weights_digest="") == whole

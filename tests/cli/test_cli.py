@@ -240,7 +240,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "no inputs": (["compile", f"{HERE}:Net"], "missing a required argument: 'x'; describe inputs by --input"),
     "too many inputs": (["compile", f"{HERE}:Net", *["--input", "2x4"] * 3], "too many positional arguments"),
     "an unknown name": (["compile", f"{HERE}:Net", "--input", "y=2x4"], "Net.forward(x, scale)"),
-    "a name twice": (["compile", f"{HERE}:Net", *["--input", "x=2x4"] * 2], "input x is given twice"),
+    "a name twice": (["compile", f"{HERE}:Net", *["--input", "x=2x4"] * 2], "--input has the name x twice"),
     "no sizes": (["compile", f"{HERE}:Net", "--input", "axb"], "'axb' is not an input: 'a' is not a size"),
     "a range backwards": (["compile", f"{HERE}:Net", "--input", "8..1x4"], "min <= opt <= max"),
     "no dtype": (["compile", f"{HERE}:Net", "--input", "2x4:float17"], "'float17' is not a dtype"),

@@ -78,10 +78,10 @@ def test_beams_are_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "words"),
     [
         (["--prompt-ids", "5,x"], "integers separated"),
-        (["--prompt-ids", "5,99"], "the model has 50 tokens"),
+        (["--prompt-ids", "5,99"], "expected ids below 50"),
         (["--prompt-ids", "-5"], "expected ids of 0 or more"),
-        (["--prompt-ids", "5", "--max-new-tokens", "0"], "--max-new-tokens is 0; it is at least 1"),
-        (["--prompt-ids", "5", "--num-beams", "0"], "--num-beams is 0; it is at least 1"),
+        (["--prompt-ids", "5", "--max-new-tokens", "0"], "--max-new-tokens is 0: expected at least 1"),
+        (["--prompt-ids", "5", "--num-beams", "0"], "--num-beams is 0: expected at least 1"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(

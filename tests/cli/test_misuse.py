@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 COMPILE = ["compile", f"{HERE}:net"]
 MISUSE: dict[str, tuple[list[str], str]] = {
     "a factory that exits": (["compile", f"{HERE}:leaving"], "leaving raised SystemExit: 7"),
-    "a module as a file": (["compile", "mine.py:net"], "a module is named without .py: write mine:factory"),
+    "a module as a file": (["compile", "mine.py:net"], "SPEC names a module, not a file: write mine:factory"),
     "a file of weights": (
         ["compile", "weights.pt", "--input", "4"],
         "'weights.pt' is a file of torch.save",
@@ -69,7 +69,10 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "a misspelt command": (["suport"], "plan; did you mean 'support'?"),
     "a misspelt flag of none": (["--verison"], "there is no flag '--verison'; did you mean '--version'?"),
     "a misspelt flag": (["compile", "x.pt2", "--inputs", "4"], "arguments: --inputs 4; did you mean '--input'? (`pipe"),
-    "a saved program compiled": (["compile", "x.trtp"], "'x.trtp' is a saved program, compiled already: inspect, run"),
+    "a saved program compiled": (
+        ["compile", "x.trtp"],
+        "'x.trtp' is a saved program, not a model; inspect, run",
+    ),
     "a saved program of tokens": (
         ["generate", "x.trtp", "--prompt-ids", "1"],
         "pipeline.load('x.trtp') returns an obj",
@@ -142,6 +145,6 @@ def test_output_that_nobody_reads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def closed(*_: Any) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("pipeline.cli.compiling.listing", closed)
+    monkeypatch.setattr("pipeline.cli.compiling.operator_lines", closed)
     assert main(["support"]) == 141
     assert capsys.readouterr().err == ""

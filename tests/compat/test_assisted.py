@@ -125,7 +125,7 @@ def test_a_checkpoint_may_ask_for_another_cache() -> None:
 
 
 def test_a_draft_leaves_a_token_of_a_call() -> None:
-    with pytest.raises(ValueError, match="max_draft_len is 8; it is 0 or more, and less than max_prompt_len"):
+    with pytest.raises(ValueError, match="max_draft_len is 8: expected 0 or more, and less than max_prompt_len"):
         compile_for_generation(families.model("llama"), max_draft_len=8, **SIZES)
 
 

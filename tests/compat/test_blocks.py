@@ -12,7 +12,7 @@ from pipeline import DECOMPOSITIONS, ConverterPriority, dynamo_tensorrt_converte
 from pipeline.aten.arguments import bind
 from pipeline.compat.torch_tensorrt import SourceIR
 from pipeline.testing import check_converter
-from pipeline.testing.strategies import for_target
+from pipeline.testing.strategies import strategy_for
 from tests.compat.block_rows import ROWS, Row
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def converter_of(row: Row) -> Any:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.block}-{row.target}")
 def test_a_block_computes_what_its_operator_does(row: Row) -> None:
-    drawn = for_target(row.target)
+    drawn = strategy_for(row.target)
     assert drawn is not None
     whole = DECOMPOSITIONS.without(row.target)
     check_converter(

@@ -18,12 +18,12 @@ pytest.importorskip("transformers")
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.caches import Kept, kept_by
+from pipeline.compat.transformers.caches import CachedTensor, cached_tensors
 from pipeline.compat.transformers.sampling import LastStep
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.impl.attention import MANY_KEYS
-from pipeline.verification.engines_in_torch import in_torch
+from pipeline.verification.engines_in_torch import replace_engines
 from tests.compat import families
 from tests.meta.executor_faults import factor, planted
 from tests.testing.in_turn import in_turn
@@ -65,7 +65,7 @@ def test_tokens_and_prompts_in_pytorch_and_in_engines_use_the_same_caches() -> N
     names = "engine_0_profile_0", "engine_1_profile_1"  # tokens of the first layer, prompts of the second
 
     def chosen(compiled: Compiled) -> Compiled:
-        return in_torch(compiled, dict.fromkeys(names, Rejection("it is a test")))
+        return replace_engines(compiled, dict.fromkeys(names, Rejection("it is a test")))
 
     model, inputs = families.model("llama"), families.prompts("llama", LENGTHS)
     compile = pipeline.default().replace("build", pipeline.stages.unbuilt).replace("choose", chosen)
@@ -392,11 +392,11 @@ def test_programs_of_convert_and_export_with_cache_compile() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_row_that_is_masked_throughout_stays_finite_whatever_the_bias(dtype: torch.dtype) -> None:
     """As in transformers, where the lowest number takes the bias's place: their sum would be minus infinity."""
-    from pipeline.compat.transformers.attention import attention
+    from pipeline.compat.transformers.attention import masked_attention
 
     class Attends(torch.nn.Module):
         def forward(self, *given: torch.Tensor, **bias: torch.Tensor) -> Any:
-            return attention(self, *given, **bias)[0]
+            return masked_attention(self, *given, **bias)[0]
 
     inputs = [torch.randn(1, 4, n, 8).to(dtype) for n in (2, 160, 160)]
     mask = torch.arange(160) < torch.tensor([0, 5])[None, None, :, None]
@@ -404,7 +404,7 @@ def test_a_row_that_is_masked_throughout_stays_finite_whatever_the_bias(dtype: t
     compiled = pipeline.default(require_full_compilation=True)(Attends().eval(), (*inputs, mask), bias)
     got = compiled.module("reference")(*inputs, mask, **bias)
     exact = [x.double() for x in inputs]
-    want = attention(Attends(), *exact, mask)[0]
+    want = masked_attention(Attends(), *exact, mask)[0]
     assert got.isfinite().all()
     assert (got[:, 1].double() - want[:, 1]).abs().max() < 16 * torch.finfo(dtype).eps
 
@@ -413,7 +413,7 @@ def test_a_row_that_is_masked_throughout_stays_finite_whatever_the_bias(dtype: t
 def test_scores_that_are_to_be_capped(
     refuses: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is an error where transformers' own sdpa raises one; that of older versions caps no scores."""
+    """It is an error where transformers' own sdpa raises one; that of older versions ignores the cap."""
     from pipeline.compat.transformers import attention
 
     def own(*args: Any, softcap: float | None = None, **kwargs: Any) -> None:
@@ -421,16 +421,16 @@ def test_scores_that_are_to_be_capped(
             raise ValueError("no softcap")
 
     monkeypatch.setattr(attention, "sdpa_attention_forward", own)
-    attention._refuses_a_cap.cache_clear()
+    attention._sdpa_refuses_softcap.cache_clear()
     query = torch.randn(1, 2, 3, 8)
     given: Any = (torch.nn.Module(), query, query, query, None)
     if refuses:
         with pytest.raises(ValueError, match="attn_implementation='eager'"):
-            attention.attention(*given, softcap=30.0)
+            attention.masked_attention(*given, softcap=30.0)
     else:
-        assert torch.equal(attention.attention(*given, softcap=30.0)[0], attention.attention(*given)[0])
-        assert "caps no scores" in caplog.text
-    attention._refuses_a_cap.cache_clear()
+        assert torch.equal(attention.masked_attention(*given, softcap=30.0)[0], attention.masked_attention(*given)[0])
+        assert "ignores softcap" in caplog.text
+    attention._sdpa_refuses_softcap.cache_clear()
 
 
 def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,8 +440,8 @@ def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypat
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, attn_implementation="flex_attention", **sizes)).eval()
     TorchPatcher.patch.cache_clear()
     monkeypatch.setattr(Distribution, "_validate_args", True)
-    found = kept_by(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
-    assert found == [dict.fromkeys(("key", "value"), Kept((1, 2, 1, 16), torch.float32, 2))]
+    found = cached_tensors(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
+    assert found == [dict.fromkeys(("key", "value"), CachedTensor((1, 2, 1, 16), torch.float32, 2))]
     assert Distribution._validate_args
 
 

@@ -16,7 +16,7 @@ from benchmarks import zoo
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import encoder_parts, part_families
-from pipeline.compat.transformers.attention import Windows, attend
+from pipeline.compat.transformers.attention import Windows, attend_in_windows
 from pipeline.compat.transformers.encoder_parts import Kind, TowerCall, parts_of
 from pipeline.compat.transformers.part_families import FAMILIES, Images, Patches
 from tests.compat import sights
@@ -32,7 +32,7 @@ def tower_and_call(name: str) -> tuple[torch.nn.Module, TowerCall]:
 
 def run_by(found: Kind, program: Any) -> Any:
     """Run the parts of a call by a program, as `encoder_parts.Tower` does."""
-    return encoder_parts.Tower(torch.nn.Identity(), found.path, [(found, program)])
+    return encoder_parts.ModalityEncoder(torch.nn.Identity(), found.path, [(found, program)])
 
 
 def seen_by(name: str, *sizes: tuple[int, int]) -> Given:
@@ -107,9 +107,9 @@ def test_windows() -> None:
     """Of 3, 1 and 2 patches, of at most 4."""
     q, k, v = torch.randn(3, 1, 2, 6, 8)
     ends = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
-    windows = Windows.of(ends, 4)
+    windows = Windows.from_ends(ends, 4)
     assert windows.real.sum(1).tolist() == [3, 1, 2]
-    found, _ = attend(torch.nn.Module(), q, k, v, scaling=0.5, cu_seq_lens_q=windows)
+    found, _ = attend_in_windows(torch.nn.Module(), q, k, v, scaling=0.5, cu_seq_lens_q=windows)
     parts = zip(*(x.split([3, 1, 2], dim=2) for x in (q, k, v)), strict=True)
     each = [torch.nn.functional.scaled_dot_product_attention(*part, scale=0.5) for part in parts]
     torch.testing.assert_close(found, torch.cat(each, 2).transpose(1, 2))
@@ -117,8 +117,8 @@ def test_windows() -> None:
 
 def test_segments_beside_a_frame_are_refused() -> None:
     x = torch.randn(1, 2, 6, 8)
-    with pytest.raises(ValueError, match="within several segments"):
-        attend(torch.nn.Module(), x, x, x, cu_seq_lens_q=torch.tensor([0, 2, 6]))
+    with pytest.raises(ValueError, match="several segments"):
+        attend_in_windows(torch.nn.Module(), x, x, x, cu_seq_lens_q=torch.tensor([0, 2, 6]))
 
 
 def _sees_all(x: torch.Tensor) -> torch.Tensor:
@@ -176,14 +176,14 @@ def test_answers_are_kept() -> None:
 def asked() -> Iterator[list[Any]]:
     """While entered, the grids of which something is asked are noted."""
     found: list[Any] = []
-    real = part_families.precompute
+    real = part_families.precompute_values
 
     def noted(tower: torch.nn.Module, grid_thw: torch.Tensor) -> dict[str, Any]:
         found.append(grid_thw.tolist())
         return real(tower, grid_thw=grid_thw)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_families, "precompute", noted)
+        patch.setattr(part_families, "precompute_values", noted)
         yield found
 
 

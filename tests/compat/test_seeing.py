@@ -226,5 +226,5 @@ def test_a_model_that_reads_its_prompts_in_another_way_is_refused() -> None:
         return forward(**{**inputs, "attention_mask": None})
 
     decoder.forward = other
-    with pytest.raises(pipeline.CaptureError, match="reads its prompts in an unsupported way: its logits for"):
+    with pytest.raises(pipeline.CaptureError, match="has unsupported prompts: the decoder step"):
         compile_for_generation(model, encoder_example=given, **SIZES)

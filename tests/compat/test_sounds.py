@@ -95,8 +95,8 @@ def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) ->
         for parameter in tower.parameters():
             parameter.copy_(torch.randn_like(parameter) / 4)
     assert parts_of(Sounds, tower, [call(350)]) is not None
-    everywhere = Windows.of
-    monkeypatch.setattr(Windows, "of", lambda ends, size: everywhere(ends[[0, -1]], int(ends[-1])))
+    everywhere = Windows.from_ends
+    monkeypatch.setattr(Windows, "from_ends", lambda ends, size: everywhere(ends[[0, -1]], int(ends[-1])))
     assert parts_of(Sounds, tower, [call(350)]) is None
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.recurrences import TABLE, over_states
+from pipeline.compat.transformers.recurrences import REPLACEMENTS, over_states
 from tests.compat import families
 
 EVERYDAY = ("lfm2", "qwen3_next", "mamba2")
@@ -114,7 +114,7 @@ def test_layers_of_one_structure_are_one_plan(kind: str) -> None:
 
 def functions(module: ModuleType) -> dict[str, Any]:
     """The functions of a module of transformers that are replaced."""
-    return {name: getattr(module, name) for name in TABLE if hasattr(module, name)}
+    return {name: getattr(module, name) for name in REPLACEMENTS if hasattr(module, name)}
 
 
 def test_functions_of_transformers_stay_as_they_are() -> None:
@@ -149,7 +149,7 @@ def test_parameters_are_those_of_transformers() -> None:
     """Of each model's functions: a replacement names none that they do not have."""
     root = Path(str(transformers.__file__)).parent
     text = [path.read_text(encoding="utf-8") for path in (*root.rglob("modeling_*.py"), root / "masking_utils.py")]
-    for name, make in TABLE.items():
+    for name, make in REPLACEMENTS.items():
         _, *ours = inspect.signature(make).parameters.values()
         named = {each.name for each in ours if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
         found = [node for source in text if f"def {name}(" in source for node in ast.parse(source).body]
@@ -171,7 +171,7 @@ def test_a_class_may_be_of_another_module(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 REFUSED = {
-    "Zaya": "computes its states by functions of its own",
+    "Zaya": "computes its recurrent states by its own functions",
     "MiniMax": "cannot be called with a cache of transformers",
     "DeepseekV4": "caches more than keys, values and states",
     "Rwkv": "returns no cache of keys and values",

@@ -224,7 +224,7 @@ def test_a_disabled_converter_declares_nothing() -> None:
 
 def test_fxs_operators_are_frozen() -> None:
     """As docs/torch-tensorrt-names.md says: none is added."""
-    assert len(acc_ops.OPERATORS) == 121 and len(acc_ops.RENAMED) == 5
+    assert len(acc_ops.OPERATORS) == 121 and len(acc_ops.FX_NAMES) == 5
 
 
 def test_arguments_have_fxs_names() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import pipeline
 from pipeline.compat.torchscript import EVALUATORS, Weights, converter, model
-from pipeline.compat.torchscript.schemas import operator_of
+from pipeline.compat.torchscript.schemas import find_operator
 from pipeline.trt import trt
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -127,7 +127,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("schema", KNOWN)
 def test_a_schema_is_that_of_an_operator(schema: str) -> None:
-    assert operator_of(schema) is KNOWN[schema]
+    assert find_operator(schema) is KNOWN[schema]
 
 
 UNKNOWN = {

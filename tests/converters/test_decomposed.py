@@ -13,10 +13,10 @@ import pipeline
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.recipes import qualified_name
 from pipeline.testing import check
-from pipeline.testing.strategies import by_hand, for_target
+from pipeline.testing.strategies import handwritten_strategies, strategy_for
 
 aten = torch.ops.aten
-TAKEN_APART = sorted((t for t in by_hand() if t in DECOMPOSITIONS), key=qualified_name)
+TAKEN_APART = sorted((t for t in handwritten_strategies() if t in DECOMPOSITIONS), key=qualified_name)
 
 
 BY_SCHEMA = (
@@ -28,7 +28,7 @@ BY_SCHEMA = (
 @pytest.mark.parametrize("target", [*TAKEN_APART, *BY_SCHEMA], ids=qualified_name)
 @given(st.data())
 def test_what_it_becomes(target: Any, data: st.DataObject) -> None:
-    result = check(data.draw(for_target(target)), devices=("cuda",))
+    result = check(data.draw(strategy_for(target)), devices=("cuda",))
     assert result or all("int8" in reason.reason for reason in result.reasons), result
 
 

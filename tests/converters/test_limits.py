@@ -19,7 +19,7 @@ from pipeline.converters import DYNAMO_CONVERTERS, index
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
 from pipeline.settings import CompilationSettings
 from pipeline.testing import Call, Checked, CheckError, TensorSpec, check
-from pipeline.testing.programs import program_of
+from pipeline.testing.programs import build_call_program
 from pipeline.trt import CAPABILITIES, LIBRARY, Log, new_network, to_trt, trt
 from tests.converters.limits import LIMITS, MODELS, Limit, Model
 
@@ -49,7 +49,7 @@ def of_limit(limit: Any) -> str:
 
 
 def node_of(call: Call) -> torch.fx.Node:
-    graph = program_of(call, CompilationSettings()).program.graph
+    graph = build_call_program(call, CompilationSettings()).program.graph
     return next(node for node in graph.nodes if node.target is call.target)
 
 

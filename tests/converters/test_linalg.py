@@ -16,7 +16,7 @@ from pipeline.converters.linalg import LARGEST
 from pipeline.converters.unsupported import reason_without_converter
 from pipeline.recipes import qualified_name
 from pipeline.testing import check
-from pipeline.testing.strategies import for_target
+from pipeline.testing.strategies import strategy_for
 
 aten = torch.ops.aten
 FULL = pipeline.default(require_full_compilation=True, min_block_size=1)
@@ -26,7 +26,7 @@ COMPOSITES = (aten.linalg_det.default, aten.linalg_slogdet.default, aten.linalg_
 @pytest.mark.parametrize("target", COMPOSITES, ids=qualified_name)
 @given(st.data())
 def test_what_torch_composes(target: Any, data: st.DataObject) -> None:
-    result = check(data.draw(for_target(target)), devices=("cuda",))
+    result = check(data.draw(strategy_for(target)), devices=("cuda",))
     assert result, result
 
 

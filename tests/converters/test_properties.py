@@ -13,7 +13,7 @@ from pipeline.aten.traits import Kind, op_kind
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.recipes import qualified_name
 from pipeline.testing import check_target
-from pipeline.testing.strategies import by_hand, for_target
+from pipeline.testing.strategies import handwritten_strategies, strategy_for
 from pipeline.trt import CAPABILITIES
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def computes_tensors(target: Any) -> bool:
 
 
 OPERATORS = sorted(filter(computes_tensors, DYNAMO_CONVERTERS), key=qualified_name)
-TESTED = [target for target in OPERATORS if for_target(target) is not None]
+TESTED = [target for target in OPERATORS if strategy_for(target) is not None]
 
 
 def takes_dynamic(target: Any) -> bool:
@@ -43,7 +43,7 @@ def takes_dynamic(target: Any) -> bool:
 
 @pytest.mark.parametrize("target", OPERATORS, ids=qualified_name)
 def test_there_is_a_strategy(target: Any) -> None:
-    assert for_target(target) is not None, "write one in pipeline/testing/strategies/<family>.py"
+    assert strategy_for(target) is not None, "write one in pipeline/testing/strategies/<family>.py"
 
 
 @pytest.mark.parametrize("target", TESTED, ids=qualified_name)
@@ -57,4 +57,4 @@ def test_dynamic(target: Any) -> None:
 
 
 def test_strategies_are_for_operators() -> None:
-    assert all(isinstance(target, torch._ops.OpOverload) for target in by_hand())
+    assert all(isinstance(target, torch._ops.OpOverload) for target in handwritten_strategies())

@@ -135,10 +135,10 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 COMMANDS: Final[Mapping[str, tuple[list[str], str]]] = {
-    "a pickled model": (["compile", "whole.pt"], "is a file of torch.save, which holds no graph: name its factory"),
+    "a pickled model": (["compile", "whole.pt"], "is a file of torch.save, which has no graph: name its factory"),
     "a cache that is too short": (
         ["generate", "config", "--prompt-ids", "1,2,3,4,5,6", "--max-cache-len", "4"],
-        "max_prompt_len is 6, and the cache has 4 positions",
+        "max_prompt_len is 6, more than max_cache_len, 4",
     ),
 }
 

@@ -48,9 +48,9 @@ COMPILED: Final[dict[str, Misuse]] = {
     "a name": (lambda: made(model="llama"), "model is a str: compile_for_generation takes a language model"),
     "compiled already": (lambda: made(model=compiled()), "model is compiled already: call its generate"),
     "a misspelt size": (lambda: made(max_batchsize=4), "takes no 'max_batchsize': did you mean max_batch?"),
-    "a cache of nothing": (lambda: made(max_cache_len=0), "max_cache_len is 0; it is at least 1"),
-    "a cache as text": (lambda: made(max_cache_len="16"), "max_cache_len is an integer at least 1, not '16'"),
-    "a prompt longer than the cache": (lambda: made(max_prompt_len=20), "is 20, and the cache has 16 positions"),
+    "a cache of nothing": (lambda: made(max_cache_len=0), "max_cache_len is 0: expected at least 1"),
+    "a cache as text": (lambda: made(max_cache_len="16"), "max_cache_len must be an integer, at least 1, not '16'"),
+    "a prompt longer than the cache": (lambda: made(max_prompt_len=20), "is 20, more than max_cache_len, 16"),
     "settings as the pipeline": (
         lambda: made(compile=pipeline.CompilationSettings()),
         "compile is a CompilationSettings, expected a pipeline, such as pipeline.default(); settings are given by name",

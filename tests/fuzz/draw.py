@@ -13,7 +13,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.testing.calls import Size, TensorSpec
-from pipeline.testing.compare import LARGEST
+from pipeline.testing.compare import LARGEST_PLAIN_INPUT
 from tests.fuzz import expressions, layers, mutations, views
 from tests.fuzz.scope import Choose, Scope, Value
 from tests.fuzz.settings import options
@@ -168,7 +168,7 @@ def _grows(lines: list[str], again: Scope, text: str) -> bool:
     if not all(again.execute(line) for line in lines * 3):
         return True
     tensor = again.at(0, text)
-    return tensor.dtype != torch.bool and bool((tensor.abs() > LARGEST).any())
+    return tensor.dtype != torch.bool and bool((tensor.abs() > LARGEST_PLAIN_INPUT).any())
 
 
 def _results(scope: Scope, count: int) -> FrozenDict[str, str]:

@@ -17,7 +17,7 @@ from attrs import define, field
 from torch import nn
 
 from pipeline.aten.types import Argument, Leaf
-from pipeline.testing.compare import LARGEST
+from pipeline.testing.compare import LARGEST_PLAIN_INPUT
 
 T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], Any]
@@ -158,7 +158,7 @@ class Scope:
         if self.tensor(target).is_floating_point():
             if not exact:
                 self.inexact.add(_place(self.tensor(target)))
-            if max(map(_largest, self.all(target.text))) > LARGEST:
+            if max(map(_largest, self.all(target.text))) > LARGEST_PLAIN_INPUT:
                 self.execute(f"{target.text}.clamp_(-4, 4)")
         elif max(map(_largest, self.all(target.text))) > LARGEST_INT:
             self.execute(f"{target.text}.remainder_(7)")
@@ -230,7 +230,7 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _limit(tensor: torch.Tensor) -> float:
-    return LARGEST if tensor.is_floating_point() else LARGEST_INT
+    return LARGEST_PLAIN_INPUT if tensor.is_floating_point() else LARGEST_INT
 
 
 def same(a: Dims, b: Dims) -> bool:

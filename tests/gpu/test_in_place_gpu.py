@@ -11,7 +11,7 @@ import torch
 import pipeline
 from benchmarks.zoo_gpu import FLOOR
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.eager import use_tf32
 
 pytest.importorskip("diffusers", exc_type=ImportError)
 from tests.compat.diffusion import MADE, Images
@@ -35,7 +35,7 @@ def put_in_place(images: Images, **how: Any) -> None:
 @pytest.mark.parametrize("which", MADE)
 def test_images(which: str, dtype: str) -> None:
     images, exact = Images(which, "cuda", getattr(torch, dtype)), Images(which, dtype=torch.float64)
-    with products_in_tf32(True):
+    with use_tf32(True):
         theirs = [images(*size) for size in SIZES]
     put_in_place(images, cuda_graphs=True)
     for size, eager in zip(SIZES, theirs, strict=True):

@@ -19,7 +19,7 @@ import pipeline
 from benchmarks.zoo_gpu import FLOOR, IEEE
 from examples.models import SMALL, Case, small
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.eager import use_tf32
 from tests.gpu.refits import needs_refit
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +56,7 @@ def agree(case: Case, module: torch.nn.Module) -> None:
 @pytest.fixture(autouse=True)
 def products_as_the_engine_has_them() -> Iterator[None]:
     """eager is the judge: its float32 products use TF32 where the engine's do, and are exact where they are exact."""
-    with products_in_tf32(not IEEE):
+    with use_tf32(not IEEE):
         yield
 
 

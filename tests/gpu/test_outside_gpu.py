@@ -11,7 +11,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.compiled import Compiled
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.eager import use_tf32
 
 pytestmark = pytest.mark.gpu
 WIDTH, LAYERS = 256, 4
@@ -61,7 +61,7 @@ def compiled(model: nn.Module, dtype: torch.dtype) -> Compiled:
 
 
 def check(run: Any, model: nn.Module, dtype: torch.dtype, *rows: int) -> None:
-    with torch.no_grad(), products_in_tf32(on=True):
+    with torch.no_grad(), use_tf32(enabled=True):
         for count in rows:
             x = torch.randn(count, WIDTH, device="cuda", dtype=dtype)
             want, got = model(x), run(x)

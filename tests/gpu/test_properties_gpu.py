@@ -14,7 +14,7 @@ from hypothesis import Phase
 
 from pipeline.recipes import qualified_name
 from pipeline.testing import check_target
-from pipeline.testing.strategies import for_target
+from pipeline.testing.strategies import strategy_for
 from tests.converters.test_properties import OPERATORS, takes_dynamic
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 EXAMPLES = int(os.environ.get("PIPELINE_GPU_EXAMPLES", "6"))
 """Calls for each operator and form; a call takes about half a second, so failures are not shrunk either."""
 
-TESTED = [target for target in OPERATORS if for_target(target) is not None]
+TESTED = [target for target in OPERATORS if strategy_for(target) is not None]
 
 
 def check_on_gpu(target: Any, dynamic: bool) -> None:

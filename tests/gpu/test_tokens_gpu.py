@@ -65,7 +65,7 @@ def compare(model: Any, compiled: Any, inputs: dict[str, torch.Tensor], dtype: t
         same = equal[:, :step].all(1)  # up to here
         if same.any() and _error(ours[same], theirs[same]) > bound:
             exact = true()[step][same]
-            assert _error(ours[same], exact) <= Bound(dtype).of(_error(theirs[same], exact))
+            assert _error(ours[same], exact) <= Bound(dtype).error_bound(_error(theirs[same], exact))
 
 
 def in_float32(

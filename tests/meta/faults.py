@@ -15,7 +15,16 @@ from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base, elementwise
 from pipeline.shapes.environment import shape_of
 from pipeline.testing import Call, Size
-from pipeline.testing.strategies.common import Draw, broadcastable, calls, dim_lists, floats, named, shapes, tensors
+from pipeline.testing.strategies.common import (
+    Draw,
+    broadcastable,
+    dim_lists,
+    floats,
+    name_sizes,
+    shapes,
+    strategy,
+    tensors,
+)
 from pipeline.trt import trt
 
 aten = torch.ops.aten
@@ -43,13 +52,13 @@ def wrong_axis(fault: bool) -> Any:
     return amax
 
 
-@calls(aten.amax.default)
+@strategy(aten.amax.default)
 def _maxima(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     call = Call(
         target, (draw(tensors(shape, draw(floats))), draw(dim_lists(len(shape), min_size=1)), draw(st.booleans()))
     )
-    return draw(named(call))
+    return draw(name_sizes(call))
 
 
 def rank_zero(fault: bool) -> Any:
@@ -63,9 +72,9 @@ def rank_zero(fault: bool) -> Any:
     return total
 
 
-@calls(aten.sum.default)
+@strategy(aten.sum.default)
 def _totals(draw: Draw, target: Any) -> Call:
-    return draw(named(Call(target, (draw(tensors(draw(shapes()), torch.float32)),))))
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), torch.float32)),))))
 
 
 def wrong_dtype(fault: bool) -> Any:
@@ -152,13 +161,13 @@ def wrong_padding(fault: bool) -> Any:
     return avg_pool2d
 
 
-@calls(aten.avg_pool2d.default)
+@strategy(aten.avg_pool2d.default)
 def _pools(draw: Draw, target: Any) -> Call:
     """Images whose sides leave the same number of windows wherever the padding goes, so that only values can tell."""
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 3)), 6, 6)
     padding = draw(st.sampled_from([[0, 0], [1, 0], [0, 1], [1, 1]]))
     x = draw(tensors(shape, draw(floats)))
-    return draw(named(Call(target, (x, [4, 4], [4, 4], padding, False, draw(st.booleans()))), {0: [0]}))
+    return draw(name_sizes(Call(target, (x, [4, 4], [4, 4], padding, False, draw(st.booleans()))), {0: [0]}))
 
 
 def baked_shape(fault: bool) -> Any:
@@ -191,13 +200,13 @@ def baked_size(fault: bool) -> Any:
     return mean
 
 
-@calls(aten.mean.dim)
+@strategy(aten.mean.dim)
 def _means(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(1, 3, zero=False))
     call = Call(
         target, (draw(tensors(shape, torch.float32)), [draw(st.integers(0, len(shape) - 1))], draw(st.booleans()))
     )
-    return draw(named(call))
+    return draw(name_sizes(call))
 
 
 def wrong_broadcast(fault: bool) -> Any:
@@ -234,17 +243,17 @@ def dynamic_arithmetic(fault: bool) -> Any:
     return view
 
 
-@calls(aten.view.default)
+@strategy(aten.view.default)
 def _views(draw: Draw, target: Any) -> Call:
     x = draw(tensors(("n", "m", 2), draw(floats)))
     return Call(target, (x, [Size("m"), Size("n", 2)]), sizes={"n": 3, "m": 2})
 
 
-@calls(aten.where.self)
+@strategy(aten.where.self)
 def _selections(draw: Draw, target: Any) -> Call:
     shapes3, dtype = draw(broadcastable(3)), draw(floats)
     condition, a, b = (tensors(s, d) for s, d in zip(shapes3, (torch.bool, dtype, dtype), strict=True))
-    return draw(named(Call(target, (draw(condition), draw(a), draw(b)))))
+    return draw(name_sizes(Call(target, (draw(condition), draw(a), draw(b)))))
 
 
 def swapped_branches(fault: bool) -> Any:

@@ -43,25 +43,25 @@ class Moment:
 def test_segments_are_timed(monkeypatch: Any) -> None:
     """In each run but the first, behind what keeps the GPU busy while the host launches the segment."""
     kept_busy = list[int]()
-    monkeypatch.setattr(measure, "busy", kept_busy.append)
-    monkeypatch.setattr(measure, "mark", Moment)
+    monkeypatch.setattr(measure, "keep_busy", kept_busy.append)
+    monkeypatch.setattr(measure, "record_event", Moment)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(measure, "_on_gpu", lambda value: value)
+    monkeypatch.setattr(measure, "_copy_to_gpu", lambda value: value)
     call = measure.Call((torch.randn(4, 8),), {})
     times = measure.segment_times(fallbacks().module("reference"), call, 3)
     assert set(times) == {segment.name for segment in fallbacks().partitioned.segments}
     assert all(found == [1.5] * 3 for found in times.values())
-    assert call.described == ("float32[4, 8]",)
+    assert call.input_texts == ("float32[4, 8]",)
     assert len(kept_busy) == 3 * len(times)
     assert all(cycles > 0 for cycles in kept_busy)
 
 
 def test_the_gpu_is_busy_for_as_long_as_the_host_took(monkeypatch: Any) -> None:
     clock, kept_busy = iter([0.0, 0.5, 1.0, 1.75, 2.0, 2.25, 3.0, 4.0]), list[int]()
-    monkeypatch.setattr(measure, "busy", kept_busy.append)
-    monkeypatch.setattr(measure, "mark", Moment)
+    monkeypatch.setattr(measure, "keep_busy", kept_busy.append)
+    monkeypatch.setattr(measure, "record_event", Moment)
     monkeypatch.setattr(measure, "perf_counter", lambda: next(clock))
-    ahead = measure.Ahead()
+    ahead = measure.SegmentTimer()
     assert [ahead(lambda inputs, turn: inputs, [i], None) for i in range(4)] == [[0], [1], [2], [3]]  # type: ignore[arg-type]
     assert len(ahead.marks) == 3
     assert kept_busy == [round(1.5 * took * measure.CYCLES) for took in (0.5, 0.5, 0.25)], "a wait for the GPU counts"
@@ -70,8 +70,8 @@ def test_the_gpu_is_busy_for_as_long_as_the_host_took(monkeypatch: Any) -> None:
 def test_segments_share_the_time_of_a_graph() -> None:
     costs = {"engine_0": segment_costs.SegmentCost(1.0, 0.2), "torch_1": segment_costs.SegmentCost(3.0, 9.0)}
     found = {"engine_0": segment_costs.SegmentCost(0.5, 0.0), "torch_1": segment_costs.SegmentCost(1.5, 0.0)}
-    assert segment_costs._shared(costs, [2.0, 2.0, 8.0]) == found
-    assert segment_costs._shared(costs, []) is costs
+    assert segment_costs._divide_graph_time(costs, [2.0, 2.0, 8.0]) == found
+    assert segment_costs._divide_graph_time(costs, []) is costs
 
 
 class Context:
@@ -92,8 +92,8 @@ def test_layers_are_recorded_run_by_run(monkeypatch: Any) -> None:
         recorder.report_layer_time("relu", 0.5)
         return inputs
 
-    assert measure.recorded(run, Context(recorder), recorder, [3], None) == [3]  # type: ignore[arg-type]
-    measure.recorded(lambda inputs, turn: inputs, Context(recorder), recorder, [], None)  # type: ignore[arg-type]
+    assert measure.record_run(run, Context(recorder), recorder, [3], None) == [3]  # type: ignore[arg-type]
+    measure.record_run(lambda inputs, turn: inputs, Context(recorder), recorder, [], None)  # type: ignore[arg-type]
     assert recorder.runs == [[("relu", 0.5)], [("conv", 0.25)]]
 
 
@@ -110,14 +110,14 @@ class Replayed:
 
 def test_forms_are_replayed_in_turns_and_their_least_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
     order, clock = list[str](), [0.0]
-    monkeypatch.setattr(segment_costs, "mark", lambda: clock[0])
-    monkeypatch.setattr(segment_costs, "elapsed", lambda marks: [end - start for start, end in marks])
+    monkeypatch.setattr(segment_costs, "record_event", lambda: clock[0])
+    monkeypatch.setattr(segment_costs, "elapsed_milliseconds", lambda marks: [end - start for start, end in marks])
     graphs: Any = [Replayed("a", [9, 9, 7, 2, 5], order, clock), None, Replayed("b", [1, 1, 8, 8, 3], order, clock)]
     times = segment_costs._replay_times(graphs, 2)
     assert order == ["a", "b"] * 4 and times == [[7, 2], [], [8, 8]]
     costs = {"engine_0": segment_costs.SegmentCost(3.0, 1.0), "torch_1": segment_costs.SegmentCost(1.0, 1.0)}
-    assert {name: cost.most for name, cost in segment_costs._shared(costs, times[0]).items()} == {
+    assert {name: cost.longest for name, cost in segment_costs._divide_graph_time(costs, times[0]).items()} == {
         "engine_0": 1.5,
         "torch_1": 0.5,
     }
-    assert segment_costs._shared(costs, times[1]) == costs
+    assert segment_costs._divide_graph_time(costs, times[1]) == costs

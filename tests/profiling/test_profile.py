@@ -12,8 +12,8 @@ import torch
 
 from pipeline import Compiled, ExecutionError
 from pipeline.build.kernels import Kernel, kernels
-from pipeline.profiling.assemble import Measured, Rows, assembled
-from pipeline.profiling.matching import matched, metadata_of, named, stem
+from pipeline.profiling.assemble import MeasuredTimes, Rows, assemble_profile
+from pipeline.profiling.matching import kernel_stem, layers_in_name, match_rows, parse_metadata
 from pipeline.records.profile import Profile
 from tests.viewing.models import architecture, fallbacks
 
@@ -31,18 +31,18 @@ def rows(compiled: Compiled, index: int, milliseconds: float = 0.01) -> Rows:
     return [(ran(kernel, i), milliseconds * (1 + i % 3)) for i, kernel in enumerate(found)]
 
 
-def measured(compiled: Compiled, runs: int = 3) -> Measured:
+def measured(compiled: Compiled, runs: int = 3) -> MeasuredTimes:
     """Times of each segment and layer, all runs alike."""
     engines = [segment.name for segment in compiled.partitioned.engine_segments]
     layers = {name: [rows(compiled, i)] * runs for i, name in enumerate(engines)}
     whole = {name: [sum(ms for _, ms in found[0]) * 1.05] * runs for name, found in layers.items()}
     torch_parts = {s.name: [0.5] * runs for s in compiled.partitioned.segments if s.kind == "torch"}
     segments = {**whole, **torch_parts}
-    return Measured(segments, layers, calls=[9.0, 8.0, 7.5], graphs=[6.0] * 3, gpu="H200", library="RTX")
+    return MeasuredTimes(segments, layers, calls=[9.0, 8.0, 7.5], graphs=[6.0] * 3, gpu="H200", library="RTX")
 
 
 def profile(name: str) -> Profile:
-    return assembled(architecture(name), measured(architecture(name)))
+    return assemble_profile(architecture(name), measured(architecture(name)))
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit", "bert", "llama"])
@@ -68,7 +68,7 @@ def test_what_is_fused_counts_for_all_its_nodes() -> None:
 
 def test_segments_of_pytorch_and_medians() -> None:
     compiled = fallbacks()
-    found = assembled(compiled, measured(compiled))
+    found = assemble_profile(compiled, measured(compiled))
     torch_parts = [segment for segment in found.segments if segment.place == "pytorch"]
     assert len(torch_parts) == 10
     assert all(segment.layers[0].by == "segment" and segment.milliseconds == 0.5 for segment in torch_parts)
@@ -80,7 +80,7 @@ def test_segments_of_pytorch_and_medians() -> None:
 
 
 def test_it_prints_a_table() -> None:
-    text = str(assembled(fallbacks(), measured(fallbacks())))
+    text = str(assemble_profile(fallbacks(), measured(fallbacks())))
     assert "whole call: 8.000 ms; with CUDA graphs: 6.000 ms" in text
     assert re.search(r"sum of layers: [\d.]+ ms \([\d.]+ % of the call, [\d.]+ % of that with CUDA graphs\)", text)
     assert "torch_1 (pytorch): 0.500 ms, its layers 0.500 ms (100.0 %)" in text
@@ -89,7 +89,7 @@ def test_it_prints_a_table() -> None:
 
 
 def test_it_is_written_as_a_trace(tmp_path: Path) -> None:
-    found = assembled(fallbacks(), measured(fallbacks()))
+    found = assemble_profile(fallbacks(), measured(fallbacks()))
     found.trace(tmp_path / "trace.json")
     told = json.loads((tmp_path / "trace.json").read_text())
     spans = [event for event in told["traceEvents"] if event["ph"] == "X"]
@@ -113,13 +113,13 @@ LAYERS = ("a", "0/conv", "0/add", "1/relu", "2/linear:matrix_multiply", "2/linea
 
 def test_rows_follow_the_plan() -> None:
     names = ["__myl_Move_0x0123456789", CUDNN, "__myl_AddRelu_myl0_3", CUDNN]
-    found = matched(names, PLANNED, LAYERS, {})
+    found = match_rows(names, PLANNED, LAYERS, {})
     assert [match.layers for match in found] == [kernel.layers for kernel in PLANNED]
 
 
 def test_rows_that_the_plan_does_not_have_take_nothing_away() -> None:
     names = ["Reformatting CopyNode for Input Tensor 0", "__myl_Move_myl0_1", "__myl_AddRelu_myl0_3", CUDNN]
-    found = matched(names, PLANNED, LAYERS, {})
+    found = match_rows(names, PLANNED, LAYERS, {})
     assert found[2].layers == ("0/add", "1/relu")
     assert found[3].layers == ("2/linear:matrix_multiply", "2/linear")
     assert found[1].layers == ("a",)
@@ -147,7 +147,7 @@ CHAIN = (
 def test_rows_end_in_their_place_in_the_plan() -> None:
     """What names no layers computes those that follow the step before it; a move that none is left for has none."""
     names = [f"{step.name}_myl0_{step.place}" for step in NUMBERED]
-    found = matched(["[ShapeHostToDeviceCopy 0]", *names], NUMBERED, CHAIN, {})
+    found = match_rows(["[ShapeHostToDeviceCopy 0]", *names], NUMBERED, CHAIN, {})
     assert [match.by for match in found] == [
         *("sizes", "sizes", "plan", "streams", "plan", "streams", "order", "plan", "order", "", "plan")
     ]
@@ -157,20 +157,20 @@ def test_rows_end_in_their_place_in_the_plan() -> None:
 
 
 def test_a_row_of_which_two_steps_have_the_name_is_the_one_at_its_place() -> None:
-    (match,) = matched(["__myl_CastMulRelu_myl0_7"], NUMBERED, CHAIN, {})
+    (match,) = match_rows(["__myl_CastMulRelu_myl0_7"], NUMBERED, CHAIN, {})
     assert match.layers == ("2/norm", "2/relu")
 
 
 def test_the_inspector_tells_of_layers_by_derived_names() -> None:
-    (match,) = matched(["__mye3427_myl0_3"], (), CHAIN, {"__mye3427_myl0_3": ["1/conv__gemm_from_conv1x1"]})
+    (match,) = match_rows(["__mye3427_myl0_3"], (), CHAIN, {"__mye3427_myl0_3": ["1/conv__gemm_from_conv1x1"]})
     assert (match.layers, match.by) == (("1/conv",), "inspector")
 
 
 def test_the_inspector_is_believed_first() -> None:
     text = json.dumps({"Layers": [{"Name": "__myl_X", "Metadata": "0/conv\x1f1/relu"}, "only a name", {"Name": "y"}]})
-    assert metadata_of(text) == {"__myl_X": ("0/conv", "1/relu")}
-    assert metadata_of("no JSON") == {}
-    found = matched(["__myl_X"], (), LAYERS, metadata_of(text))
+    assert parse_metadata(text) == {"__myl_X": ("0/conv", "1/relu")}
+    assert parse_metadata("no JSON") == {}
+    found = match_rows(["__myl_X"], (), LAYERS, parse_metadata(text))
     assert (found[0].layers, found[0].by) == (("0/conv", "1/relu"), "inspector")
 
 
@@ -187,20 +187,20 @@ def test_the_inspector_is_believed_first() -> None:
     ],
 )
 def test_layers_named_in_a_row(row: str, layers: set[str]) -> None:
-    assert set(named(row, LAYERS)) == layers
+    assert set(layers_in_name(row, LAYERS)) == layers
 
 
 def test_stems() -> None:
-    assert stem("__myl_MulAddMoveRelu_0x028b8739c08ee54b") == "__myl_MulAddMoveRelu"
-    assert stem("__myl_MulAddMoveRelu_myl0_3") == "__myl_MulAddMoveRelu"
-    assert stem("_gemm_mha_v2_0x146dd540e54041504db13af8b16ed285") == "_gemm_mha_v2"
-    assert stem(CUDNN) == CUDNN
+    assert kernel_stem("__myl_MulAddMoveRelu_0x028b8739c08ee54b") == "__myl_MulAddMoveRelu"
+    assert kernel_stem("__myl_MulAddMoveRelu_myl0_3") == "__myl_MulAddMoveRelu"
+    assert kernel_stem("_gemm_mha_v2_0x146dd540e54041504db13af8b16ed285") == "_gemm_mha_v2"
+    assert kernel_stem(CUDNN) == CUDNN
 
 
 def test_what_is_no_nodes_is_named() -> None:
     compiled = architecture("resnet18")
     extra = [("Reformatting CopyNode for Input Tensor 0", 0.2), *rows(compiled, 0)]
-    found = assembled(compiled, Measured({"engine_0": [1.0]}, {"engine_0": [extra]}, calls=[1.0]))
+    found = assemble_profile(compiled, MeasuredTimes({"engine_0": [1.0]}, {"engine_0": [extra]}, calls=[1.0]))
     assert found.unassigned[0].name == "Reformatting CopyNode for Input Tensor 0"
     assert "TensorRT's own, no node's: 0.210 ms: Reformatting CopyNode" in str(found)
     assert found.graph is None
@@ -208,14 +208,14 @@ def test_what_is_no_nodes_is_named() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    with pytest.raises(ExecutionError, match="a profile is measured on a GPU"):
+    with pytest.raises(ExecutionError, match="profiling needs a GPU"):
         fallbacks().profile(torch.randn(4, 8))
 
 
 def test_what_a_benchmark_keeps_of_a_profile() -> None:
     from benchmarks.gpu_layers import main, row
 
-    kept = row("ten", 4, assembled(fallbacks(), measured(fallbacks())))
+    kept = row("ten", 4, assemble_profile(fallbacks(), measured(fallbacks())))
     assert kept["layers_ms"] == pytest.approx(sum(kept["modules"].values()) + kept["unassigned_ms"])
     assert len(kept["dearest"]) == 20
     assert json.dumps(kept)

@@ -28,9 +28,9 @@ def test_weights_move_by_half_a_step_at_most(kind: Any) -> None:
         eager = model.first(rows())
     rounded = pipeline.quantize(kind)(pipeline.capture(model.first, (rows(),)))
     weight = next(n for n in rounded.graph.nodes if n.target is torch.ops.pipeline.dequantize.default)
-    from pipeline.verification.eager import Eager
+    from pipeline.verification.eager import EagerRun
 
-    run = Eager(rounded, rounded.parameters, torch.device("cpu"), kept=(weight.name,))
+    run = EagerRun(rounded, rounded.parameters, torch.device("cpu"), saved_nodes=(weight.name,))
     run([rows()])
     moved = (run.values[weight.name] - model.first.weight.detach()).abs()
     size = model.first.weight.detach().abs()

@@ -16,7 +16,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.runtime.compiled_segment import compile_obstacle
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.verification import engines_in_torch
-from pipeline.verification.engines_in_torch import captured_in_torch
+from pipeline.verification.engines_in_torch import captured_program_in_torch
 from tests.verification.test_loading import noted
 
 X = torch.randn(3, 4)
@@ -71,7 +71,7 @@ class Branching(nn.Module):
 
 def in_torch(model: nn.Module, **how: Any) -> Compiled:
     compile = pipeline.default(min_block_size=1).replace("build", noted)
-    return captured_in_torch(compile(model.eval(), (X,), **how), Rejection("it is a test"))
+    return captured_program_in_torch(compile(model.eval(), (X,), **how), Rejection("it is a test"))
 
 
 def runner(compiled: Compiled) -> Callable[[list[Any]], Any]:
@@ -196,7 +196,7 @@ def test_equal_layers_of_a_profile_are_compiled_once_and_update_caches(
     profiles = [{"x": {1: 1}}, {"x": {1: torch.export.Dim("rows", min=2, max=8)}}]
     made = compile(Layers().eval(), (torch.rand(1, 4, 8), torch.tensor(0)), profiles=profiles)
     names = [segment.name for segment in made.partitioned.segments]
-    found = engines_in_torch.in_torch(made, dict.fromkeys(names, Rejection("it is a test")))
+    found = engines_in_torch.replace_engines(made, dict.fromkeys(names, Rejection("it is a test")))
     monkeypatch.setattr(
         "pipeline.runtime.module.torch_segment",
         lambda program, segment, constant, device, _, **__: torch_segment(program, segment, constant, device, MODE),

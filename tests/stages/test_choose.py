@@ -18,14 +18,14 @@ from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.export_fixes.requests import Tuned
 from pipeline.profiling import measure, measurements, segment_costs
-from pipeline.profiling.measurements import Forgotten, Measurements, Pair
+from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasurements
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.runtime import few_rows
 from pipeline.stages import choose, faster_in_torch, unbuilt
 from pipeline.stages.choose import Choose
 from pipeline.stages.faster_in_torch import for_torch, in_words
-from pipeline.verification.engines_in_torch import captured_in_torch
-from pipeline.verification.samples import sample, usual_sizes
+from pipeline.verification.engines_in_torch import captured_program_in_torch
+from pipeline.verification.samples import create_sample, tuned_sizes
 from tests.compat import families
 from tests.verification.test_loading import noted
 
@@ -76,7 +76,7 @@ def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, kept: Measurements | N
     compile = pipeline.default(
         min_block_size=1, torch_executed_ops={"aten.digamma"}, load_built_engines=True, **options
     )
-    compile = compile.replace("build", noted).replace("choose", Choose(times, kept or Forgotten()))
+    compile = compile.replace("build", noted).replace("choose", Choose(times, kept or NoMeasurements()))
     return compile.replace("load", as_is)(Three().eval(), (torch.rand(2, 8),))
 
 
@@ -162,13 +162,13 @@ class Caching(nn.Module):
         return self.last(y * x.shape[1])
 
 
-class Store(dict[str, Pair]):
+class Store(dict[str, Milliseconds]):
     """Measurements in memory."""
 
-    def load(self, targets: Sequence[str]) -> Mapping[str, Pair]:
+    def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         return self
 
-    def save(self, found: Mapping[str, Pair]) -> None:
+    def save(self, found: Mapping[str, Milliseconds]) -> None:
         self.update(found)
 
 
@@ -265,20 +265,22 @@ def test_segments_that_run_in_a_profile_are_measured(
 ) -> None:
     """On the host's clock, in place of a GPU's events."""
     for name, instead in {
-        "instrumentable": lambda compiled, shared: compiled.module("reference"),
-        "mark": time.perf_counter,
-        "elapsed": lambda marks: [end - start for start, end in marks],
-        "busy": lambda cycles: None,
-        "_on_gpu": lambda value: value,
+        "create_instrumentable": lambda compiled, shared: compiled.module("reference"),
+        "record_event": time.perf_counter,
+        "elapsed_milliseconds": lambda marks: [end - start for start, end in marks],
+        "keep_busy": lambda cycles: None,
+        "_copy_to_gpu": lambda value: value,
     }.items():
         for module in (measure, segment_costs):
             monkeypatch.setattr(module, name, instead, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     program = by_profile[0]
     for profile, rows in ((0, [1]), (1, [8, 2])):
-        sizes = usual_sizes(program.program, profile)
+        sizes = tuned_sizes(program.program, profile)
         assert [size for each in sizes for size in each.values()] == rows
-        arguments = (sample(program.program, each).arguments(program.program, torch.device("cpu")) for each in sizes)
+        arguments = (
+            create_sample(program.program, each).arguments(program.program, torch.device("cpu")) for each in sizes
+        )
         [costs] = segment_costs.segment_costs([program], [measure.Call(*each) for each in arguments])
         assert {*costs} == {s.name for s in program.partitioned.segments if s.runs_in(profile)}
 
@@ -330,7 +332,7 @@ def test_a_captured_program_has_state_and_sizes() -> None:
     model, x = Counting().eval(), torch.rand(3, 4)
     rows = pipeline.Input(min_shape=(1, 4), max_shape=(8, 4))
     made = pipeline.default(min_block_size=1).replace("build", noted)(model, (rows,))
-    module = captured_in_torch(made, Rejection("it is a test")).module("reference")
+    module = captured_program_in_torch(made, Rejection("it is a test")).module("reference")
     for given in (x, x, x[:2].clone()):
         found, expected = module(given), model(given)
         assert found["x"] is given and found["flat"].data_ptr() != given.data_ptr()
@@ -356,7 +358,7 @@ def test_a_program_under_torch_compile_may_be_small_and_gain_little(monkeypatch:
 
 
 def test_ranks_take_the_times_of_the_slowest() -> None:
-    found = measurements.slowest(
+    found = measurements.merge_slowest(
         [{"a": (1.0, 2.0), "b": (1.0, None)}, {"a": (3.0, 1.0), "b": (2.0, 1.0), "c": (1.0, 1.0)}]
     )
     assert found == {"a": (3.0, 2.0), "b": (2.0, None), "c": (1.0, 1.0)}

@@ -16,7 +16,7 @@ from pipeline.program import Segment
 from pipeline.runtime.call_plan import RunOptions, SegmentRunner
 from pipeline.stages import choose
 from pipeline.stages.choose import Choose
-from pipeline.verification.samples import sample, usual_sizes
+from pipeline.verification.samples import create_sample, tuned_sizes
 from tests.stages.test_choose import by_profile, compiled, gpu
 
 __all__ = ["by_profile", "gpu"]  # fixtures
@@ -55,6 +55,6 @@ def test_the_engines_of_a_profile_are_loaded(profile: int, rows: int, by_profile
         s.name for s in program.partitioned.segments if s.runs_in(profile)
     ]
     assert [n.name for n in found.networks] == [s.name for s in found.partitioned.engine_segments]
-    size = dict.fromkeys(usual_sizes(program.program, profile)[0], rows)
-    args, kwargs = sample(program.program, size).arguments(program.program, torch.device("cpu"))
+    size = dict.fromkeys(tuned_sizes(program.program, profile)[0], rows)
+    args, kwargs = create_sample(program.program, size).arguments(program.program, torch.device("cpu"))
     torch.testing.assert_close(found.module("reference")(*args, **kwargs), program.module("reference")(*args, **kwargs))

@@ -16,9 +16,17 @@ from pipeline.decomposition.complex_functions import Pair
 from pipeline.decomposition.complex_rules import RULES, cast_rule_results
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call, CallError, CheckError, TensorSpec, check
-from pipeline.testing.compare import difference, expected
-from pipeline.testing.strategies import for_target
-from pipeline.testing.strategies.common import Draw, broadcastable, calls, named, shapes, tensors, well_formed
+from pipeline.testing.compare import compute_expected, describe_difference
+from pipeline.testing.strategies import strategy_for
+from pipeline.testing.strategies.common import (
+    Draw,
+    broadcastable,
+    is_accepted_by_eager,
+    name_sizes,
+    shapes,
+    strategy,
+    tensors,
+)
 
 aten = torch.ops.aten
 
@@ -38,72 +46,72 @@ def numbers(draw: Draw, shape: Any, dtype: torch.dtype = torch.complex64, values
     return draw(tensors(shape, dtype, values))
 
 
-@calls(*(op for op in RULES if len(op._schema.arguments) == 1 and op not in NOT_UNARY))
+@strategy(*(op for op in RULES if len(op._schema.arguments) == 1 and op not in NOT_UNARY))
 def unary(draw: Draw, target: Any) -> Call:
     values = "nonzero" if target in (aten.reciprocal.default, aten.log.default, aten.angle.default) else "unit"
-    return draw(named(Call(target, (numbers(draw, draw(shapes(0, 4)), values=values),))))
+    return draw(name_sizes(Call(target, (numbers(draw, draw(shapes(0, 4)), values=values),))))
 
 
-@calls(aten.view_as_complex.default)
+@strategy(aten.view_as_complex.default)
 def as_complex(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(0, 4))
-    return draw(named(Call(target, (numbers(draw, (*shape, 2), torch.float32),)), {0: range(len(shape))}))
+    return draw(name_sizes(Call(target, (numbers(draw, (*shape, 2), torch.float32),)), {0: range(len(shape))}))
 
 
-@calls(aten.complex.default, aten.polar.default)
+@strategy(aten.complex.default, aten.polar.default)
 def of_two_reals(draw: Draw, target: Any) -> Call:
-    return draw(named(Call(target, tuple(numbers(draw, s, torch.float32) for s in draw(broadcastable(2, 4))))))
+    return draw(name_sizes(Call(target, tuple(numbers(draw, s, torch.float32) for s in draw(broadcastable(2, 4))))))
 
 
-@calls(aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.eq.Tensor)
+@strategy(aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.eq.Tensor)
 def binary(draw: Draw, target: Any) -> Call:
     kinds = draw(st.sampled_from(("cc", "cr", "rc", "cs", "rs", "ci")))
     dtypes = {"c": torch.complex64, "r": torch.float32, "i": torch.int64}
     a, b = draw(broadcastable(2, 4))
     first = numbers(draw, a, dtypes[kinds[0]])
     second = numbers(draw, b, dtypes[kinds[1]], "nonzero") if kinds[1] != "s" else draw(SCALARS)
-    return draw(named(Call(target, (first, second if kinds != "rs" else 2j))))
+    return draw(name_sizes(Call(target, (first, second if kinds != "rs" else 2j))))
 
 
-@calls(aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.eq.Scalar)
+@strategy(aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.eq.Scalar)
 def with_number(draw: Draw, target: Any) -> Call:
-    return draw(named(Call(target, (numbers(draw, draw(shapes(0, 4))), draw(SCALARS)))))
+    return draw(name_sizes(Call(target, (numbers(draw, draw(shapes(0, 4))), draw(SCALARS)))))
 
 
-@calls(aten.pow.Tensor_Scalar)
+@strategy(aten.pow.Tensor_Scalar)
 def power(draw: Draw, target: Any) -> Call:
     exponent = draw(st.sampled_from((2, 3, -1, 5, 1, -2, 2.0)))
-    return draw(named(Call(target, (numbers(draw, draw(shapes(0, 4)), values="nonzero"), exponent))))
+    return draw(name_sizes(Call(target, (numbers(draw, draw(shapes(0, 4)), values="nonzero"), exponent))))
 
 
-@calls(aten.vdot.default)
+@strategy(aten.vdot.default)
 def vectors(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(1, 1, zero=False))
-    return draw(named(Call(target, (numbers(draw, shape), numbers(draw, shape)))))
+    return draw(name_sizes(Call(target, (numbers(draw, shape), numbers(draw, shape)))))
 
 
-@calls(aten.full.default)
+@strategy(aten.full.default)
 def full(draw: Draw, target: Any) -> Call:
     return Call(target, (list(draw(shapes(0, 4))), draw(SCALARS)), {"dtype": torch.complex64})
 
 
-@calls(aten.full_like.default)
+@strategy(aten.full_like.default)
 def full_like(draw: Draw, target: Any) -> Call:
-    return draw(named(Call(target, (numbers(draw, draw(shapes(0, 4))), draw(SCALARS)))))
+    return draw(name_sizes(Call(target, (numbers(draw, draw(shapes(0, 4))), draw(SCALARS)))))
 
 
-@calls(aten._to_copy.default)
+@strategy(aten._to_copy.default)
 def to_copy(draw: Draw, target: Any) -> Call:
     source, dtype = draw(st.sampled_from(((64, 0), (0, 64), (64, 1), (1, 64))))
     kinds = {64: torch.complex64, 0: torch.float32, 1: torch.bool}
-    return draw(named(Call(target, (numbers(draw, draw(shapes(0, 4)), kinds[source]),), {"dtype": kinds[dtype]})))
+    return draw(name_sizes(Call(target, (numbers(draw, draw(shapes(0, 4)), kinds[source]),), {"dtype": kinds[dtype]})))
 
 
 LENGTHS = st.sampled_from((1, 2, 3, 8, 12, 254, 300, 1024))
 """Those above 256 are split; see ``pipeline/decomposition/complex_fourier.py``."""
 
 
-@calls(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
+@strategy(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
 def fourier(draw: Draw, target: Any) -> Call:
     """One or two dims of three, of which at most one is long. All may vary but one whose size an argument says."""
     dims = draw(st.permutations(range(3)))[: draw(st.integers(1, 2))]
@@ -114,7 +122,7 @@ def fourier(draw: Draw, target: Any) -> Call:
     which = last if target is aten._fft_c2r.default else draw(st.booleans())
     x = numbers(draw, shape, torch.float32 if target is aten._fft_r2c.default else torch.complex64)
     known = set(dims[-1:]) if target is aten._fft_c2r.default else set()
-    return draw(named(Call(target, (x, dims, draw(st.sampled_from((0, 1, 2))), which)), {0: {*range(3)} - known}))
+    return draw(name_sizes(Call(target, (x, dims, draw(st.sampled_from((0, 1, 2))), which)), {0: {*range(3)} - known}))
 
 
 BY_HAND = {
@@ -144,7 +152,7 @@ def complexified(call: Call) -> Call:
             return evolve(leaf, dtype=torch.int32)
         return torch.complex64 if isinstance(leaf, torch.dtype) else leaf
 
-    args, kwargs = call.map(one)
+    args, kwargs = call.map_leaves(one)
     return evolve(call, args=args, kwargs=kwargs)
 
 
@@ -157,9 +165,9 @@ def strategy(target: Any) -> st.SearchStrategy[Call]:
     """Calls of a rule's operator with complex tensors."""
     if target in BY_HAND:
         return BY_HAND[target]
-    reals = for_target(target)
+    reals = strategy_for(target)
     assert reals is not None, f"no strategy for {target}"
-    return reals.filter(is_floating).map(complexified).filter(well_formed)
+    return reals.filter(is_floating).map(complexified).filter(is_accepted_by_eager)
 
 
 TARGETS = sorted(RULES.keys() - {*SIZES, *WITHOUT_EAGER}, key=qualified_name)
@@ -194,11 +202,11 @@ def stacked(result: Any) -> tuple[torch.Tensor, ...]:
 @given(st.data())
 def test_a_rule_is_the_operator(target: Any, data: st.DataObject) -> None:
     call = data.draw(strategy(target))
-    args, kwargs = in_pairs(call.bound())
-    eager = call.eager()
+    args, kwargs = in_pairs(call.arguments_at())
+    eager = call.run_eager()
     got = stacked(cast_rule_results(RULES[target], eager)(*args, **kwargs))
-    want = expected(call, call.opt, [g.dtype for g in got])
-    assert not any(difference(want, i, g, "reference") for i, g in enumerate(got))
+    want = compute_expected(call, call.opt, [g.dtype for g in got])
+    assert not any(describe_difference(want, i, g, "reference") for i, g in enumerate(got))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=qualified_name)
@@ -206,7 +214,7 @@ def test_a_rule_is_the_operator(target: Any, data: st.DataObject) -> None:
 @given(st.data())
 def test_a_rule_in_an_engine(target: Any, data: st.DataObject) -> None:
     """One engine, at several sizes where the call is dynamic."""
-    call = data.draw(strategy(target).filter(lambda c: c.dynamic or target is aten.full.default))
+    call = data.draw(strategy(target).filter(lambda c: c.is_dynamic or target is aten.full.default))
     try:
         assert check(call)
     except CallError:  # PyTorch 2.13 takes the mean of complex numbers for static sizes only

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.testing import Call, Size, TensorSpec
-from pipeline.testing.strategies import for_target
+from pipeline.testing.strategies import strategy_for
 from pipeline.testing.values import PARAMETRIC, VALUES, generate
 
 aten = torch.ops.aten
 
 CALLS = st.sampled_from([aten.add.Tensor, aten.clamp.default, aten.sum.dim_IntList, aten.gelu.default]).flatmap(
-    for_target
+    strategy_for
 )
 PASTED = {"torch": torch, "Call": Call, "TensorSpec": TensorSpec, "Size": Size}
 
@@ -26,15 +26,15 @@ def test_a_call_prints_as_python(call: Call) -> None:
 
 @given(CALLS)
 def test_a_call_has_the_same_tensors_every_time(call: Call) -> None:
-    for first, second in zip(call.tensors(), eval(repr(call), PASTED).tensors(), strict=True):
+    for first, second in zip(call.create_tensors(), eval(repr(call), PASTED).create_tensors(), strict=True):
         torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 @given(CALLS)
 def test_static_form_is_the_call_at_its_sizes(call: Call) -> None:
-    static = call.static()
-    assert not static.dynamic
-    for first, second in zip(call.tensors(), static.tensors(), strict=True):
+    static = call.with_static_sizes()
+    assert not static.is_dynamic
+    for first, second in zip(call.create_tensors(), static.create_tensors(), strict=True):
         torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
@@ -46,7 +46,7 @@ def test_sizes_to_try_lie_in_their_ranges(call: Call) -> None:
 
 
 def test_equal_specs_of_a_call_hold_different_values() -> None:
-    a, b = Call(aten.add.Tensor, (TensorSpec((9,)), TensorSpec((9,)))).tensors()
+    a, b = Call(aten.add.Tensor, (TensorSpec((9,)), TensorSpec((9,)))).create_tensors()
     assert not torch.equal(a, b)
 
 
@@ -55,12 +55,12 @@ def test_a_size_may_be_computed_from_names() -> None:
     assert Size("n", 2, 1).at(sizes) == 7
     assert Size("n*m", divisor=5).at(sizes) == 2
     call = Call(aten.view.default, (TensorSpec(("n", 6)), [Size("n", 2), 3]), sizes={"n": 3})
-    assert call.eager({"n": 5}).shape == (10, 3)
-    assert call.with_sizes({"n": 20}).eager().shape == (40, 3)
+    assert call.run_eager({"n": 5}).shape == (10, 3)
+    assert call.with_sizes({"n": 20}).run_eager().shape == (40, 3)
 
 
 def test_a_call_wants_a_size_for_every_name() -> None:
-    with pytest.raises(ValueError, match=r"sizes are given for \[\], and used are \['n'\]"):
+    with pytest.raises(ValueError, match=r"sizes=\[\], but the arguments use the names \['n'\]"):
         Call(aten.neg.default, (TensorSpec(("n",)),))
 
 
@@ -101,5 +101,5 @@ def test_values_keep_their_promises() -> None:
 
 
 def test_values_that_do_not_exist_are_named_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=f"'odd'; there are .*{next(iter(PARAMETRIC))}"):
+    with pytest.raises(ValueError, match=f"'odd': expected one of .*{next(iter(PARAMETRIC))}"):
         generate("odd", (), torch.float32, 0)

@@ -29,9 +29,9 @@ from pipeline.testing import (
     check_converter,
     check_target,
 )
-from pipeline.testing.check import _agrees
-from pipeline.testing.compare import difference, expected
-from pipeline.testing.programs import program_of
+from pipeline.testing.check import _check_fake_tensors
+from pipeline.testing.compare import compute_expected, describe_difference
+from pipeline.testing.programs import build_call_program
 
 aten = torch.ops.aten
 
@@ -55,13 +55,18 @@ def test_the_program_is_that_of_torch_export() -> None:
 
     x = pipeline.Input(min_shape=(1, 3), opt_shape=(2, 3), max_shape=(8, 3))
     exported = pipeline.default().until("convert")(Add(), args=(x,)).networks[0]
-    made = pipeline.default().until("convert")(program_of(ADD, pipeline.CompilationSettings()).program).networks[0]
+    made = (
+        pipeline.default().until("convert")(build_call_program(ADD, pipeline.CompilationSettings()).program).networks[0]
+    )
     assert str(made).replace("add_tensor", "add") == str(exported).replace("add_tensor", "add")
 
 
 def test_a_size_that_no_input_has_is_an_input() -> None:
     call = Call(aten.view.default, (TensorSpec((Size("n", 2), 3)), [Size("n"), 6]), sizes={"n": 2})
-    assert [p.kind for p in program_of(call, pipeline.CompilationSettings()).program.inputs] == ["tensor", "symint"]
+    assert [p.kind for p in build_call_program(call, pipeline.CompilationSettings()).program.inputs] == [
+        "tensor",
+        "symint",
+    ]
 
 
 def test_a_rejection_is_returned_with_its_reasons() -> None:
@@ -91,7 +96,7 @@ def test_a_strategy_that_most_often_draws_no_call_is_an_error() -> None:
     sizes = hypothesis.strategies.integers(1, 3)
     sums = sizes.map(lambda n: Call(aten.add.Tensor, (TensorSpec((1 if n == 1 else n + 1,)), TensorSpec((n,)))))
     profile = hypothesis.settings(max_examples=20, derandomize=True, database=None)
-    with pytest.raises(AssertionError, match="most calls that are drawn are none"):
+    with pytest.raises(AssertionError, match="PyTorch does not accept most of the random calls"):
         check_target(aten.add.Tensor, strategy=sums, profile=profile)
 
 
@@ -127,20 +132,20 @@ def test_a_converter_that_a_decomposition_precedes_is_not_tested() -> None:
         return x * -1
 
     table = type(pipeline.DECOMPOSITIONS)({aten.neg.default: times_minus_one})
-    with pytest.raises(AssertionError, match="never used: it is decomposed first"):
+    with pytest.raises(AssertionError, match="never used, because the operator is decomposed first"):
         check_converter(neg, decompositions=table, dynamic=False)
     with pytest.raises(CheckError, match="was not used"):
         check(Call(aten.neg.default, (TensorSpec((2,)),)), decompositions=table, used=True)
 
 
 def test_an_operator_without_a_strategy() -> None:
-    with pytest.raises(LookupError, match=r"no strategy for .*: its arguments are tied"):
+    with pytest.raises(LookupError, match=r"no strategy for .*: its arguments are interdependent"):
         check_target(torch.ops.aten.grid_sampler_3d_backward.default, registry=ConverterRegistry())
 
 
 def judged(call: Call, change: Any, executor: str = "reference") -> str:
-    eager = call.eager()
-    return difference(expected(call, {}, [eager.dtype]), 0, change(eager), executor)
+    eager = call.run_eager()
+    return describe_difference(compute_expected(call, {}, [eager.dtype]), 0, change(eager), executor)
 
 
 NEG = Call(aten.neg.default, (TensorSpec((9,), values="special"),))
@@ -168,13 +173,13 @@ def test_what_is_wrong_is_said(change: Any, said: str) -> None:
 
 def test_where_eager_is_not_a_number_the_exact_value_is_right() -> None:
     want = attrs.evolve(
-        expected(NEG, {}, [torch.float32]),
+        compute_expected(NEG, {}, [torch.float32]),
         eager=(torch.tensor([math.nan]),),
         exact=(torch.tensor([math.inf]).double(),),
     )
-    assert difference(want, 0, torch.tensor([math.inf]), "reference") == ""
-    assert difference(want, 0, torch.tensor([-math.inf]), "reference")
-    assert difference(want, 0, torch.tensor([1.0]), "reference")
+    assert describe_difference(want, 0, torch.tensor([math.inf]), "reference") == ""
+    assert describe_difference(want, 0, torch.tensor([-math.inf]), "reference")
+    assert describe_difference(want, 0, torch.tensor([1.0]), "reference")
 
 
 def test_tensorrt_rounds_exponents() -> None:
@@ -188,10 +193,10 @@ def test_tensorrt_rounds_exponents() -> None:
 
 def test_a_size_that_tracing_fixes_is_an_error_of_the_call() -> None:
     call = Call(aten.neg.default, (TensorSpec((3,)),))
-    traced = program_of(call, CompilationSettings()).program
-    _agrees(expected(call, {}, [torch.float32]), traced)
+    traced = build_call_program(call, CompilationSettings()).program
+    _check_fake_tensors(compute_expected(call, {}, [torch.float32]), traced)
     with pytest.raises(CallError, match=r"returns \[4\] in eager mode, and \[3\] when it is traced"):
-        _agrees(expected(Call(aten.neg.default, (TensorSpec((4,)),)), {}, [torch.float32]), traced)
+        _check_fake_tensors(compute_expected(Call(aten.neg.default, (TensorSpec((4,)),)), {}, [torch.float32]), traced)
 
 
 def test_a_sum_is_judged_by_what_it_adds_up() -> None:

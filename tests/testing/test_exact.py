@@ -10,8 +10,8 @@ from attrs import evolve
 
 import pipeline
 from pipeline.testing import Call, TensorSpec, check
-from pipeline.testing.compare import difference, expected
-from pipeline.testing.programs import program_of
+from pipeline.testing.compare import compute_expected, describe_difference
+from pipeline.testing.programs import build_call_program
 
 aten = torch.ops.aten
 COSH_89 = 2.2448061e38
@@ -21,28 +21,28 @@ COSH_89 = 2.2448061e38
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float32])
 def test_the_exact_values_of_integers_are_float64s(dtype: torch.dtype) -> None:
     call = Call(aten.cosh.default, (TensorSpec((3,), dtype, values=("given", [1, 0, 1])),))
-    (exact,) = expected(call, {}, [torch.float32]).exact
+    (exact,) = compute_expected(call, {}, [torch.float32]).exact
     assert exact.dtype == torch.float64
     assert exact.tolist() == torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64).cosh().tolist()
 
 
 def test_a_finite_value_is_right_where_eager_overflows_early() -> None:
     call = Call(aten.cosh.default, (TensorSpec((1,), torch.int64, values=("given", [89])),))
-    want = evolve(expected(call, {}, [torch.float32]), eager=(torch.tensor([torch.inf]),))
-    assert not difference(want, 0, torch.tensor([COSH_89]), "tensorrt")
-    assert not difference(want, 0, torch.tensor([torch.inf]), "reference")
-    assert "1 of 1 elements" in difference(want, 0, torch.tensor([1.001 * COSH_89]), "tensorrt")
+    want = evolve(compute_expected(call, {}, [torch.float32]), eager=(torch.tensor([torch.inf]),))
+    assert not describe_difference(want, 0, torch.tensor([COSH_89]), "tensorrt")
+    assert not describe_difference(want, 0, torch.tensor([torch.inf]), "reference")
+    assert "1 of 1 elements" in describe_difference(want, 0, torch.tensor([1.001 * COSH_89]), "tensorrt")
 
 
 def test_integers_are_float32s_first_where_eager_has_it_so() -> None:
     large = [(1 << 40) + 1]
     call = Call(aten.sin.default, (TensorSpec((1,), torch.int64, values=("given", large)),))
-    (exact,) = expected(call, {}, [torch.float32]).exact
+    (exact,) = compute_expected(call, {}, [torch.float32]).exact
     assert exact.tolist() == torch.tensor(large).float().double().sin().tolist()
 
 
 def values_for_guards(call: Call) -> list[int]:
-    shapes = program_of(call, pipeline.CompilationSettings()).program.graph.find_nodes(op="placeholder")
+    shapes = build_call_program(call, pipeline.CompilationSettings()).program.graph.find_nodes(op="placeholder")
     return [int(d.node.hint) for d in shapes[0].meta["val"].shape]
 
 
@@ -68,7 +68,7 @@ def test_complex_calls_are_pairs_at_the_border() -> None:
     call = Call(
         aten.mul.Tensor, (TensorSpec(("n", 3), torch.complex64), TensorSpec((3,), torch.complex64)), sizes={"n": 2}
     )
-    made = program_of(call, pipeline.CompilationSettings())
+    made = build_call_program(call, pipeline.CompilationSettings())
     assert [p.dtype for p in made.program.inputs] == [torch.float32] * 2
     assert [tuple(a.shape) for a in made.arguments(call, {"n": 4})] == [(4, 3, 2), (3, 2)]
     assert check(call, build=True)

@@ -12,7 +12,7 @@ from torch import nn
 from pipeline.errors import CaptureError
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.testing import ModelError, TensorSpec, check_model
-from pipeline.testing.memory import Snapshot, sharing
+from pipeline.testing.memory import Snapshot, describe_shared_memory
 from tests.fuzz import Snippet, program, shrunk
 from tests.fuzz.scope import Scope, Value
 
@@ -101,7 +101,7 @@ def test_a_failing_program_comes_with_its_script(monkeypatch: pytest.MonkeyPatch
 
 def test_a_snapshot_names_what_changed() -> None:
     tree: Any = {"a": torch.zeros(2), "b": [torch.tensor([float("nan")])]}
-    snapshot = Snapshot.of(tree)
+    snapshot = Snapshot.take(tree)
     assert not snapshot.changes()
     tree["b"][0].zero_()
     assert snapshot.changes() == "['b'][0]"
@@ -109,8 +109,8 @@ def test_a_snapshot_names_what_changed() -> None:
 
 def test_sharing_is_told_where_eager_does_not_share() -> None:
     x, y = torch.zeros(4), torch.zeros(4)
-    assert not sharing([x + 1], [x], [y + 1], [y])
-    assert "share memory" in sharing([x[1:]], [x], [y + 1], [y])
-    assert not sharing([x + 1], [x], [y[1:]], [y])
-    assert "one tensor in eager" in sharing([x + 1], [x], [y], [y])
-    assert not sharing([x + 1], [x], [y], [y], [y])
+    assert not describe_shared_memory([x + 1], [x], [y + 1], [y])
+    assert "share memory" in describe_shared_memory([x[1:]], [x], [y + 1], [y])
+    assert not describe_shared_memory([x + 1], [x], [y[1:]], [y])
+    assert "one tensor in eager" in describe_shared_memory([x + 1], [x], [y], [y])
+    assert not describe_shared_memory([x + 1], [x], [y], [y], [y])

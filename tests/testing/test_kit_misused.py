@@ -28,9 +28,13 @@ MISUSE: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "another operator": (
         lambda: check_converter(relu, aten.silu.default),
         LookupError,
-        r"no converter of aten\.silu\.default to test: aten\.relu\.default is declared",
+        r"no converter of aten\.silu\.default to test: declared are converters of aten\.relu\.default",
     ),
-    "no converter": (lambda: check_converter(EMPTY), LookupError, "no converter at all to test: nothing is declared"),
+    "no converter": (
+        lambda: check_converter(EMPTY),
+        LookupError,
+        "no converter at all to test: declared are converters of nothing",
+    ),
     "an operator for a call": (lambda: check(aten.relu.default), TypeError, "check takes a call, such as Call"),
     "a model for a factory": (lambda: check_model(nn.ReLU(), (SPEC,)), TypeError, "make is a ReLU: pass what makes"),
     "a spec for a tuple": (lambda: check_model(nn.ReLU, SPEC), TypeError, "args is a TensorSpec: pass a tuple"),

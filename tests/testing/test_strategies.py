@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pipeline.settings import CompilationSettings
 from pipeline.testing import Call, TensorSpec
-from pipeline.testing.programs import program_of
-from pipeline.testing.strategies import common, for_target
-from pipeline.testing.strategies.automatic import automatic
+from pipeline.testing.programs import build_call_program
+from pipeline.testing.strategies import common, strategy_for
+from pipeline.testing.strategies.automatic import strategy_from_schema
 
 aten = torch.ops.aten
 
@@ -56,20 +56,20 @@ def test_dims_are_different_and_in_range(drawn: tuple[int, list[int]]) -> None:
 
 def test_names_go_to_dims_that_broadcast_together() -> None:
     call = Call(aten.add.Tensor, (TensorSpec((4, 3)), TensorSpec((3,))))
-    finds(common.named(call), lambda c: c.specs[0].shape == (4, "n") and c.specs[1].shape == ("n",))
+    finds(common.name_sizes(call), lambda c: c.specs[0].shape == (4, "n") and c.specs[1].shape == ("n",))
 
 
 def test_names_do_not_go_to_what_a_constant_fixes() -> None:
     call = Call(aten.add.Tensor, (TensorSpec((4, 3)), TensorSpec((3,), constant=True)))
     with pytest.raises(hypothesis.errors.NoSuchExample):
-        finds(common.named(call), lambda c: c.specs[0].shape[1] != 3)
+        finds(common.name_sizes(call), lambda c: c.specs[0].shape[1] != 3)
 
 
 def test_names_go_only_where_they_are_allowed() -> None:
     call = Call(aten.mm.default, (TensorSpec((4, 3)), TensorSpec((3, 5))))
-    finds(common.named(call, {0: [0]}), lambda c: c.specs[0].shape == ("n", 3) and c.specs[1].shape == (3, 5))
+    finds(common.name_sizes(call, {0: [0]}), lambda c: c.specs[0].shape == ("n", 3) and c.specs[1].shape == (3, 5))
     with pytest.raises(hypothesis.errors.NoSuchExample):
-        finds(common.named(call, {0: [0]}), lambda c: c.specs[0].shape != ("n", 3))
+        finds(common.name_sizes(call, {0: [0]}), lambda c: c.specs[0].shape != ("n", 3))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_names_go_only_where_they_are_allowed() -> None:
 @hypothesis.settings(max_examples=20)
 @given(data=st.data())
 def test_automatic_calls_are_well_formed(target: Any, data: st.DataObject) -> None:
-    call = data.draw(for_target(target))
+    call = data.draw(strategy_for(target))
     assert call.target is target
-    assert common.well_formed(call)
+    assert common.is_accepted_by_eager(call)
 
 
 @pytest.mark.parametrize("target", [aten.__lshift__.Scalar, aten.__rshift__.Scalar, aten.max_pool1d.default], ids=str)
@@ -88,7 +88,7 @@ def test_automatic_calls_are_well_formed(target: Any, data: st.DataObject) -> No
 @given(data=st.data())
 def test_what_is_drawn_can_be_traced(target: Any, data: st.DataObject) -> None:
     """Eager shifts bools, and pools one dim of any size: tracing refuses the former, and fixes the latter."""
-    assert program_of(data.draw(for_target(target)), CompilationSettings())
+    assert build_call_program(data.draw(strategy_for(target)), CompilationSettings())
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_what_is_drawn_can_be_traced(target: Any, data: st.DataObject) -> None:
     ids=["special half", "two dtypes", "constant", "two names", "alpha", "absent", "negative dims"],
 )
 def test_cases_that_matter_occur(target: Any, condition: Callable[[Call], bool]) -> None:
-    finds(for_target(target), condition)
+    finds(strategy_for(target), condition)
 
 
 @pytest.mark.parametrize(
     "target", [aten.mm.default, aten.view.default, aten.convolution.default, aten.cat.default], ids=str
 )
 def test_tied_arguments_have_no_automatic_strategy(target: Any) -> None:
-    assert automatic(target) is None
+    assert strategy_from_schema(target) is None

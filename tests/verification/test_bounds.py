@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.records.agreement import OutputAgreement
-from pipeline.verification.bounds import FLOAT32, Bound, Drawn, Products, Varied, judged
+from pipeline.verification.bounds import FLOAT32, Bound, MatmulPrecision, Spread, UnstablePart, measure_errors
 
 ROW = OutputAgreement("y", "optimal")
 SINGLE = Bound(torch.float32)
@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 
 def row(ours: Any, eager: Any, exact: Any = None, bound: Bound = SINGLE, varied: Any = tuple) -> OutputAgreement:
-    return judged(ROW, bound, ours, eager, exact, varied)
+    return measure_errors(ROW, bound, ours, eager, exact, varied)
 
 
 def test_the_bound_is_a_multiple_of_eagers_error_and_a_floor() -> None:
@@ -32,7 +32,7 @@ def test_the_bound_is_a_multiple_of_eagers_error_and_a_floor() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("products", FLOAT32)
-def test_floors_in_halves(dtype: torch.dtype, products: Products) -> None:
+def test_floors_in_halves(dtype: torch.dtype, products: MatmulPrecision) -> None:
     assert Bound(dtype, products).floor == 4 * torch.finfo(dtype).eps
 
 
@@ -87,9 +87,9 @@ def test_the_norm_of_a_few_errors_is_not_judged() -> None:
 
 def test_roundings_explain_a_norm_that_a_quarter_of_them_reach() -> None:
     exact = torch.linspace(-1, 1, 256, dtype=torch.float64)
-    drawn = Drawn(exact, exact)
+    drawn = Spread(exact, exact)
     for far in (True, False, False, False):  # one of four takes another way
-        drawn = drawn.with_one(exact + far * 0.002 * exact.flip(0), exact, 1.0)
+        drawn = drawn.add_rounding(exact + far * 0.002 * exact.flip(0), exact, 1.0)
     found = row((exact + 0.002 * exact).half(), exact.half(), exact, Bound(torch.float16), lambda: [drawn])
     assert found.holds and found.norm_bound == pytest.approx(0.0025)
     assert not row((exact + 0.004 * exact).half(), exact.half(), exact, Bound(torch.float16), lambda: [drawn]).holds
@@ -129,7 +129,7 @@ def test_integers_are_equal_to_eagers_or_to_the_exact_ones() -> None:
 
 def test_what_rounding_decides_is_left_out_and_counted() -> None:
     a, b, c = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4]), torch.tensor([0, 2, 4])
-    unstable = Varied(torch.tensor([False, False, True]), torch.tensor([3, 4]))
+    unstable = UnstablePart(torch.tensor([False, False, True]), torch.tensor([3, 4]))
     found = row(b, a, a, varied=lambda: [unstable])
     assert found.holds and (found.undecided, found.elements) == (1, 3)
     assert "1 of 3 elements are decided by rounding" in str(found)
@@ -139,7 +139,7 @@ def test_what_rounding_decides_is_left_out_and_counted() -> None:
 
 def test_floats_behind_a_decision_are_between_those_that_it_chooses_from() -> None:
     exact = torch.tensor([1.0, 2.0, 8.0], dtype=torch.float64)
-    unstable = Varied(torch.tensor([False, True, False]), torch.tensor([2.0, 5.0], dtype=torch.float64))
+    unstable = UnstablePart(torch.tensor([False, True, False]), torch.tensor([2.0, 5.0], dtype=torch.float64))
     for value, holds in ((5.0, True), (5.00001, True), (5.1, False), (1.9, False)):
         ours = torch.tensor([1.0, value, 8.0])
         assert row(ours, exact.float(), exact, varied=lambda: [unstable]).holds == holds
@@ -148,9 +148,9 @@ def test_floats_behind_a_decision_are_between_those_that_it_chooses_from() -> No
 def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
     exact = torch.tensor([1.0, 2.0, 8.0, 4.0], dtype=torch.float64)
     other = torch.tensor([1.0, 3.0, 8.0, 4.0], dtype=torch.float64)
-    drawn = Drawn(exact, exact)
+    drawn = Spread(exact, exact)
     for value in (other, *[exact] * 9):
-        drawn = drawn.with_one(value, exact, 1e-5)
+        drawn = drawn.add_rounding(value, exact, 1e-5)
     assert drawn.draws == ((1, 1 / 8), *[(0, 0.0)] * 9)
     wrong: list[tuple[float, ...]] = [(1, 3.1, 8, 4), (1, 1.9, 8, 4), (1, 3, 7, 4)]
     for values, holds in [((1, 3, 8, 4), True), *((each, False) for each in wrong)]:
@@ -162,9 +162,9 @@ def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
 
 def test_a_rounding_without_a_number_widens_no_range() -> None:
     exact = torch.tensor([1.0, 2.0, 8.0, 4.0], dtype=torch.float64)
-    drawn = Drawn(exact, exact)
+    drawn = Spread(exact, exact)
     for value in (INF, NAN, -INF):
-        drawn = drawn.with_one(torch.tensor([value, 2.0, 8.0, 4.0]).double(), exact, 1e-5)
+        drawn = drawn.add_rounding(torch.tensor([value, 2.0, 8.0, 4.0]).double(), exact, 1e-5)
     assert torch.equal(drawn.low, exact) and torch.equal(drawn.high, exact)
 
 
@@ -189,17 +189,17 @@ def moved(*places: int, by: float = 1.0) -> torch.Tensor:
 def test_an_output_of_many_choices_may_differ_as_its_roundings_do(ours: torch.Tensor, holds: bool) -> None:
     """Each rounding moves three elements out of six."""
     exact = torch.arange(16, dtype=torch.float64)
-    drawn = Drawn(exact, exact)
+    drawn = Spread(exact, exact)
     for place in range(4):
-        drawn = drawn.with_one(moved(*(i % 6 for i in range(place, place + 3))), exact, 1e-5)
+        drawn = drawn.add_rounding(moved(*(i % 6 for i in range(place, place + 3))), exact, 1e-5)
     found = row(ours.float(), exact.float(), exact, varied=lambda: [drawn])
     assert found.holds == holds
 
 
 def test_an_output_that_is_mostly_left_out_is_judged() -> None:
     exact = torch.arange(8, dtype=torch.float64)
-    half = Varied(torch.arange(8) < 4, torch.tensor([0.0, 9.0], dtype=torch.float64))
-    drawn = Drawn(exact, exact + (torch.arange(8) > 3), ((4, 1 / 7),))
+    half = UnstablePart(torch.arange(8) < 4, torch.tensor([0.0, 9.0], dtype=torch.float64))
+    drawn = Spread(exact, exact + (torch.arange(8) > 3), ((4, 1 / 7),))
     assert row((exact + (torch.arange(8) < 4)).float(), exact.float(), exact, varied=lambda: [half]).holds
     assert not row((exact + 1).float(), exact.float(), exact, varied=lambda: [half, drawn]).holds
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.verification.eager import Eager, last_uses
+from pipeline.verification.eager import EagerRun, last_uses
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def test_eager_gives_what_the_module_gives() -> None:
     model = Everything().eval()
     x, ids = torch.randn(3, 6), torch.arange(3)
     program = pipeline.capture(model, (x, ids, 2.0))
-    found = Eager(program, program.parameters, CPU)((x, ids, 2.0))
+    found = EagerRun(program, program.parameters, CPU)((x, ids, 2.0))
     with torch.no_grad():
         want = model(x, ids, 2.0)
     by_kind = dict(zip((o.kind for o in program.outputs), found, strict=True))
@@ -48,7 +48,7 @@ def test_a_wider_dtype_is_computed_in_throughout() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval().half()
     x = torch.randn(4, 8).half()
     program = pipeline.capture(model, (x,))
-    (exact,) = Eager(program, program.parameters, CPU, torch.float64)((x,))
+    (exact,) = EagerRun(program, program.parameters, CPU, torch.float64)((x,))
     assert exact.dtype == torch.float64
     torch.testing.assert_close(exact, model.double()(x.double()).detach())
 
@@ -67,7 +67,7 @@ def test_noise_changes_products_only_as_much(noise: float) -> None:
     model, x = nn.Linear(16, 16).eval(), torch.randn(4, 16)
     program = pipeline.capture(model, (x,))
     runs = [
-        Eager(program, program.parameters, CPU, torch.float64, noise=noise, seed=seed)((x,))[0] for seed in (0, 0, 1)
+        EagerRun(program, program.parameters, CPU, torch.float64, noise=noise, seed=seed)((x,))[0] for seed in (0, 0, 1)
     ]
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2]) == (noise == 0)

@@ -22,7 +22,7 @@ from pipeline.records.agreement import Agreement
 from pipeline.stages import unbuilt
 from pipeline.verification import module_comparison as beside
 from pipeline.verification.measure import Comparison
-from pipeline.verification.module_comparison import beside_module
+from pipeline.verification.module_comparison import add_module_rows
 from tests.meta.executor_faults import factor, planted
 
 COMPILE = pipeline.default().replace("build", unbuilt)
@@ -113,13 +113,13 @@ def test_one_copy_of_a_module_does_for_all_sizes(copies: list[nn.Module]) -> Non
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """The modules that are copied."""
     made: list[nn.Module] = []
-    real = beside._copied
+    real = beside._copy_module
 
     def copied(module: nn.Module, program: pipeline.Program) -> Any:
         made.append(module)
         return real(module, program)
 
-    monkeypatch.setattr(beside, "_copied", copied)
+    monkeypatch.setattr(beside, "_copy_module", copied)
     return made
 
 
@@ -147,9 +147,9 @@ def test_it_is_not_healed_and_no_fault_of_an_engine() -> None:
 def test_a_module_elsewhere_is_compared_there_at_one_size() -> None:
     model = Otherwise()
     compiled = otherwise(model)
-    comparison = Comparison.of(compiled.program, "reference")
+    comparison = Comparison.create(compiled.program, "reference")
     elsewhere = tuple(evolve(r, device=torch.device("meta")) for r in comparison.references)
-    agreement = beside_module(Agreement((), "tensorrt"), evolve(comparison, references=elsewhere), compiled.program)
+    agreement = add_module_rows(Agreement((), "tensorrt"), evolve(comparison, references=elsewhere), compiled.program)
     assert [(row.output, row.sample, row.holds) for row in agreement.rows] == [
         ("output.0", "optimal", False),
         ("output.1", "optimal", True),
@@ -272,7 +272,7 @@ def adapted(model: Refusing) -> None:
     [
         ({}, nn.Module.train, "their training mode, changed"),
         ({}, adapted, "the module's parts, or"),
-        ({}, moved, "has other weights"),
+        ({}, moved, "weights differ"),
         ({"lock": True}, None, "copying the module fails: TypeError"),
         ({"few": True}, None, "the module raises ValueError: negative numbers alone (inputs: optimal)"),
     ],
@@ -291,7 +291,7 @@ def test_other_weights_are_no_difference() -> None:
     made = pipeline.default()(model, (torch.randn(2, 4),))
     assert not verified(made).module
     new = pipeline.refit_module_weights(made, nn.Linear(4, 4).eval())
-    assert "has other weights" in verified(new).module
+    assert "weights differ" in verified(new).module
 
 
 def test_weights_that_are_computed_from_parameters_are_copied() -> None:

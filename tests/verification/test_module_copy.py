@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.verification.module_comparison import copied
+from pipeline.verification.module_comparison import copy_sharing_parameters
 
 
 class Stateful(nn.Module):
@@ -29,7 +29,7 @@ class Stateful(nn.Module):
 
 def test_parameters_are_the_same_and_all_else_is_its_own() -> None:
     model = Stateful()
-    made = copied(model)
+    made = copy_sharing_parameters(model)
     assert type(made) is Stateful and made is not model
     assert all(a is b for a, b in zip(made.parameters(), model.parameters(), strict=True))
     for a, b in zip(made.buffers(), model.buffers(), strict=True):
@@ -42,7 +42,7 @@ def test_parameters_are_the_same_and_all_else_is_its_own() -> None:
 
 
 def test_what_is_shared_stays_shared() -> None:
-    made = copied(Stateful())
+    made = copy_sharing_parameters(Stateful())
     assert made.again is made.parts[0] and made.seen is made.parts[0].seen
     made.count.fill_(5)
     assert made.row.tolist() == [5, 5]
@@ -51,7 +51,7 @@ def test_what_is_shared_stays_shared() -> None:
 def test_hooks_go_with_the_copy_and_new_ones_stay_there() -> None:
     model, called = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), list[str]()
     model[0].register_forward_hook(lambda *_: called.append("old"))
-    made = copied(model)
+    made = copy_sharing_parameters(model)
     made[1].register_forward_hook(lambda *_: called.append("new"))
     model(torch.ones(2))
     assert called == ["old"] and not model[1]._forward_hooks
@@ -68,7 +68,7 @@ class Own(nn.Module):
 
 def test_a_class_decides_how_it_is_copied() -> None:
     model = nn.ModuleList([Own(), nn.LSTM(2, 2)])
-    made = copied(model)
+    made = copy_sharing_parameters(model)
     assert made[0] is model[0]
     assert [id(w) for w in made[1]._flat_weights] == [id(p) for p in model[1].parameters()]
     with torch.no_grad():
@@ -80,4 +80,4 @@ def test_what_cannot_be_copied_raises() -> None:
     model = nn.Linear(2, 2)
     model.lock = iter(range(3)), (i for i in range(3))
     with pytest.raises(TypeError, match="generator"):
-        copied(model)
+        copy_sharing_parameters(model)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.verification.samples import as_call, index_limits, samples, sizes_to_try
+from pipeline.verification.samples import create_samples, index_limits, sizes_to_try, split_call
 
 
 class Tokens(nn.Module):
@@ -39,22 +39,22 @@ def test_integers_are_within_the_tables_that_they_index() -> None:
     program = tokens()
     limits = index_limits(program)
     assert sorted(limits.values()) == [12, 50]
-    for sample in samples(program, program):
+    for sample in create_samples(program, program):
         ids, positions, mask = sample.leaves
         assert int(ids.max()) < 50 and int(positions.max()) < 12 and mask.dtype == torch.bool
-    largest = samples(program, program)[-1].leaves[0]
+    largest = create_samples(program, program)[-1].leaves[0]
     assert int(largest.max()) > 1
 
 
 def test_samples_are_the_same_every_time() -> None:
     program = tokens()
-    for a, b in zip(samples(program, program), samples(program, program), strict=True):
+    for a, b in zip(create_samples(program, program), create_samples(program, program), strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a.leaves, b.leaves, strict=True))
 
 
 def test_the_smallest_optimal_and_largest_sizes_are_tried() -> None:
     program = tokens()
-    found = samples(program, program)
+    found = create_samples(program, program)
     assert [s.name for s in found] == ["smallest", "optimal", "largest"]
     assert [tuple(s.leaves[0].shape) for s in found] == [(1, 2), (2, 5), (4, 12)]
 
@@ -75,7 +75,7 @@ def test_sizes_keep_to_relations() -> None:
     assert "optimal" in [name for name, _ in found]
     for _, sizes in found:
         assert all(relation.holds(sizes) for relation in program.shapes.relations)
-    for sample in samples(program, program):
+    for sample in create_samples(program, program):
         x, y = sample.leaves
         assert x.shape[0] % 4 == 0 and y.shape[0] > 2 * x.shape[0]
 
@@ -83,7 +83,7 @@ def test_sizes_keep_to_relations() -> None:
 def test_examples_are_used_and_lend_their_values_to_other_sizes() -> None:
     x = torch.tensor([[3.0, 5.0], [7.0, 11.0]])
     program = pipeline.capture(nn.ReLU(), (x,), dynamic_shapes=({0: Dim("n", min=1, max=9)},))
-    smallest, optimal, largest = samples(program, program)
+    smallest, optimal, largest = create_samples(program, program)
     assert torch.equal(optimal.leaves[0], x) and optimal.leaves[0] is not x
     assert set(largest.leaves[0].flatten().tolist()) == {3.0, 5.0, 7.0, 11.0}
     assert largest.others is not None and torch.equal(largest.others[0][:4], torch.cat([x, x]))
@@ -92,17 +92,19 @@ def test_examples_are_used_and_lend_their_values_to_other_sizes() -> None:
 
 def test_a_program_without_sizes_has_one_sample() -> None:
     program = pipeline.capture(nn.ReLU(), (torch.ones(2),))
-    assert [s.name for s in samples(program, program)] == ["optimal"]
+    assert [s.name for s in create_samples(program, program)] == ["optimal"]
 
 
 def test_the_users_own_inputs() -> None:
     program = pipeline.capture(nn.ReLU(), (torch.ones(2, 3),), dynamic_shapes=({0: Dim("n", min=1, max=9)},))
     with pytest.raises(TypeError, match="called with"):
-        samples(program, program, [{"output": torch.ones(1, 3)}])
-    found = samples(program, program, [(torch.ones(4, 3),), {"input": torch.ones(1, 3)}, ((torch.ones(5, 3),), {})])
+        create_samples(program, program, [{"output": torch.ones(1, 3)}])
+    found = create_samples(
+        program, program, [(torch.ones(4, 3),), {"input": torch.ones(1, 3)}, ((torch.ones(5, 3),), {})]
+    )
     assert [s.name for s in found] == ["inputs[0]", "inputs[1]", "inputs[2]"]
     assert dict(found[0].sizes) == {"input.shape[0]": 4}
-    made = samples(program, program, lambda sizes: (torch.full((sizes["input.shape[0]"], 3), 2.0),))
+    made = create_samples(program, program, lambda sizes: (torch.full((sizes["input.shape[0]"], 3), 2.0),))
     assert [tuple(s.leaves[0].shape) for s in made] == [(1, 3), (2, 3), (9, 3)]
 
 
@@ -110,9 +112,9 @@ def test_the_users_own_inputs() -> None:
     ("call", "want"), [((1, 2), ((1, 2), {})), ({"x": 1}, ((), {"x": 1})), (((1,), {"y": 2}), ((1,), {"y": 2}))]
 )
 def test_how_a_call_is_written(call: Any, want: Any) -> None:
-    assert as_call(call) == want
+    assert split_call(call) == want
 
 
 def test_what_is_no_call() -> None:
     with pytest.raises(TypeError, match="a call is a tuple of inputs, a dict"):
-        as_call(torch.ones(2))
+        split_call(torch.ones(2))

@@ -13,7 +13,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.records.agreement import Agreement
 from pipeline.stages import unbuilt
-from pipeline.verification.eager import Eager
+from pipeline.verification.eager import EagerRun
 from tests.meta.executor_faults import factor, half_sums, one_size, planted
 from tests.meta.executor_models import compiled
 
@@ -50,13 +50,13 @@ def test_the_record_says_what_was_measured() -> None:
 def runs_in(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype | None]:
     """The dtypes that eager runs in from now on, in order; None is the model's own."""
     found: list[torch.dtype | None] = []
-    call = Eager.__call__
+    call = EagerRun.__call__
 
-    def noted(self: Eager, inputs: Any) -> Any:
+    def noted(self: EagerRun, inputs: Any) -> Any:
         found.append(self.dtype)
         return call(self, inputs)
 
-    monkeypatch.setattr(Eager, "__call__", noted)
+    monkeypatch.setattr(EagerRun, "__call__", noted)
     return found
 
 

@@ -11,9 +11,9 @@ from attrs import evolve
 
 from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.records.profile import LayerTime, NodeTime, Profile, SegmentTime
-from pipeline.viewing.collect import view
-from pipeline.viewing.differences import differences
-from pipeline.viewing.page import write
+from pipeline.viewing.collect import view_program
+from pipeline.viewing.differences import find_differences
+from pipeline.viewing.page import write_page
 from tests.viewing.browser import Page, browser, missing, opened
 from tests.viewing.models import architecture, fallbacks, large
 
@@ -79,7 +79,7 @@ def test_resnet_unfolds_by_mouse_and_keyboard(driver: Any, tmp_path: Path) -> No
     assert len(page.boxes) == before
     page.click("#unfold")
     nodes = [label for label in page.boxes if ", node " in label]
-    assert len(nodes) == len(view(architecture("resnet50")).operators) + 2
+    assert len(nodes) == len(view_program(architecture("resnet50")).operators) + 2
     page.search("layers.1.layer convolution")
     page.press(DOWN, ENTER)
     assert "convolution" in page.details
@@ -109,7 +109,7 @@ def test_a_decoder_has_sizes_and_a_tree(driver: Any, tmp_path: Path) -> None:
 
 
 def test_dark_and_light(driver: Any, tmp_path: Path) -> None:
-    write(view(fallbacks()), tmp_path / "report.html")
+    write_page(view_program(fallbacks()), tmp_path / "report.html")
     page = Page(driver, tmp_path / "report.html")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.run(ground)
@@ -132,13 +132,13 @@ def test_errors_of_verify_and_quantization_are_told(driver: Any, tmp_path: Path)
         OutputAgreement("output", "optimal", 1e-7, 1e-7, 4e-6),
         OutputAgreement("output", "largest", float("inf"), 1e-7, 4e-6),
     )
-    program = view(fallbacks())
+    program = view_program(fallbacks())
     fused = ("fused: int8 weight, gemm multiplies int8 by int8", "not fused: int8 activation, the values are rounded")
     nodes = tuple(
         evolve(node, fusion=dict(zip(("relu", "relu_1"), fused, strict=True)).get(node.name, ""))
         for node in program.nodes
     )
-    write(evolve(program, nodes=nodes, agreement=Agreement(rows, "reference")), tmp_path / "report.html")
+    write_page(evolve(program, nodes=nodes, agreement=Agreement(rows, "reference")), tmp_path / "report.html")
     page = Page(driver, tmp_path / "report.html")
     assert "1 of 2 nodes that quantize or dequantize are fused with a product" in page.details
     assert "1.0e-7" in page.details
@@ -167,7 +167,7 @@ def test_fitting_shows_the_whole_program(driver: Any, tmp_path: Path) -> None:
 
 
 def test_differences_and_times_are_shown(driver: Any, tmp_path: Path) -> None:
-    program = view(fallbacks())
+    program = view_program(fallbacks())
     times = tuple(NodeTime(node.name, 0.01) for node in program.operators)
     layers = (LayerTime("__myl_Relu", 0.4, ("relu",), "plan"), LayerTime("__myl_Move", 0.1))
     segment = SegmentTime("engine_0", "tensorrt", 0.5, layers)
@@ -176,7 +176,7 @@ def test_differences_and_times_are_shown(driver: Any, tmp_path: Path) -> None:
         timed,
         nodes=tuple(evolve(n, place="pytorch", reason="asked for") if n.name == "relu" else n for n in timed.nodes),
     )
-    write(moved, tmp_path / "report.html", differences(timed, moved))
+    write_page(moved, tmp_path / "report.html", find_differences(timed, moved))
     page = Page(driver, tmp_path / "report.html")
     assert "relu (aten.relu.default): TensorRT -> PyTorch: asked for" in page.details
     assert "TIME ON THE GPU" in page.details.upper()
@@ -195,7 +195,7 @@ def test_differences_and_times_are_shown(driver: Any, tmp_path: Path) -> None:
 
 def test_five_thousand_nodes_open_in_two_seconds(driver: Any, tmp_path: Path) -> None:
     program = large(5000)
-    write(program, tmp_path / "large.html")
+    write_page(program, tmp_path / "large.html")
     page, milliseconds = opened(driver, tmp_path / "large.html")
     assert milliseconds < 2000
     assert "4900 / 5000" in page.details
@@ -209,7 +209,7 @@ def test_five_thousand_nodes_open_in_two_seconds(driver: Any, tmp_path: Path) ->
 def test_one_flat_list_of_five_thousand_opens_as_fast(driver: Any, tmp_path: Path) -> None:
     program = large(5000)
     flat = evolve(program, nodes=tuple(evolve(node, module="") for node in program.nodes))
-    write(flat, tmp_path / "flat.html")
+    write_page(flat, tmp_path / "flat.html")
     page, milliseconds = opened(driver, tmp_path / "flat.html")
     assert milliseconds < 2000
     assert len(page.boxes) < 100

@@ -11,10 +11,10 @@ from attrs import evolve
 import pipeline
 from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.records.profile import NodeTime, Profile, SegmentTime
-from pipeline.viewing.collect import view
-from pipeline.viewing.differences import differences, printed
+from pipeline.viewing.collect import view_program
+from pipeline.viewing.differences import find_differences, format_changes
 from pipeline.viewing.records import KernelView, ProgramView
-from pipeline.viewing.sources import opened
+from pipeline.viewing.sources import open_view
 
 
 class Two(torch.nn.Module):
@@ -30,22 +30,22 @@ class Two(torch.nn.Module):
 def seen(model: torch.nn.Module | None = None, **settings: object) -> ProgramView:
     torch.manual_seed(0)
     compile = pipeline.default(min_block_size=1, **settings)
-    return view(compile((model or Two()).eval(), args=(torch.randn(2, 8),)))
+    return view_program(compile((model or Two()).eval(), args=(torch.randn(2, 8),)))
 
 
 def kinds(before: ProgramView, after: ProgramView) -> set[str]:
-    return {change.title for change in differences(before, after)}
+    return {change.title for change in find_differences(before, after)}
 
 
 def test_two_runs_of_the_same_do_not_differ() -> None:
     first, second = seen(), seen()
     assert first.stages != second.stages
-    assert differences(first, second) == ()
-    assert printed(differences(first, second)) == ""
+    assert find_differences(first, second) == ()
+    assert format_changes(find_differences(first, second)) == ""
 
 
 def test_a_setting_is_named_with_its_effects() -> None:
-    text = printed(differences(seen(), seen(torch_executed_ops={"aten.relu.default"})))
+    text = format_changes(find_differences(seen(), seen(torch_executed_ops={"aten.relu.default"})))
     assert "torch_executed_ops: as by default -> {'aten.relu.default'}" in text
     assert "engines: 1 -> 2" in text
     assert "0 bytes" not in text
@@ -61,9 +61,9 @@ def test_other_numbers_in_the_weights_of_a_file_are_a_difference(tmp_path: Path)
         if name == "other":
             torch.nn.init.ones_(model.first.bias)
         pipeline.default(min_block_size=1)(model, args=(torch.ones(2, 8),)).save(tmp_path / f"{name}.trtp")
-    one, same, other = (evolve(opened(tmp_path / f"{n}.trtp"), title="") for n in ("one", "same", "other"))
-    assert differences(one, same) == ()
-    assert "weights:\n  the numbers differ: SHA-256" in printed(differences(one, other))
+    one, same, other = (evolve(open_view(tmp_path / f"{n}.trtp"), title="") for n in ("one", "same", "other"))
+    assert find_differences(one, same) == ()
+    assert "weights:\n  their values differ: SHA-256" in format_changes(find_differences(one, other))
     assert kinds(one, evolve(other, weights_digest="")) == set()
 
 
@@ -73,8 +73,8 @@ def test_the_number_that_a_plan_gives_a_kernel_is_no_difference() -> None:
         evolve(program, kernels=(KernelView("engine_0", "corrltn", name),))
         for name in ("a/conv_U2", "a/conv_U3", "b_U2")
     )
-    assert differences(one, two) == ()
-    assert printed(differences(one, other)) == "kernels:\n  a/conv: 1 -> 0\n  b: 0 -> 1"
+    assert find_differences(one, two) == ()
+    assert format_changes(find_differences(one, other)) == "kernels:\n  a/conv: 1 -> 0\n  b: 0 -> 1"
 
 
 def test_another_model() -> None:
@@ -92,11 +92,11 @@ def profiled(program: ProgramView, milliseconds: float) -> ProgramView:
 
 def test_times_beyond_noise() -> None:
     program = seen()
-    assert not differences(profiled(program, 1.0), profiled(program, 1.05))
-    text = printed(differences(profiled(program, 1.0), profiled(program, 1.5)))
+    assert not find_differences(profiled(program, 1.0), profiled(program, 1.05))
+    text = format_changes(find_differences(profiled(program, 1.0), profiled(program, 1.5)))
     assert "call: 1 -> 1.5 ms" in text
     assert "relu: 1 -> 1.5 ms" in text
-    assert not differences(program, profiled(program, 1.0))
+    assert not find_differences(program, profiled(program, 1.0))
 
 
 @pytest.mark.parametrize(("error", "differs"), [(1e-6, False), (1.5e-6, False), (1e-3, True), (float("inf"), True)])
@@ -106,13 +106,13 @@ def test_errors(error: float, differs: bool) -> None:
         evolve(program, agreement=Agreement((OutputAgreement("output", "optimal", each, 1e-6, 4e-6),), "reference"))
         for each in (1e-6, error)
     )
-    assert bool(differences(before, after)) is differs
+    assert bool(find_differences(before, after)) is differs
     if differs:
-        assert "beyond its bound" in printed(differences(before, after))
+        assert "beyond its bound" in format_changes(find_differences(before, after))
 
 
 def test_long_lists_are_cut_in_text_alone() -> None:
-    changes = differences(seen(), seen(torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(40)])))
+    changes = find_differences(seen(), seen(torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(40)])))
     nodes = next(change for change in changes if change.title == "nodes")
     assert len(nodes.rows) > 40
-    assert f"and {len(nodes.rows) - 20} more" in printed(changes)
+    assert f"and {len(nodes.rows) - 20} more" in format_changes(changes)

@@ -13,18 +13,18 @@ from pipeline.aten.naming import node_name
 from pipeline.errors import ArtifactError
 from pipeline.network.pairs import find_pairs
 from pipeline.trt import CAPABILITIES
-from pipeline.viewing.collect import view
-from pipeline.viewing.page import write
-from pipeline.viewing.plan_text import fusions
+from pipeline.viewing.collect import view_program
+from pipeline.viewing.page import write_page
+from pipeline.viewing.plan_text import fusion_texts
 from pipeline.viewing.records import NodeView, ProgramView
-from pipeline.viewing.sources import data_of, opened, read
+from pipeline.viewing.sources import open_view, read_view, view_to_json
 from tests.quantized import test_pairs as quantized_pairs
 from tests.viewing.models import architecture, fallbacks
 
 
 @pytest.fixture(scope="module")
 def seen() -> ProgramView:
-    return view(fallbacks())
+    return view_program(fallbacks())
 
 
 def node(program: ProgramView, name: str) -> NodeView:
@@ -83,22 +83,22 @@ def test_segments_cuts_stages_and_versions(seen: ProgramView) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "llama"])
 def test_layers_belong_to_nodes(name: str) -> None:
     compiled = architecture(name)
-    names = {each.name for each in view(compiled).nodes} | {*compiled.program.constants}
+    names = {each.name for each in view_program(compiled).nodes} | {*compiled.program.constants}
     layers = [layer.name for network in compiled.networks for layer in network.layers]
     assert not [layer for layer in layers if node_name(layer) not in names]
 
 
 def test_a_kept_program_looks_the_same(tmp_path: Path, seen: ProgramView) -> None:
     fallbacks().save(tmp_path / "program.trtp")
-    kept = opened(tmp_path / "program.trtp")
+    kept = open_view(tmp_path / "program.trtp")
     assert len(kept.weights_digest) == 64
     assert kept == evolve(seen, title="program", stages=(), weights_digest=kept.weights_digest)
 
 
 def test_json_and_back(tmp_path: Path, seen: ProgramView) -> None:
     file = tmp_path / "program.json"
-    file.write_text(data_of(seen), encoding="utf-8")
-    assert read(file) == seen == opened(file)
+    file.write_text(view_to_json(seen), encoding="utf-8")
+    assert read_view(file) == seen == open_view(file)
 
 
 @pytest.mark.parametrize(
@@ -114,19 +114,19 @@ def test_what_is_no_view_is_said(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "program.json"
     file.write_text(text)
     with pytest.raises(ArtifactError, match=said):
-        read(file)
+        read_view(file)
 
 
 def test_a_folder_without_a_view_is_said(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"has no program\.json"):
-        opened(tmp_path)
+        open_view(tmp_path)
     with pytest.raises(FileNotFoundError):
-        opened(tmp_path / "none.trtp")
+        open_view(tmp_path / "none.trtp")
 
 
 def test_a_program_that_is_only_partitioned() -> None:
     part = pipeline.default(min_block_size=1).until("partition")(torch.nn.Linear(4, 4), args=(torch.randn(2, 4),))
-    found = view(part)
+    found = view_program(part)
     assert [s.weights for s in found.segments] == [(16 + 4) * 4]
     assert not found.kernels
     assert found.segments[0].nbytes == 0
@@ -138,7 +138,7 @@ def test_quantizing_nodes_say_what_the_report_says() -> None:
     network = quantized_pairs.NETWORK
     for program, fused in ((quantized_pairs.BOTH, True), (quantized_pairs.BUILT, False)):
         rows = find_pairs(network, quantized_pairs.plan(program))
-        found = fusions([network], rows)
+        found = fusion_texts([network], rows)
         assert {name for _, name in found} == {"weight", "rounded", "back"}
         assert found["engine", "back"] == found["engine", "rounded"]
         for pair in rows:
@@ -146,7 +146,7 @@ def test_quantizing_nodes_say_what_the_report_says() -> None:
             assert said.startswith("fused" if fused else "not fused")
             assert pair.why in said
             assert f"{pair.type} {pair.of}" in said
-    assert fusions([network], find_pairs(network, b"weights"))["engine", "weight"].startswith("not known")
+    assert fusion_texts([network], find_pairs(network, b"weights"))["engine", "weight"].startswith("not known")
 
 
 @pytest.mark.skipif(not CAPABILITIES.quantization, reason="TensorRT-RTX builds quantized networks from 1.6 on")
@@ -158,15 +158,15 @@ def test_a_quantized_program_says_what_was_fused() -> None:
     )
     stage = pipeline.quantize("int8", "int8", calibration=[x])
     compiled = pipeline.default(min_block_size=1).insert(stage, before="decompose")(model, args=(x,))
-    said = [node.fusion for node in view(compiled).nodes if node.fusion]
+    said = [node.fusion for node in view_program(compiled).nodes if node.fusion]
     assert len(compiled.quantization) == 4
     for pair in compiled.quantization:
         assert any(pair.why in each for each in said)
 
 
 def test_a_page_has_the_view_in_it(tmp_path: Path, seen: ProgramView) -> None:
-    write(seen, tmp_path / "page.html")
-    assert opened(tmp_path / "page.html") == seen
+    write_page(seen, tmp_path / "page.html")
+    assert open_view(tmp_path / "page.html") == seen
     (tmp_path / "other.html").write_text("<p>Another page</p>")
     with pytest.raises(ArtifactError, match="is not a page of a program"):
-        opened(tmp_path / "other.html")
+        open_view(tmp_path / "other.html")

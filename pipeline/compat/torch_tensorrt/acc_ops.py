@@ -50,7 +50,7 @@ OPERATORS: Final[FrozenDict[str, Operator]] = FrozenDict(
 )
 """The ATen operator behind each of FX's."""
 
-RENAMED: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
+FX_NAMES: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
     {
         aten.embedding.default: FrozenDict({"indices": "input"}),
         aten.expand.default: FrozenDict({"size": "sizes"}),
@@ -67,7 +67,7 @@ def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[st
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]
-    renamed = RENAMED.get(target, FrozenDict())
+    renamed = FX_NAMES.get(target, FrozenDict())
     fxs = {name: renamed.get(name, "input" if name == "self" else name) for name in names}
     given = {name: kwargs[key] for name, fx in fxs.items() for key in (fx, name) if key in kwargs}
     return dict(zip(fxs.values(), bind(target, args, given), strict=True))

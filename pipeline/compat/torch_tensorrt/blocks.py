@@ -13,7 +13,7 @@ from pipeline.compat.torch_tensorrt.emit import Call, Expression, call, emit
 from pipeline.compat.torch_tensorrt.values import context_of
 from pipeline.errors import PipelineError
 
-__all__ = ["Argument", "BlockError", "Call", "Expression", "aten", "block", "call", "of_one", "refused", "unless"]
+__all__ = ["Argument", "BlockError", "Call", "Expression", "aten", "block", "call", "of_call", "require", "unsupported"]
 
 FIRST: Final = tuple(
     inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("ctx", "target", "source_ir", "name")
@@ -25,8 +25,8 @@ class BlockError(PipelineError, NotImplementedError):
     alternative."""
 
 
-def block(function: Callable[..., Expression], does: str = "") -> Function:
-    """Make a building block from a function that returns `Call`s; ``does`` describes its result.
+def block(function: Callable[..., Expression], description: str = "") -> Function:
+    """Make a building block from a function that returns `Call`s; ``description`` describes its result.
 
     It is called `(ctx, target, source_ir, name, …)` and returns the calls' results: an ``ITensor``, or a list. ``ctx``
     may be the network of a LEGACY converter. ``target`` and ``source_ir`` have no effect: layers are called ``name``.
@@ -42,35 +42,35 @@ def block(function: Callable[..., Expression], does: str = "") -> Function:
         given = inspect.BoundArguments(inspect.Signature(own), bound.arguments)
         return emit(context_of(ctx), name, function(*given.args, **given.kwargs))
 
-    layers.__signature__, layers.__doc__ = whole, function.__doc__ or does  # type: ignore[attr-defined]
+    layers.__signature__, layers.__doc__ = whole, function.__doc__ or description  # type: ignore[attr-defined]
     return layers
 
 
-def of_one(target: Operator, *names: str, **defaults: Argument) -> Function:
+def of_call(target: Operator, *names: str, **defaults: Argument) -> Function:
     """Create the block of one ATen call; ``names`` are its parameters, the last of which have ``defaults``."""
 
-    def one(*args: Argument) -> Expression:
+    def convert(*args: Argument) -> Expression:
         return call(target, *args)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     rows = [inspect.Parameter(name, kind) for name in names]
     rows += (inspect.Parameter(name, kind, default=value) for name, value in defaults.items())
-    one.__signature__ = inspect.Signature(rows)  # type: ignore[attr-defined]
-    one.__doc__ = f"{target}"
-    return block(one)
+    convert.__signature__ = inspect.Signature(rows)  # type: ignore[attr-defined]
+    convert.__doc__ = f"{target}"
+    return block(convert)
 
 
-def refused(name: str, why: str, instead: str) -> Function:
+def unsupported(name: str, reason: str, instead: str) -> Function:
     """Create a building block that always raises `BlockError`."""
 
-    def never(*args: Argument, **kwargs: Argument) -> NoReturn:
-        raise BlockError(f"{name}: {why}; {instead}")
+    def raise_error(*args: Argument, **kwargs: Argument) -> NoReturn:
+        raise BlockError(f"{name}: {reason}; {instead}")
 
-    never.__name__, never.__doc__ = name.rpartition(".")[2], f"Refused: {why}; {instead}."
-    return never
+    raise_error.__name__, raise_error.__doc__ = name.rpartition(".")[2], f"Refused: {reason}; {instead}."
+    return raise_error
 
 
-def unless(allowed: bool, name: str, why: str, instead: str) -> None:
+def require(allowed: bool, name: str, reason: str, instead: str) -> None:
     """Raise `BlockError` unless the arguments are acceptable."""
     if not allowed:
-        raise BlockError(f"{name}: {why}; {instead}")
+        raise BlockError(f"{name}: {reason}; {instead}")

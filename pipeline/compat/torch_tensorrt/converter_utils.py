@@ -14,10 +14,17 @@ import torch
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
-from pipeline.compat.torch_tensorrt.blocks import Expression, aten, block, call, refused
+from pipeline.compat.torch_tensorrt.blocks import Expression, aten, block, call, unsupported
 from pipeline.compat.torch_tensorrt.emit import emit
 from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
-from pipeline.compat.torch_tensorrt.values import Conversion, SourceIR, context_of, of_parameter, per_dim, torch_dtype
+from pipeline.compat.torch_tensorrt.values import (
+    Conversion,
+    SourceIR,
+    context_of,
+    per_dim,
+    torch_dtype,
+    transpose_constant,
+)
 from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
 from pipeline.converters.lookup import describe_symbolic_dims
 from pipeline.converters.types import enforce_tensor_types
@@ -80,7 +87,7 @@ def create_constant(
     value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, torch.Tensor):
         return base.tensor(ctx, name, value, wanted, rank=min_rank)
-    return base.tensor(ctx, name, of_parameter(ctx, name, value), wanted)
+    return base.tensor(ctx, name, transpose_constant(ctx, name, value), wanted)
 
 
 def cast_trt_tensor(
@@ -205,18 +212,18 @@ def to_trt_weights(
 @block
 def append(original_tensor: Argument, new_value: Argument, dim: int = 0) -> Expression:
     """Append a value to a tensor along a dim."""
-    return call(aten.cat.default, [original_tensor, _of_dtype(new_value, original_tensor)], dim)
+    return call(aten.cat.default, [original_tensor, _cast_like(new_value, original_tensor)], dim)
 
 
 @block
 def set_item(original_tensor: Argument, index: int, new_value: Argument) -> Expression:
     """Replace a tensor's value at an index of its first dim."""
-    parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _of_dtype(new_value, original_tensor)
+    parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _cast_like(new_value, original_tensor)
     rest = [call(aten.slice.Tensor, original_tensor, 0, index + 1, None)] if index != -1 else []
     return call(aten.cat.default, [*parts, *rest], 0)
 
 
-def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
+def _cast_like(value: Argument, like: trt.ITensor) -> Argument:
     """Return a value as a tensor with the dtype of ``like`` and at least one dim."""
     if not isinstance(value, trt.ITensor):
         value = torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
@@ -329,9 +336,9 @@ def type_cast(network: Conversion, target: Target, name: str, input: Argument, c
 TYPED: Final = "networks are strongly typed: a dynamic range has nothing to set"
 QUANTIZE: Final = "quantize the model before it is compiled"
 
-mark_as_int8_layer = refused("mark_as_int8_layer", TYPED, QUANTIZE)
-get_dyn_range = refused("get_dyn_range", TYPED, QUANTIZE)
-load_tensorrt_llm_for_nccl = refused(
+mark_as_int8_layer = unsupported("mark_as_int8_layer", TYPED, QUANTIZE)
+get_dyn_range = unsupported("get_dyn_range", TYPED, QUANTIZE)
+load_tensorrt_llm_for_nccl = unsupported(
     "load_tensorrt_llm_for_nccl",
     "collectives have no converters here, and TensorRT-RTX has no plugin layers",
     "leave the collective to PyTorch: an operator without a converter runs there",

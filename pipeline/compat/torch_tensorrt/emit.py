@@ -13,7 +13,7 @@ from attrs import field, frozen
 from pipeline.aten.graphs import graph_module, results_of
 from pipeline.aten.types import Argument, Target
 from pipeline.capture.fake_tensors import fake_result
-from pipeline.compat.torch_tensorrt.values import StandIns, of_parameter
+from pipeline.compat.torch_tensorrt.values import NetworkFakes, transpose_constant
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.errors import error_text
 from pipeline.frozen import FrozenDict
@@ -55,28 +55,28 @@ def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
 def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     """Add the layers of a call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise a
     `NetworkError` if torch or every converter rejects a call."""
-    graph = _Graph(StandIns.of(ctx))
+    graph = _Graph(NetworkFakes.of(ctx))
     several = isinstance(value, list | tuple)
     graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
     validated = VALIDATE(DECOMPOSE(graph.program()))
-    env = _converted(ctx, name, validated, graph.env)
+    env = _convert_nodes(ctx, name, validated, graph.env)
 
-    def tensors(made: Argument) -> Argument:
+    def tensors(result: Argument) -> Argument:
         """Return a result as a tensor of the network, or as a list of tensors; None for an absent result."""
-        made = env[made.name] if isinstance(made, torch.fx.Node) else made
-        if isinstance(made, list | tuple):
-            return list(map(tensors, made))
-        return None if made is None else base.tensor(ctx, name, made)
+        result = env[result.name] if isinstance(result, torch.fx.Node) else result
+        if isinstance(result, list | tuple):
+            return list(map(tensors, result))
+        return None if result is None else base.tensor(ctx, name, result)
 
     found = [tensors(each) for each in results_of(validated.program.graph)]
     return found if several else found[0]
 
 
-def _converted(
-    ctx: ConversionContext, name: str, validated: Validated, given: dict[str, Argument]
+def _convert_nodes(
+    ctx: ConversionContext, name: str, validated: Validated, inputs: dict[str, Argument]
 ) -> dict[str, Argument]:
     """Convert each node of a program; return the values in the network."""
-    program, env, around = validated.program, dict(given), (ctx.node, ctx.marks)
+    program, env, around = validated.program, dict(inputs), (ctx.node, ctx.marks)
     marks = find_marks([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
     ctx.marks = Marks([*ctx.marks.of_segment(), *marks])
     try:
@@ -108,7 +108,7 @@ def _convert(
 class _Graph:
     """A graph of calls. Its placeholders represent existing values of the network, which ``env`` has by name."""
 
-    stand_ins: StandIns
+    stand_ins: NetworkFakes
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
     env: dict[str, Argument] = field(factory=dict)
 
@@ -129,7 +129,7 @@ class _Graph:
         if not isinstance(value, trt.ITensor | torch.Tensor):
             value = torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.tensor(value)
         if isinstance(value, torch.Tensor):
-            value = of_parameter(self.stand_ins.ctx, "constant", value)
+            value = transpose_constant(self.stand_ins.ctx, "constant", value)
         return self.placeholder(value, self.stand_ins.tensor(value))
 
     def number(self, value: Argument) -> Argument:

@@ -49,26 +49,26 @@ def tensorrt_converter(
     target = target_of(key)
 
     def declare(function: Function) -> Function:
-        named = by_name(function)
+        named = pass_by_name(function)
         support = ConverterSupport(named, capability_validator, supports_dynamic_shapes)
         return attach(named, ATTRIBUTE, (Declaration(target, support, priority, CallingConvention.LEGACY),) * enabled)
 
     return declare
 
 
-def by_name(function: Function) -> Function:
+def pass_by_name(function: Function) -> Function:
     """Wrap a function to receive all arguments by FX's names; return a wrapped function unchanged."""
     if records_of(function, "__by_name__"):
         return function
 
     @functools.wraps(function)
-    def named(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
+    def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
         return function(network, target, args, named_arguments(target, args, kwargs), name)
 
-    return attach(named, "__by_name__", (True,))
+    return attach(convert, "__by_name__", (True,))
 
 
-def _built_in(target: Operator) -> Function:
+def _built_in_converter(target: Operator) -> Function:
     """Return the built-in converter of an operator as a LEGACY converter."""
 
     def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
@@ -83,7 +83,7 @@ def _built_in(target: Operator) -> Function:
 
 
 CONVERTERS: Final[FrozenDict[Operator, Function]] = FrozenDict(
-    {target: _built_in(target) for target in OPERATORS.values()}
+    {target: _built_in_converter(target) for target in OPERATORS.values()}
 )
 """Our converters of FX's operators, as LEGACY functions; ``ConverterRegistry.from_legacy(CONVERTERS)`` adopts them. It
 does not change: what `tensorrt_converter` declares enters a registry by ``register(f)``."""

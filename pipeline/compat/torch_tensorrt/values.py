@@ -54,16 +54,16 @@ def per_dim(value: Argument, dims: int) -> list[Argument]:
 Conversion: TypeAlias = ConversionContext | LegacyNetwork
 
 
-def context_of(given: Conversion) -> ConversionContext:
+def context_of(ctx: Conversion) -> ConversionContext:
     """Return the `ConversionContext` for a converter's first argument."""
-    if isinstance(given, LegacyNetwork):
-        return given.ctx
-    if not isinstance(given, ConversionContext):
-        raise TypeError(f"a building block's first argument is the converter's own, ctx or network, not {given!r}")
-    return given
+    if isinstance(ctx, LegacyNetwork):
+        return ctx.ctx
+    if not isinstance(ctx, ConversionContext):
+        raise TypeError(f"a building block's first argument is the converter's own, ctx or network, not {ctx!r}")
+    return ctx
 
 
-def of_parameter(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
+def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
     """Express a transposed view of a constant as layers that transpose the constant; other tensors are unchanged."""
     constant = None if ctx.find_constant(value) is not None else ctx.find_base_constant(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
@@ -73,7 +73,7 @@ def of_parameter(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argu
     return base.permute(ctx, name, rows, [order.index(dim) for dim in range(value.dim())])
 
 
-KEEPS: Final = frozenset(
+SAME_SHAPE: Final = frozenset(
     {"ACTIVATION", "CAST", "CUMULATIVE", "IDENTITY", "LRN", "NORMALIZATION", "SCALE", "SOFTMAX", "UNARY"}
 )
 """Kinds of layers whose result has the shape of their first input."""
@@ -91,22 +91,22 @@ def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
         return known
     kind = layer_kind(layer)
     inputs = [layer.get_input(i) for i in range(layer.num_inputs if kind in BROADCASTS else 1)]
-    if kind not in KEEPS | BROADCASTS or any(each is None for each in inputs):
+    if kind not in SAME_SHAPE | BROADCASTS or any(each is None for each in inputs):
         return known
     columns = zip(*(sizes_of(ctx, each) for each in inputs), strict=True)
-    found = [size if size is not None else _one(column) for size, column in zip(known, columns, strict=True)]
+    found = [size if size is not None else _broadcast_size(column) for size, column in zip(known, columns, strict=True)]
     base.with_sizes(ctx, x, found)
     return found
 
 
-def _one(column: tuple[Argument, ...]) -> Argument:
+def _broadcast_size(column: tuple[Argument, ...]) -> Argument:
     """Return the broadcast size of several sizes of one dim; None if it is unknown."""
     sizes = [size for size in column if size != 1]
     return sizes[0] if all(size == sizes[0] for size in sizes) else None
 
 
 @frozen(eq=False)
-class StandIns:
+class NetworkFakes:
     """The fake tensors of a network's values, in the fake mode of the program that is converted."""
 
     ctx: ConversionContext
@@ -115,7 +115,7 @@ class StandIns:
     known: dict[str, torch.SymInt] = field(factory=dict)
 
     @classmethod
-    def of(cls, ctx: ConversionContext) -> StandIns:
+    def of(cls, ctx: ConversionContext) -> NetworkFakes:
         """Return the stand-ins of a network, created once."""
         if not isinstance(ctx.stand_ins, cls):
             assert ctx.node is not None

@@ -50,7 +50,7 @@ def converter(
     Raises:
         ValueError: no operator has this schema; the message has the nearest ones.
     """
-    target = operator_of(schema)
+    target = find_operator(schema)
     declare = dynamo_tensorrt_converter(
         target,
         enabled=enabled,
@@ -59,10 +59,10 @@ def converter(
         supports_dynamic_shapes=supports_dynamic_shapes,
         requires_output_allocator=requires_output_allocator,
     )
-    return lambda function: declare(_by_schema(function))
+    return lambda function: declare(_bind_by_schema(function))
 
 
-def _by_schema(function: Convert) -> Function:
+def _bind_by_schema(function: Convert) -> Function:
     """Return the function with the calling convention of the registry."""
     if getattr(function, _BOUND, False):
         return function
@@ -76,7 +76,7 @@ def _by_schema(function: Convert) -> Function:
     return convert
 
 
-def operator_of(schema: str) -> Operator:
+def find_operator(schema: str) -> Operator:
     """Return the operator with a schema; for an in-place schema, the operator that returns a new tensor."""
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
@@ -84,8 +84,8 @@ def operator_of(schema: str) -> Operator:
         raise ValueError(f"{schema!r} is not a schema; {example!r} is one")
     overloads = _overloads(getattr(getattr(torch.ops, match[1]), match[2], None))
     for overload in overloads:
-        if _plain(str(overload._schema)) == _plain(schema):
-            return _out_of_place(overload) if overload._schema.is_mutable else overload
+        if _normalize_schema(str(overload._schema)) == _normalize_schema(schema):
+            return _functional_variant(overload) if overload._schema.is_mutable else overload
     if not overloads:
         names = difflib.get_close_matches(match[2], dir(torch.ops.aten), 3)
         overloads = [each for name in names for each in _overloads(getattr(torch.ops.aten, name))]
@@ -99,7 +99,7 @@ def _overloads(packet: object) -> list[Operator]:
     return [getattr(packet, name) for name in packet.overloads()] if isinstance(packet, OpOverloadPacket) else []
 
 
-def _plain(schema: str) -> str:
+def _normalize_schema(schema: str) -> str:
     """Return a schema in TorchScript syntax: without symbolic sizes and alias annotations, with normalized numbers."""
     try:
         text = str(torch._C.parse_schema(schema))
@@ -108,7 +108,7 @@ def _plain(schema: str) -> str:
     return re.sub(r"\([a-z*!> |-]+\)(?= |\[|,|\)|$)", "", text.replace("SymInt", "int")).replace(" ", "")
 
 
-def _out_of_place(overload: Operator) -> Operator:
+def _functional_variant(overload: Operator) -> Operator:
     """Return the functional variant, ``aten::relu`` for ``aten::relu_``, if it has the same arguments."""
     schema = overload._schema
     namespace, _, name = schema.name.partition("::")

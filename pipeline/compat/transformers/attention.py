@@ -19,26 +19,26 @@ from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.compat.transformers.caches import Pretrained
 
 log = logging.getLogger(__name__)
-WITH_CAP: Final = "load the model with attn_implementation='eager'"
+SOFTCAP_HINT: Final = "load the model with attn_implementation='eager'"
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
-_turn = threading.RLock()
+_lock = threading.RLock()
 
 
 @contextmanager
-def replaced(table: dict[str, Any], **ours: object) -> Iterator[None]:
+def replace_entries(table: dict[str, Any], **replacements: object) -> Iterator[None]:
     """Return a context in which entries of a table of functions, or attributes of an object, are replaced by these."""
-    before = {name: table[name] for name in ours if name in table}
-    table.update(ours)
+    before = {name: table[name] for name in replacements if name in table}
+    table.update(replacements)
     try:
         yield
     finally:
-        for name in ours:
+        for name in replacements:
             del table[name]
         table.update(before)
 
 
-def attention(
+def masked_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -55,18 +55,18 @@ def attention(
     The function is transformers' ``sdpa`` without branches on the number of queries. The converter selects the kernels
     by the range of that number.
     """
-    if kwargs.get("softcap") is not None and _refuses_a_cap():
-        raise ValueError(f"sdpa attention caps no scores (softcap): {WITH_CAP}")
-    bias = _bias(attention_mask, position_bias, query.dtype)
+    if kwargs.get("softcap") is not None and _sdpa_refuses_softcap():
+        raise ValueError(f"sdpa attention does not support softcap: {SOFTCAP_HINT}")
+    bias = _additive_bias(attention_mask, position_bias, query.dtype)
     if bias is not None and (attention_mask is None or attention_mask.dtype == torch.bool):
         bias = OPEN_MASK(bias)
     grouped = query.shape[1] != key.shape[1]
-    query = _scaled(query, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    query = _scale_query(query, query.shape[-1] ** -0.5 if scaling is None else scaling)
     result = sdpa(query, key, value, bias, scale=1.0, enable_gqa=grouped)
     return result.transpose(1, 2).contiguous(), None
 
 
-def _scaled(query: torch.Tensor, scale: float) -> torch.Tensor:
+def _scale_query(query: torch.Tensor, scale: float) -> torch.Tensor:
     """Return the query times the scale, computed in float32 for halves and rounded before the matmul. The scale is not
     passed to the attention, so that a cut between cache updates and attention leaves the scaling before it."""
     if scale == 1:
@@ -75,7 +75,7 @@ def _scaled(query: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 @cache
-def _refuses_a_cap() -> bool:
+def _sdpa_refuses_softcap() -> bool:
     """Return whether transformers' ``sdpa`` raises an error for attention logit soft-capping. The ``sdpa`` of 5.17
     ignores the cap, and so does the compiled attention."""
     one = torch.zeros(1, 1, 1, 1)
@@ -83,11 +83,11 @@ def _refuses_a_cap() -> bool:
         sdpa_attention_forward(torch.nn.Module(), one, one, one, None, softcap=1.0)
     except ValueError:
         return True
-    log.warning("sdpa attention of transformers %s caps no scores (softcap): %s", transformers.__version__, WITH_CAP)
+    log.warning("sdpa attention of transformers %s ignores softcap: %s", transformers.__version__, SOFTCAP_HINT)
     return False
 
 
-def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _additive_bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Return the tensor that is added to scores: for a bool mask the bias, or 0, where it is True, and the dtype's
     lowest number elsewhere; None if there is neither mask nor bias."""
     if mask is not None and mask.dtype == torch.bool:
@@ -97,13 +97,15 @@ def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dty
 
 
 @contextmanager
-def attention_by(model: Pretrained, name: str) -> Iterator[None]:
+def use_attention(model: Pretrained, name: str) -> Iterator[None]:
     """Return a context in which a model's layers compute attention by transformers' function of this name. With
     ``eager``, masks are tensors."""
-    configs = (getattr(each, "config", None) for each in model.modules())
+    configs = (getattr(config, "config", None) for config in model.modules())
     with ExitStack() as stack:
-        for each in {id(each): each for each in configs if hasattr(each, "_attn_implementation_internal")}.values():
-            stack.enter_context(replaced(vars(each), _attn_implementation_internal=name))
+        for config in {
+            id(config): config for config in configs if hasattr(config, "_attn_implementation_internal")
+        }.values():
+            stack.enter_context(replace_entries(vars(config), _attn_implementation_internal=name))
         yield
 
 
@@ -116,7 +118,7 @@ class Windows(NamedTuple):
     back: torch.Tensor
 
     @classmethod
-    def of(cls, ends: torch.Tensor, size: int) -> Windows:
+    def from_ends(cls, ends: torch.Tensor, size: int) -> Windows:
         """Create windows of ``size`` positions, or more if one is larger, from their cumulative ends [windows + 1], the
         first of which is 0."""
         starts, lengths = ends[:-1].long(), ends.long().diff()
@@ -125,7 +127,7 @@ class Windows(NamedTuple):
         return cls(torch.where(real, starts[:, None] + within, 0), real, real.flatten().nonzero()[:, 0])
 
 
-def attend(
+def attend_in_windows(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -140,12 +142,12 @@ def attend(
     part: among all positions, or within windows. The mask, which separates parts, is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
-            raise ValueError("positions attend within several segments; one segment, or windows, are expected")
-        return attention(module, query, key, value, None, scaling=scaling)
+            raise ValueError("cu_seq_lens_q has several segments: expected one segment, or windows")
+        return masked_attention(module, query, key, value, None, scaling=scaling)
     windows, index = cu_seq_lens_q.gather.shape, cu_seq_lens_q.gather.flatten()
     q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))
-    found = attention(module, q, k, v, cu_seq_lens_q.real[:, None, None], scaling=scaling)[0]
-    return found.flatten(0, 1).index_select(0, cu_seq_lens_q.back)[None], None
+    result = masked_attention(module, q, k, v, cu_seq_lens_q.real[:, None, None], scaling=scaling)[0]
+    return result.flatten(0, 1).index_select(0, cu_seq_lens_q.back)[None], None
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"
@@ -160,51 +162,55 @@ def last_rows(step: torch.nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for each in step.modules():
             if hasattr(type(each), SLICES):
-                stack.enter_context(each.register_forward_hook(_as_many, with_kwargs=True))
-                stack.enter_context(replaced(vars(each), **{SLICES: _last_rows}))
+                stack.enter_context(each.register_forward_hook(_expand_last_row, with_kwargs=True))
+                stack.enter_context(replace_entries(vars(each), **{SLICES: _keep_last_rows}))
         yield
 
 
-def _as_many(
-    _: torch.nn.Module, args: tuple[object, ...], given: dict[str, Pretrained], made: Pretrained
+def _expand_last_row(
+    _: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Pretrained], output: Pretrained
 ) -> Pretrained:
     """Expand the last row to the number of tokens, for a head that selects the last row."""
-    if _is_last(given.get("logits_to_keep")):
-        every: tuple[Pretrained, ...] = (given.get("input_ids"), given.get("inputs_embeds"), *args)
-        ids = next(each for each in every if each is not None)
-        made.last_hidden_state = made.last_hidden_state[:, -1:].expand(-1, ids.shape[1], -1)
-    return made
+    if _is_last_row_only(kwargs.get("logits_to_keep")):
+        candidates: tuple[Pretrained, ...] = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
+        ids = next(each for each in candidates if each is not None)
+        output.last_hidden_state = output.last_hidden_state[:, -1:].expand(-1, ids.shape[1], -1)
+    return output
 
 
-def _is_last(wanted: object) -> bool:
+def _is_last_row_only(logits_to_keep: object) -> bool:
     """Return whether only the last row's logits are requested; a tensor would list the rows of draft tokens."""
-    return isinstance(wanted, int) and wanted == 1
+    return isinstance(logits_to_keep, int) and logits_to_keep == 1
 
 
-def _last_rows(
+def _keep_last_rows(
     hidden: torch.Tensor,
     by_layer: torch.Tensor,
-    places: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    rotary_positions: dict[str, tuple[torch.Tensor, torch.Tensor]],
     masks: dict[str, torch.Tensor | None],
-    wanted: int | torch.Tensor,
+    logits_to_keep: int | torch.Tensor,
     **_: object,
 ) -> tuple[object, ...]:
     """Return the last rows of the shared layers' inputs: hidden states [batch, length, width], inputs of each layer
     [batch, length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
-    if not _is_last(wanted):
-        return hidden, by_layer, places, masks
+    if not _is_last_row_only(logits_to_keep):
+        return hidden, by_layer, rotary_positions, masks
     last = slice(-1, None)
-    rotary = {kind: (cos[:, last], sin[:, last]) for kind, (cos, sin) in places.items()}
+    rotary = {kind: (cos[:, last], sin[:, last]) for kind, (cos, sin) in rotary_positions.items()}
     cut = {kind: None if mask is None else mask[:, :, last] for kind, mask in masks.items()}
     return hidden[:, last], by_layer[:, last], rotary, cut
 
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """Return a context in which transformers' ``sdpa`` is `attention`, and its ``eager`` experts, a loop of
+    """Return a context in which transformers' ``sdpa`` is `masked_attention`, and its ``eager`` experts, a loop of
     data-dependent length, are replaced by its grouped matmuls (`grouped_mm_experts_forward`). Not thread-safe."""
     attentions, experts = ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_EXPERTS_FUNCTIONS._local_mapping
-    with _turn, replaced(attentions, sdpa=attention), replaced(experts, eager=grouped_mm_experts_forward):
+    with (
+        _lock,
+        replace_entries(attentions, sdpa=masked_attention),
+        replace_entries(experts, eager=grouped_mm_experts_forward),
+    ):
         yield
 
 
@@ -216,15 +222,17 @@ def without_loops(step: torch.nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":
-                stack.enter_context(replaced(vars(each), forward=partial(_all_rows, each)))
+                stack.enter_context(replace_entries(vars(each), forward=partial(_run_experts_on_all_rows, each)))
         yield
 
 
-def _all_rows(experts: Pretrained, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the experts' outputs [n, width] for rows [n, width]. ``chosen`` [n, 1, count] is 1 at the expert of a row,
-    if that has capacity left, else 0; ``weights`` are [n, 1]."""
+def _run_experts_on_all_rows(
+    experts: Pretrained, rows: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the experts' outputs [n, width] for rows [n, width]. ``routing`` [n, 1, count] is 1 at the expert of a
+    row, if that has capacity left, else 0; ``weights`` are [n, 1]."""
     result = torch.zeros_like(rows)
     for i in range(experts.num_experts):
-        made = experts[f"expert_{i}"](rows) * weights
-        result = torch.where(chosen[..., i] > 0, made.to(rows.dtype), result)
+        output = experts[f"expert_{i}"](rows) * weights
+        result = torch.where(routing[..., i] > 0, output.to(rows.dtype), result)
     return result

@@ -30,12 +30,12 @@ Pretrained: TypeAlias = Any
 Layer: TypeAlias = Any
 """A layer of a cache: of transformers, or ours."""
 
-KEPT: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
+CACHED_TENSORS: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
 """The tensors of a layer's past that a program stores, and the attributes of transformers' layer that hold them."""
 
 
 @frozen
-class Kept:
+class CachedTensor:
     """A description of a tensor that a layer caches: its shape for one row and one position, its dtype, and the dim
     of positions, which is None for a recurrent state."""
 
@@ -43,7 +43,7 @@ class Kept:
     dtype: torch.dtype
     positions: int | None = None
 
-    def buffer(self, rows: int, positions: int, device: torch.device) -> torch.Tensor:
+    def create_buffer(self, rows: int, positions: int, device: torch.device) -> torch.Tensor:
         """Return a buffer of zeros for this number of rows and positions."""
         shape = [rows, *self.shape[1:]]
         if self.positions is not None:
@@ -104,7 +104,7 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
         BufferLayer.__init__(self, keys, values, start)
 
 
-class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
+class StateShapeRecorder(States, DynamicLayer):  # type: ignore[no-untyped-call]
     """A layer like `BufferStates` that records the shapes of its states in the first call."""
 
     def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
@@ -116,7 +116,7 @@ class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
         DynamicLayer.lazy_initialization(self, key_states, value_states)
 
 
-class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
+class CrossAttentionLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """A cross-attention layer, whose keys and values are inputs of the program."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values, self.is_initialized = keys, values, True
 
 
-class Captured(Cache):
+class CaptureCache(Cache):
     """A cache for captures, with the same mask operators for any number of tokens. ``start``: the first token's
     position."""
 
@@ -150,19 +150,19 @@ class Captured(Cache):
         return False
 
 
-def layer_of(
-    own: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int, mask: torch.Tensor | None
+def create_layer(
+    buffers: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int, mask: torch.Tensor | None
 ) -> BufferLayer | States:
     """Return a layer over its buffers by name: keys, values and, for sparse attention, indexer keys; or recurrent
     states; or both. ``mask`` [rows, length] is True for the call's tokens that update states."""
 
-    def of_rows(x: torch.Tensor) -> torch.Tensor:
+    def first_rows(x: torch.Tensor) -> torch.Tensor:
         return x if x.shape[0] == 1 else x[:rows]
 
-    states = {name: of_rows(x) for name, x in own.items() if name not in KEPT}
-    if "key" not in own:
+    states = {name: first_rows(x) for name, x in buffers.items() if name not in CACHED_TENSORS}
+    if "key" not in buffers:
         return States(states, start, mask, max(len(states), 1))
-    keys, values, *indexer = (of_rows(own[name]) for name in KEPT if name in own)
+    keys, values, *indexer = (first_rows(buffers[name]) for name in CACHED_TENSORS if name in buffers)
     if states:
         return BufferStates(keys, values, states, start, mask)
     return IndexedLayer(keys, values, indexer[0], start) if indexer else BufferLayer(keys, values, start)
@@ -200,7 +200,7 @@ class Filled(Cache):
     def _check_turn(self) -> None:
         if self.length and (self.latest.filled is None or self.latest.filled() is not self):
             raise ExecutionError(
-                "another sequence has overwritten what this cache had", "generate it with new_state() of the model"
+                "another sequence has overwritten this cache", "generate each sequence with its own model.new_state()"
             )
 
     @property
@@ -227,12 +227,12 @@ class Filled(Cache):
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
         names = (f"{kind}_cache_{layer}" for layer in layers for kind in ("key", "value"))
-        return _dynamic([state[name][:rows, :, : self.length] for name in names])
+        return _as_dynamic_cache([state[name][:rows, :, : self.length] for name in names])
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
         """Return the keys and values of cross attention [batch, heads, encoded, width]."""
-        return _dynamic(self.cross)
+        return _as_dynamic_cache(self.cross)
 
     @property
     def is_croppable(self) -> bool:
@@ -244,7 +244,7 @@ class Filled(Cache):
         if self.mask is None:
             return
         self._check_turn()
-        for tensor, positions in _buffers(self.runner):
+        for tensor, positions in _cache_buffers(self.runner):
             own = tensor[: self.mask.shape[0]]
             own = own if positions is None else own.narrow(positions, 0, self.length)
             own.copy_(own.index_select(0, beam_idx.to(own.device)))
@@ -255,7 +255,7 @@ class Filled(Cache):
         ``max_length``. Recurrent states cannot be reverted."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
-            raise ValueError("recurrent states cannot go back to earlier tokens: leave assisted decoding out")
+            raise ValueError("recurrent states cannot go back to earlier tokens: generate without an assistant model")
         if self.mask is not None:
             self.mask[:, length:] = False
         self.length = length
@@ -278,15 +278,15 @@ def has_tokens(cache: Cache) -> bool:
 
 def goes_back(runner: CompiledModule) -> bool:
     """Return whether the last tokens in a program's cache can be removed; False if the cache has recurrent states."""
-    return all(positions is not None for _, positions in _buffers(runner))
+    return all(positions is not None for _, positions in _cache_buffers(runner))
 
 
-def _buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int | None]]:
+def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int | None]]:
     """Yield a program's cache buffers [max_batch, …], and the dim of positions of each; None for a recurrent state."""
     for name, tensor in runner.state_dict().items():
         kind, found, _ = name.rpartition("_cache_")
         if found:
-            yield tensor, tensor.dim() - 2 if kind in KEPT else None
+            yield tensor, tensor.dim() - 2 if kind in CACHED_TENSORS else None
 
 
 class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
@@ -301,7 +301,7 @@ class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
         """Ignore an assigned cache: T5Gemma assigns an empty cache with other windows before it begins."""
 
 
-def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
+def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:
     """Return a transformers cache of these tensors, which are alternating keys and values."""
     made = DynamicCache()
     for layer, (keys, values) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
@@ -309,7 +309,7 @@ def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
     return made
 
 
-def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
+def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, CachedTensor]]:
     """Call the model with one token of one row, and return the tensors that each layer caches by name: ``key``,
     ``value`` and, in some models, ``indexer``, ``conv_0``, ``recurrent_0``."""
     check_callable(model)
@@ -320,17 +320,17 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     name = cache_name(model)
     try:
         with torch.no_grad(), restore_distribution_checks(), over_states(model):
-            found = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
+            cache_after = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
     except PipelineError:
         raise
     except Exception as error:
         why = f"{type(model).__name__} cannot be called with a cache of transformers"
         raise CaptureError(why, f"the call raised: {error}") from error
-    if found is None:
+    if cache_after is None:
         why = f"{type(model).__name__} returns no cache of keys and values"
-        raise CaptureError(why, "pass a decoder; models such as BERT become one with is_decoder=True in their config")
-    own = found.self_attention_cache if model.config.is_encoder_decoder else found
-    return [_kept_by(model, layer) for layer in own.layers]
+        raise CaptureError(why, "pass a decoder; models such as BERT need is_decoder=True in their config")
+    own = cache_after.self_attention_cache if model.config.is_encoder_decoder else cache_after
+    return [_layer_tensors(model, layer) for layer in own.layers]
 
 
 def _recording_layer(layer: Layer, start: torch.Tensor, model: str) -> Layer:
@@ -339,32 +339,32 @@ def _recording_layer(layer: Layer, start: torch.Tensor, model: str) -> Layer:
         return layer
     count = getattr(layer, "number_of_states", 1)
     return (
-        NewStates(start, count, model)
+        StateShapeRecorder(start, count, model)
         if isinstance(layer, CacheLayerMixin)
         else States(None, start, None, count, model)
     )
 
 
-def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:
-    every = ((kind, getattr(layer, name, None)) for kind, name in KEPT.items())
-    named = {kind: tensor for kind, tensor in every if tensor is not None and tensor.dim() > 1}
+def _layer_tensors(model: Pretrained, layer: object) -> dict[str, CachedTensor]:
+    candidates = ((kind, getattr(layer, name, None)) for kind, name in CACHED_TENSORS.items())
+    named = {kind: tensor for kind, tensor in candidates if tensor is not None and tensor.dim() > 1}
     states = dict(layer.own) if isinstance(layer, States) else {}
     known = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
     others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in known]
     if others or (named and ("key" not in named or named["key"].dim() != 4)):
         raise CaptureError(
             f"{type(model).__name__} caches more than keys, values and states",
-            "models whose every layer is attention, or has states, generate; others can be compiled as they are",
+            "supported are models of attention layers and recurrent layers; pipeline.compile compiles others",
         )
-    along = {kind: Kept(tuple(x.shape), x.dtype, x.dim() - 2) for kind, x in named.items()}
-    return {**along, **{name: Kept(tuple(x.shape), x.dtype) for name, x in states.items()}}
+    tensors = {kind: CachedTensor(tuple(x.shape), x.dtype, x.dim() - 2) for kind, x in named.items()}
+    return {**tensors, **{name: CachedTensor(tuple(x.shape), x.dtype) for name, x in states.items()}}
 
 
-def takes(model: torch.nn.Module, name: str) -> bool:
+def has_parameter(model: torch.nn.Module, name: str) -> bool:
     """Return whether a model's ``forward`` has a parameter of this name."""
     return name in inspect.signature(model.forward).parameters
 
 
 def cache_name(model: Pretrained) -> str:
     """Return the name of the cache among a model's arguments and outputs."""
-    return "cache_params" if takes(model, "cache_params") else "past_key_values"
+    return "cache_params" if has_parameter(model, "cache_params") else "past_key_values"

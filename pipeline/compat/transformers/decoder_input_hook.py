@@ -8,21 +8,21 @@ from contextlib import contextmanager, suppress
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from pipeline.compat.transformers.attention import replaced
-from pipeline.compat.transformers.caches import Pretrained, takes
+from pipeline.compat.transformers.attention import replace_entries
+from pipeline.compat.transformers.caches import Pretrained, has_parameter
 from pipeline.errors import PipelineError
 
-DEEP = ("visual_pos_masks", "deepstack_visual_embeds")
+DEEPSTACK_INPUTS = ("visual_pos_masks", "deepstack_visual_embeds")
 """The inputs of a language model with features that its first layers add at images, by transformers' names."""
 BY_LAYER = "per_layer_inputs"
 """The input with a value for each token and layer beside the embedding (Gemma 3n, Gemma 4), by transformers' name."""
 TABLE = "embed_tokens_per_layer"
 """The name of the module with its table, in the language model."""
-CHUNK = 1024
+IDS_PER_CHUNK = 1024
 """The number of ids that are checked at a time."""
 
 
-class ReachedError(PipelineError):
+class DecoderCalledError(PipelineError):
     """A multimodal model's code called its language model; ``given`` are the inputs of that call."""
 
     def __init__(self, given: Mapping[str, Pretrained]) -> None:
@@ -30,13 +30,13 @@ class ReachedError(PipelineError):
         self.given = given
 
 
-def reach(*_: object, **given: object) -> None:
-    """Raise `ReachedError` with the inputs, in place of a language model's ``forward``."""
-    raise ReachedError(given)
+def raise_decoder_called(*_: object, **given: object) -> None:
+    """Raise `DecoderCalledError` with the inputs, in place of a language model's ``forward``."""
+    raise DecoderCalledError(given)
 
 
 @contextmanager
-def reaching(
+def replace_decoder_inputs(
     decoder: Pretrained,
     seen: torch.Tensor,
     added: torch.Tensor | None,
@@ -47,64 +47,67 @@ def reaching(
     """Return a context in which the language model also gets the inputs of a multimodal prompt other than
     embeddings."""
 
-    def give(
+    def add_inputs(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]
     ) -> tuple[tuple[object, ...], dict[str, Pretrained]]:
         if added is not None:
-            given = {**given, **dict(zip(DEEP, (seen, list(added.unbind(0))), strict=True))}
+            given = {**given, **dict(zip(DEEPSTACK_INPUTS, (seen, list(added.unbind(0))), strict=True))}
         if by_layer is not None:
             given = {**given, BY_LAYER: by_layer}
         if ahead is not None:
             mask = given["attention_mask"]
             if isinstance(mask, Mapping):
-                mask = {name: _open(each, ahead) if name in kinds else each for name, each in mask.items()}
+                mask = {name: _allow_later(each, ahead) if name in kinds else each for name, each in mask.items()}
             else:
-                mask = _open(mask, ahead)
+                mask = _allow_later(mask, ahead)
             given = {**given, "attention_mask": mask}
         return args, given
 
-    ours: dict[str, object] = {}
+    replacements: dict[str, object] = {}
     if added is not None:  # at every token, with 0 where nothing is added
-        ours["_deepstack_process"] = lambda hidden, _, more: hidden + more
+        replacements["_deepstack_process"] = lambda hidden, _, more: hidden + more
     if by_layer is not None:  # Gemma 4's own code looks ids up by their embeddings
-        ours["get_per_layer_inputs"] = lambda *_, **__: by_layer
-    with decoder.register_forward_pre_hook(give, with_kwargs=True), replaced(decoder.__dict__, **ours):
+        replacements["get_per_layer_inputs"] = lambda *_, **__: by_layer
+    with (
+        decoder.register_forward_pre_hook(add_inputs, with_kwargs=True),
+        replace_entries(decoder.__dict__, **replacements),
+    ):
         yield
 
 
-def _open(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
+def _allow_later(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
     """Return a mask [rows, 1, length, positions] that also allows attention to later tokens if ``ahead`` is True."""
     if mask.dtype == torch.bool:
         return mask | ahead[:, None]
     return mask.masked_fill(ahead[:, None], 0)
 
 
-class Passed(BaseModelOutputWithPast):
+class IgnoredOutput(BaseModelOutputWithPast):
     """A substitute for the language model's output, which is never used: every missing field is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
-def reached(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
+def capture_decoder_inputs(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
     """Return the inputs that a model's own code passes to its language model, without an error: it can be traced."""
-    found: list[Mapping[str, Pretrained]] = []
+    calls: list[Mapping[str, Pretrained]] = []
 
-    def forward(*_: object, **given: Pretrained) -> Passed:
-        found.append(given)
-        return Passed(last_hidden_state=given["inputs_embeds"])
+    def forward(*_: object, **given: Pretrained) -> IgnoredOutput:
+        calls.append(given)
+        return IgnoredOutput(last_hidden_state=given["inputs_embeds"])
 
-    keep = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
-    with replaced(vars(model.get_decoder()), forward=forward):
+    keep = {"logits_to_keep": 1} if has_parameter(model, "logits_to_keep") else {}
+    with replace_entries(vars(model.get_decoder()), forward=forward):
         model(**inputs, **keep)
-    return found[0]
+    return calls[0]
 
 
 def embeds_ids_itself(model: Pretrained) -> bool:
     """Return whether a model's own code embeds some ids other than by its embedding table (Gemma 3n, Gemma 4)."""
     table = model.get_input_embeddings()
     with torch.no_grad(), suppress(Exception):  # a model that does not take ids alone has no such embeddings
-        for ids in torch.arange(table.weight.shape[0], device=model.device).split(CHUNK):
-            if not torch.equal(reached(model, input_ids=ids[None])["inputs_embeds"], table(ids[None])):
+        for ids in torch.arange(table.weight.shape[0], device=model.device).split(IDS_PER_CHUNK):
+            if not torch.equal(capture_decoder_inputs(model, input_ids=ids[None])["inputs_embeds"], table(ids[None])):
                 return True
     return False

@@ -1,6 +1,6 @@
-"""Run towers (image and audio encoders) in parts: split a call, precompute, run a program for each part, join results.
+"""Run image and audio encoders in parts: split a call, precompute, run a program for each part, join results.
 
-`pipeline.compat.transformers.part_families` declares the parts of each family of towers.
+`pipeline.compat.transformers.part_families` declares the parts of each family of encoders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.aten.types import Argument
-from pipeline.compat.transformers.attention import attend, attention_by
+from pipeline.compat.transformers.attention import attend_in_windows, use_attention
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.modality_encoders import Inputs, TowerCall
 from pipeline.compiled import Compiled, CompiledModule
@@ -39,15 +39,15 @@ MOST_REPORTED: Final = 8
 
 
 @frozen
-class Described:
-    """A tower call with one floating-point tensor, and integers that describe its layout: grids, sizes, lengths."""
+class EncoderInputs:
+    """A encoder call with one floating-point tensor, and integers that describe its layout: grids, sizes, lengths."""
 
     call: TowerCall
     floats: torch.Tensor = field(repr=False)
     numbers: torch.Tensor = field(repr=False)
 
     @classmethod
-    def of(cls, call: TowerCall) -> Described | None:
+    def from_call(cls, call: TowerCall) -> EncoderInputs | None:
         """Return a call's record; None if it has other tensors. Integers other than audio lengths are not read."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
@@ -55,66 +55,66 @@ class Described:
         numbers = [x for x in tensors if not x.is_floating_point()] if lengths is None else [lengths]
         return cls(call, floats[0], numbers[0]) if len(floats) == len(numbers) == 1 else None
 
-    def replaced(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
+    def with_tensors(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
         """Return ``args`` and ``kwargs`` of the call with these tensors in place of its own."""
-        own = self.call.args, dict(self.call.kwargs)
-        found: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, own)
-        return found
+        call = self.call.args, dict(self.call.kwargs)
+        replaced: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, call)
+        return replaced
 
-    def is_like(self, other: Described) -> bool:
+    def is_like(self, other: EncoderInputs) -> bool:
         """Return whether another call differs only in tensors; the dtype of floats is the same."""
-        own, theirs = ((each.call.path, each.floats.dtype, *each.replaced(None, None)) for each in (self, other))
+        own, theirs = ((each.call.path, each.floats.dtype, *each.with_tensors(None, None)) for each in (self, other))
         return bool(own == theirs)
 
 
 @frozen
 class Family:
-    """A family of towers: how to split a call, and what to precompute for a part. ``example`` is one of its calls."""
+    """A family of image or audio encoders: how to split a call, and what to precompute for a part."""
 
     tower: torch.nn.Module
-    example: Described
+    example: EncoderInputs
 
     dim: ClassVar[int] = 0
     """The dim along which the outputs of parts are joined."""
     attention: ClassVar[str] = "pipeline_flash"
-    """The name of our attention: towers pass the ends of segments if ``flash`` is in it, and split them otherwise."""
+    """The name of our attention: encoders pass the ends of segments if ``flash`` is in it, and split them otherwise."""
     constants: ClassVar[Mapping[str, int]] = {"max_seqlen": 1, "max_window_seqlen": 1}
-    """Arguments of every part, which `attend` does not read."""
+    """Arguments of every part, which `attend_in_windows` does not read."""
 
     @classmethod
     @abstractmethod
-    def layouts(cls, given: Described) -> list[tuple[int, ...]]:
+    def layouts(cls, inputs: EncoderInputs) -> list[tuple[int, ...]]:
         """Return the layouts in a call, such as the grids of its images; empty for a call of another family."""
 
     @classmethod
     @abstractmethod
-    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
-        """Return the family's record for the examples of a tower."""
+    def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
+        """Return the family's record for the examples of a encoder."""
 
     @abstractmethod
-    def parts(self, given: Described) -> list[Part]:
+    def parts(self, inputs: EncoderInputs) -> list[Part]:
         """Split a call."""
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the tower's ``args`` and ``kwargs`` for each part of a call; empty if it is not like the example."""
-        given = Described.of(call)
-        if given is None or not given.is_like(self.example) or not self.layouts(given):
+        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty if it is not like the example."""
+        inputs = EncoderInputs.from_call(call)
+        if inputs is None or not inputs.is_like(self.example) or not self.layouts(inputs):
             return []
-        return list(map(self.precomputed, self.parts(given)))
+        return list(map(self.part_inputs, self.parts(inputs)))
 
     @abstractmethod
-    def precomputed(self, part: Part) -> Inputs:
-        """Return ``args`` and ``kwargs`` of the tower for a part, with the values that it would compute in Python."""
+    def part_inputs(self, part: Part) -> Inputs:
+        """Return ``args`` and ``kwargs`` of the encoder for a part, with the values that it would compute in Python."""
 
     @abstractmethod
-    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield calls, each as floats and numbers, whose parts have the minimum, the maximum and other sizes. The
         first call is the largest part; its outputs are not compared."""
 
 
 @frozen
 class Kind:
-    """A set of calls of a tower that one program runs, each in parts.
+    """A set of calls of a encoder that one program runs, each in parts.
 
     Attributes:
         module, inputs: the module to compile, and ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
@@ -138,109 +138,109 @@ class Kind:
     def split(self, call: TowerCall) -> list[Inputs]:
         """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if it cannot run the call."""
         parts = self.parts(call)
-        fit = all(size in own for part in parts for size, own in zip(_shape(part), self.sizes, strict=True))
+        fit = all(size in own for part in parts for size, own in zip(_tensor_sizes(part), self.sizes, strict=True))
         return parts if fit else []
 
 
-def whole(tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
+def kind_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
     """Return the kind of calls that differ only in sizes of floats, and run as a whole. Integers are constants."""
     first = calls[0]
-    seen = Calls(tower, [Call.of(bind_args(tower, each.args, each.kwargs), None) for each in calls])
+    seen = Calls(encoder, [Call.of(bind_args(encoder, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
     inputs = seen.inputs
     args, kwargs = tree_map_only(
         torch.Tensor, lambda x: x if x.is_floating_point() else Constant(x), (inputs["args"], inputs["kwargs"])
     )
-    every = zip(*(_shape((each.args, dict(each.kwargs))) for each in calls), strict=True)
+    sizes_of_dims = zip(*(_tensor_sizes((each.args, dict(each.kwargs))) for each in calls), strict=True)
     text = " to ".join(dict.fromkeys(map(str, (first, calls[-1]))))
 
-    def itself(call: TowerCall) -> list[Inputs]:
+    def whole_call(call: TowerCall) -> list[Inputs]:
         return [(call.args, dict(call.kwargs))] if first.is_like(call) else []
 
     inputs = {**inputs, "args": args, "kwargs": kwargs}
-    sizes = tuple(range(min(each), max(each) + 1) for each in every)
-    return Kind(first.path, tower, tower, inputs, sizes, itself, text, calls=tuple(calls))
+    sizes = tuple(range(min(each), max(each) + 1) for each in sizes_of_dims)
+    return Kind(first.path, encoder, encoder, inputs, sizes, whole_call, text, calls=tuple(calls))
 
 
-def in_parts(family: Family, seen: Sequence[Inputs]) -> Kind:
+def kind_of_parts(family: Family, examples: Sequence[Inputs]) -> Kind:
     """Return a family's kind of calls for part sizes between these; the first part is the largest. Sizes that differ
     between the parts are dynamic; sizes that are proportional in all parts are derived dims."""
     dims: dict[tuple[int, ...], Dim] = {}
 
-    def varying(*sizes: int) -> Argument:
+    def dynamic_dim(*sizes: int) -> Argument:
         unit = math.gcd(*sizes)
         counts = tuple(size // unit for size in sizes)
         own = dims.setdefault(counts, Dim(f"count_{len(dims)}", min=min(counts), max=max(counts)))
         return own if unit == 1 else unit * own
 
-    def shapes(*leaves: Argument) -> Argument:
+    def dynamic_dims(*leaves: Argument) -> Argument:
         if not isinstance(leaves[0], torch.Tensor):
             return None
         every = enumerate(zip(*(each.shape for each in leaves), strict=True))
-        return {dim: varying(*sizes) for dim, sizes in every if len({*sizes}) > 1}
+        return {dim: dynamic_dim(*sizes) for dim, sizes in every if len({*sizes}) > 1}
 
-    every = zip(*map(_shape, seen), strict=True)
+    every = zip(*map(_tensor_sizes, examples), strict=True)
     sizes = tuple(range(min(each), max(each) + 1, math.gcd(*each)) for each in every)
-    names, module = ("args", "kwargs"), OnePart(family).eval()
-    dynamic = {name: each for name, each in zip(names, tree_map(shapes, *seen), strict=True) if each}
-    inputs = {**dict(zip(names, seen[0], strict=True)), "dynamic_shapes": dynamic}
+    names, module = ("args", "kwargs"), PartModule(family).eval()
+    dynamic = {name: each for name, each in zip(names, tree_map(dynamic_dims, *examples), strict=True) if each}
+    inputs = {**dict(zip(names, examples[0], strict=True)), "dynamic_shapes": dynamic}
     return Kind(family.example.call.path, family.tower, module, inputs, sizes, family.split, str(family), family.dim)
 
 
-def _shape(part: Inputs) -> list[int]:
+def _tensor_sizes(part: Inputs) -> list[int]:
     """Return the sizes of all tensors."""
     return [size for x in tree_leaves(part) if isinstance(x, torch.Tensor) for size in x.shape]
 
 
-class OnePart(torch.nn.Module):
-    """A module that runs a family's tower for one part."""
+class PartModule(torch.nn.Module):
+    """A module that runs a family's encoder for one part."""
 
     def __init__(self, family: Family) -> None:
         super().__init__()
         self.tower, self.attention, self.constants = family.tower, family.attention, family.constants
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
-        ALL_ATTENTION_FUNCTIONS.register(self.attention, attend)
-        with attention_by(self.tower, self.attention):
+        ALL_ATTENTION_FUNCTIONS.register(self.attention, attend_in_windows)
+        with use_attention(self.tower, self.attention):
             return self.tower(*args, **kwargs, **self.constants)
 
 
-def parts_of(kind: type[Family], tower: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind | None:
-    """Return a kind that covers all sizes of a tower's calls; None for calls of another family. Log the reason and
-    return None if the tower's outputs are not the joined outputs of parts, or no size varies."""
-    given = [each for call in calls if (each := Described.of(call)) is not None and kind.layouts(each)]
+def parts_of(kind: type[Family], encoder: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind | None:
+    """Return a kind that covers all sizes of a encoder's calls; None for calls of another family. Log the reason and
+    return None if the encoder's outputs are not the joined outputs of parts, or no size varies."""
+    given = [each for call in calls if (each := EncoderInputs.from_call(call)) is not None and kind.layouts(each)]
     if not given or len(given) < len(calls):
         return None
     try:
         with torch.no_grad():
-            return _checked_program(kind.of(tower, given), given)
-    except Exception as error:  # of any type: towers differ in their inputs
+            return _create_checked_kind(kind.from_examples(encoder, given), given)
+    except Exception as error:  # of any type: encoders differ in their inputs
         log.info("%s has no program for every size: %s", calls[0].path, error)
         return None
 
 
-def _checked_program(family: Family, given: Sequence[Described]) -> Kind:
-    """Return a family's kind for the parts of its trials. Raise a `ValueError` if the tower's outputs for a trial or
+def _create_checked_kind(family: Family, examples: Sequence[EncoderInputs]) -> Kind:
+    """Return a family's kind for the parts of its trials. Raise a `ValueError` if the encoder's outputs for a trial or
     an example differ from the joined outputs of its parts, or if no size varies."""
     own, path = family.example, family.example.call.path
-    trials = (own.replaced(x, torch.tensor(each).to(own.numbers)) for x, each in family.trials())
+    trials = (own.with_tensors(x, torch.tensor(each).to(own.numbers)) for x, each in family.trial_inputs())
     calls = [TowerCall(path, *each) for each in trials]
-    made = in_parts(family, [part for call in calls for part in family.split(call)])
-    if all(len(each) == 1 for each in made.sizes):
+    kind = kind_of_parts(family, [part for call in calls for part in family.split(call)])
+    if all(len(each) == 1 for each in kind.sizes):
         raise ValueError("no size varies")
-    for call in [*calls[1:], *(each.call for each in given)]:
+    for call in [*calls[1:], *(each.call for each in examples)]:
         try:
-            want = family.tower(*call.args, **call.kwargs)
+            expected = family.tower(*call.args, **call.kwargs)
         except IndexError:  # GLM-4V is called with the frames of videos as images
             continue
-        if parts := made.split(call):
-            _compare(joined([made.module(*args, **kwargs) for args, kwargs in parts], family.dim), want)
-    return made
+        if parts := kind.split(call):
+            _check_outputs(join_outputs([kind.module(*args, **kwargs) for args, kwargs in parts], family.dim), expected)
+    return kind
 
 
-def _compare(found: Argument, want: Argument) -> None:
+def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
     """Raise a `ValueError` if outputs differ by more than rounding."""
-    tensors = ([x for x in tree_leaves(outputs) if x is not None] for outputs in (found, want))
+    tensors = ([x for x in tree_leaves(outputs) if x is not None] for outputs in (outputs_of_parts, expected))
     for ours, theirs in zip(*tensors, strict=True):
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
         off = (ours.float() - theirs.float()).abs().max()
@@ -254,13 +254,13 @@ def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:
     for call in calls:
         place = next((i for i, each in enumerate(found) if each.parts(call)), None)
         if place is None:
-            found.append(whole(model.get_submodule(call.path), [call]))
+            found.append(kind_of_whole_calls(model.get_submodule(call.path), [call]))
         elif not found[place].split(call):
-            found[place] = whole(found[place].tower, [*found[place].calls, call])
+            found[place] = kind_of_whole_calls(found[place].tower, [*found[place].calls, call])
     return found
 
 
-def joined(outputs: Sequence[Argument], dim: int = 0) -> Argument:
+def join_outputs(outputs: Sequence[Argument], dim: int = 0) -> Argument:
     """Concatenate the outputs of parts along a dim."""
     if len(outputs) == 1:
         return outputs[0]
@@ -272,12 +272,12 @@ def joined(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 def tower_programs(
     kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], full: bool
 ) -> dict[str, tuple[Kind, Compiled]]:
-    """Return the programs of towers by name. Log towers that cannot be captured or, with ``full``, raise an error."""
-    found = [each for kind in kinds for each in _programs(kind, compile, full)]
+    """Return the encoders' programs by name. Log encoders that cannot be captured or, with ``full``, raise an error."""
+    found = [each for kind in kinds for each in _compile_kind(kind, compile, full)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
 
-def _programs(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -> list[tuple[Kind, Compiled]]:
+def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -> list[tuple[Kind, Compiled]]:
     """Return a program for all sizes, or one for each size if that fails."""
     try:
         return [(kind, compile(kind))]
@@ -286,15 +286,19 @@ def _programs(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -> li
             log.info("%s has no program for other sizes than those of examples: %s", kind.path, error)
             return []
         if len(kind.calls) > 1:
-            return [made for call in kind.calls for made in _programs(whole(kind.tower, [call]), compile, full)]
+            return [
+                made
+                for call in kind.calls
+                for made in _compile_kind(kind_of_whole_calls(kind.tower, [call]), compile, full)
+            ]
         if full:
             raise
         log.warning("%s (%s) stays in PyTorch: %s", kind.path, type(kind.tower).__name__, error)
         return []
 
 
-class Tower(torch.nn.Module):
-    """A tower that runs calls by the programs that were compiled for them, and other calls by the original module."""
+class ModalityEncoder(torch.nn.Module):
+    """A encoder that runs calls by the programs that were compiled for them, and other calls by the original module."""
 
     def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
         super().__init__()
@@ -313,7 +317,7 @@ class Tower(torch.nn.Module):
         for kind, program in self.__dict__["programs"]:
             if parts := kind.split(call):
                 with suppress(ShapeError):  # for example, sizes between the examples' that are no multiple of a patch
-                    return joined([program(*args, **kwargs) for args, kwargs in parts], kind.dim)
+                    return join_outputs([program(*args, **kwargs) for args, kwargs in parts], kind.dim)
         if str(call) not in reported and len(reported) < MOST_REPORTED:
             reported.add(str(call))
             known = "; ".join(kind.text for kind, _ in self.__dict__["programs"])
@@ -323,9 +327,9 @@ class Tower(torch.nn.Module):
 
 
 def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
-    """Replace the towers in a model's shell by `Tower` s that run programs."""
+    """Replace the encoders in a model's shell by `ModalityEncoder` s that run programs."""
     for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
         parent = shell.get_submodule(within)
         own = [each for each in programs if each[0].path == path]
-        parent._modules[name] = Tower(parent._modules[name], path, own)
+        parent._modules[name] = ModalityEncoder(parent._modules[name], path, own)

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from transformers.modeling_outputs import BaseModelOutput
 
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.modality_encoders import TowerCall, beside, noting, tower_calls
+from pipeline.compat.transformers.modality_encoders import TowerCall, modality_modules, record_calls, tower_calls
 from pipeline.compat.transformers.multimodal import first_logits
 from pipeline.compat.transformers.programs import is_like_whisper
 from pipeline.compiled import CompiledModule
@@ -24,7 +24,7 @@ class Embedded:
     Attributes:
         width, dtype: those of an embedding.
         of_ids: True if the encoder returns the same values for ids as for the model's embeddings of these ids.
-        towers: the calls of the model's tower.
+        towers: the calls of the model's image or audio encoder.
     """
 
     width: int
@@ -36,7 +36,7 @@ class Embedded:
 def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embedded:
     """Return the inputs of a model's encoder, observed while the model generates one token for the example."""
     name, encoder = type(model).__name__, model.get_encoder()
-    with noting(*(each for _, each in beside(model))) as seen, noting(encoder) as called:
+    with record_calls(*(each for _, each in modality_modules(model))) as seen, record_calls(encoder) as called:
         first_logits(model, example)
     found = [given for module, _, given in called if module is encoder]
     if not found or found[0].get("inputs_embeds") is None:
@@ -44,13 +44,13 @@ def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embed
         raise CaptureError(why, "pass encoder_example={'inputs_embeds': …}, or a tensor of what the encoder takes")
     known = {"inputs_embeds", "attention_mask"}
     if more := [n for n, value in found[0].items() if n not in known and isinstance(value, torch.Tensor)]:
-        why = f"{name} gives its encoder more than embeddings: {', '.join(more)}"
+        why = f"{name} passes unsupported inputs to its encoder: {', '.join(more)}"
         raise CaptureError(why, "compile it for tokens, without encoder_example")
     embeds = found[0]["inputs_embeds"]
-    return Embedded(embeds.shape[-1], embeds.dtype, _embeds_ids(model), tower_calls(model, seen))
+    return Embedded(embeds.shape[-1], embeds.dtype, _is_same_for_ids_and_embeddings(model), tower_calls(model, seen))
 
 
-def _embeds_ids(model: Pretrained) -> bool:
+def _is_same_for_ids_and_embeddings(model: Pretrained) -> bool:
     """Return whether an encoder returns the same values for ids as for the model's embeddings of these ids."""
     ids, encoder = torch.arange(1, 5, device=model.device)[None], model.get_encoder()
     mask = torch.ones_like(ids)

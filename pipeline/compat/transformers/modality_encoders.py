@@ -1,4 +1,4 @@
-"""Find the towers (image and audio encoders) of multimodal models, and record their calls."""
+"""Find the image and audio encoders of multimodal models, and record their calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.compat.transformers.caches import Pretrained
 
 SMALL: Final = 8
-"""The factor by which a projection has fewer parameters than the largest tower."""
+"""The factor by which a projection has fewer parameters than the largest encoder."""
 
 Inputs: TypeAlias = tuple[tuple[Argument, ...], dict[str, Argument]]
 """The args and kwargs of a call."""
-Called: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
+RecordedCall: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
 """A module, and the args and kwargs that it was called with."""
 
 
 @frozen
 class TowerCall:
-    """A call of a tower for an example: the tower's path in the model, and the arguments."""
+    """A call of a encoder for an example: the encoder's path in the model, and the arguments."""
 
     path: str
     args: tuple[Argument, ...] = field(repr=False)
@@ -39,28 +39,28 @@ class TowerCall:
     def is_like(self, other: TowerCall) -> bool:
         """Return whether another call differs only in the values and sizes of floating-point tensors."""
         (own, nested), (leaves, spec) = self.flat, other.flat
-        return (self.path, nested) == (other.path, spec) and all(map(_alike, own, leaves))
+        return (self.path, nested) == (other.path, spec) and all(map(_is_alike, own, leaves))
 
     def __str__(self) -> str:
-        return ", ".join(_shown(each) for each in self.flat[0] if isinstance(each, torch.Tensor))
+        return ", ".join(_tensor_text(each) for each in self.flat[0] if isinstance(each, torch.Tensor))
 
 
-def _shown(x: torch.Tensor) -> str:
+def _tensor_text(x: torch.Tensor) -> str:
     """Return a tensor as text: up to 12 integers, else dtype and shape."""
     few = not x.is_floating_point() and x.numel() <= 12
     return str(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
 
 
-def _alike(own: Argument, other: Argument) -> bool:
+def _is_alike(value: Argument, other: Argument) -> bool:
     """Return whether two arguments are equal; floating-point tensors may differ in values and sizes."""
-    if not isinstance(own, torch.Tensor):
-        return bool(type(own) is type(other) and own == other)
-    if not isinstance(other, torch.Tensor) or (own.dim(), own.dtype) != (other.dim(), other.dtype):
+    if not isinstance(value, torch.Tensor):
+        return bool(type(value) is type(other) and value == other)
+    if not isinstance(other, torch.Tensor) or (value.dim(), value.dtype) != (other.dim(), other.dtype):
         return False
-    return own.is_floating_point() or (own.shape == other.shape and torch.equal(own, other.to(own.device)))
+    return value.is_floating_point() or (value.shape == other.shape and torch.equal(value, other.to(value.device)))
 
 
-def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
+def modality_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield the outermost modules, by path, that are neither the language model, its encoder nor its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     encoder = model.get_encoder() if model.config.is_encoder_decoder else None
@@ -74,24 +74,24 @@ def beside(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 @contextmanager
-def noting(*modules: torch.nn.Module) -> Iterator[list[Called]]:
+def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
     """Return a context that records the calls of modules that have floating-point tensors among their arguments."""
-    found: list[Called] = []
+    calls: list[RecordedCall] = []
 
-    def note(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+    def record_call(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         leaves = tree_flatten((args, kwargs))[0]
         if any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in leaves):
-            found.append((module, args, kwargs))
+            calls.append((module, args, kwargs))
 
     with ExitStack() as stack:
         for each in modules:
-            stack.enter_context(each.register_forward_pre_hook(note, with_kwargs=True))
-        yield found
+            stack.enter_context(each.register_forward_pre_hook(record_call, with_kwargs=True))
+        yield calls
 
 
-def tower_calls(model: Pretrained, called: Sequence[Called]) -> tuple[TowerCall, ...]:
+def tower_calls(model: Pretrained, recorded: Sequence[RecordedCall]) -> tuple[TowerCall, ...]:
     """Return the calls of the called modules with the most parameters; empty if there were no calls."""
-    sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in called}
+    sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in recorded}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}
-    return tuple(TowerCall(paths[id(each)], args, kwargs) for each, args, kwargs in called if id(each) in large)
+    return tuple(TowerCall(paths[id(each)], args, kwargs) for each, args, kwargs in recorded if id(each) in large)

@@ -12,13 +12,19 @@ from itertools import repeat
 import torch
 from attrs import evolve, frozen
 
-from pipeline.compat.transformers.attention import attention_by
+from pipeline.compat.transformers.attention import use_attention
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, DEEP, TABLE, ReachedError, reach
-from pipeline.compat.transformers.modality_encoders import TowerCall, beside, noting, tower_calls
+from pipeline.compat.transformers.decoder_input_hook import (
+    BY_LAYER,
+    DEEPSTACK_INPUTS,
+    TABLE,
+    DecoderCalledError,
+    raise_decoder_called,
+)
+from pipeline.compat.transformers.modality_encoders import TowerCall, modality_modules, record_calls, tower_calls
 from pipeline.errors import CaptureError, ExecutionError
 
-OF_TEXT = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
+TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
 
 
 @frozen
@@ -80,7 +86,7 @@ class Prompt:
 @frozen
 class Sample:
     """An example: its tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, the calls of
-    towers, and whether the model's default position ids count padding."""
+    encoders, and whether the model's default position ids count padding."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -109,17 +115,17 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
 def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     """Return the sample of a multimodal example, which is recorded while the model generates a token."""
     name = type(model).__name__
-    with noting(*(each for _, each in beside(model))) as seen:
+    with record_calls(*(each for _, each in modality_modules(model))) as seen:
         logits = first_logits(model, example)
-    with noting(model.get_decoder()) as called, attention_by(model, "eager"):
+    with record_calls(model.get_decoder()) as called, use_attention(model, "eager"):
         first_logits(model, example)
     found = [given for _, _, given in called]
     if not found or found[0].get("inputs_embeds") is None:
         why = f"{name} passes no embeddings to its language model"
-        raise CaptureError(why, "leave encoder_example out: the model generates for text")
+        raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
     tokens = tokens_of(example)
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
-    prompt = prompt_of(name, found[0], mask)
+    prompt = create_prompt(name, found[0], mask)
     return Sample(tokens, mask, prompt, logits, tower_calls(model, seen), _counts_padding(model))
 
 
@@ -127,7 +133,7 @@ def _counts_padding(model: Pretrained) -> bool:
     """Return whether a model's default position ids of text count padding, so that each row starts at 0."""
     ids = torch.arange(1, 4, device=model.device)[None]
     mask = torch.tensor([[0, 1, 1]], device=model.device)
-    with noting(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
+    with record_calls(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
         model(input_ids=ids, attention_mask=mask)
     places = called[0][2].get("position_ids") if called else None
     return isinstance(places, torch.Tensor) and places.dim() == 2 and bool((places[:, -1] == 2).all())
@@ -168,7 +174,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
     ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache - length))
     start, seen = torch.zeros((), dtype=torch.int64, device=mask.device), torch.ones_like(sample.mask)
-    with torch.no_grad(), attention_by(step.model, "eager"):
+    with torch.no_grad(), use_attention(step.model, "eager"):
         beside = (seen, prompt.added, ahead, prompt.by_layer)
         found = step(sample.tokens, mask, places, start, prompt.embeds, *beside)[:, -1].float()
         for buffer in step.buffers(recurse=False):
@@ -177,33 +183,33 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     rounding = max(16 * torch.finfo(dtype).eps, 1e-3 if dtype == torch.float32 else 0.03)
     if off > rounding * sample.logits.abs().max().clamp(min=1):
         name = type(step.model).__name__
-        why = f"{name} reads its prompts in an unsupported way: its logits for encoder_example differ by {off:.1e}"
-        raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
+        why = f"{name} has unsupported prompts: the decoder step's logits for encoder_example differ by {off:.1e}"
+        raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
 
 
-def prompt_of(model: str, given: Mapping[str, Pretrained], real: torch.Tensor | None) -> Prompt:
-    """Create a prompt from the inputs of a language model; ``real`` [rows, length] is False for padding."""
-    known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEP}
-    if more := [name for name, value in given.items() if name not in known and _has_tensors(value)]:
-        why = f"{model} gives its language model more than embeddings: {', '.join(more)}"
-        raise CaptureError(why, "images cannot be in its prompts; without encoder_example it generates for text")
-    embeds, at, added = (given.get(name) for name in ("inputs_embeds", *DEEP))
+def create_prompt(model: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
+    """Create a prompt from the inputs of a language model; ``is_token`` [rows, length] is False for padding."""
+    known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
+    if more := [name for name, value in decoder_inputs.items() if name not in known and _has_tensors(value)]:
+        why = f"{model} passes unsupported inputs to its language model: {', '.join(more)}"
+        raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
+    embeds, at, added = (decoder_inputs.get(name) for name in ("inputs_embeds", *DEEPSTACK_INPUTS))
     assert embeds is not None
     if at is not None and added is not None:
         each = [embeds.new_zeros(embeds.shape).masked_scatter(at[..., None], x.to(embeds.dtype)) for x in added]
         added = torch.stack(each)
-    ahead, kinds = _ahead(given.get("attention_mask"), real)
-    return Prompt(embeds, given.get("position_ids"), added, ahead, kinds, given.get(BY_LAYER))
+    ahead, kinds = _later_tokens_mask(decoder_inputs.get("attention_mask"), is_token)
+    return Prompt(embeds, decoder_inputs.get("position_ids"), added, ahead, kinds, decoder_inputs.get(BY_LAYER))
 
 
-def _ahead(mask: object, real: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+def _later_tokens_mask(mask: object, is_token: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
     """Return a mask of the later tokens to which each token attends (None if attention is causal), and the layer
     types with this mask. ``mask`` is a single mask, or a mask for each layer type. Padding is ignored."""
     masks = mask if isinstance(mask, Mapping) else {"": mask}
     every = {kind: each for kind, each in masks.items() if isinstance(each, torch.Tensor) and each.dim() == 4}
     later = {kind: (each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for kind, each in every.items()}
-    if real is not None:
-        later = {kind: each & real[:, :, None].to(torch.bool) for kind, each in later.items()}
+    if is_token is not None:
+        later = {kind: each & is_token[:, :, None].to(torch.bool) for kind, each in later.items()}
     later = {kind: each for kind, each in later.items() if each.any()}
     return functools.reduce(torch.Tensor.logical_and, later.values()) if later else None, tuple(later)
 
@@ -214,18 +220,18 @@ def _has_tensors(value: object) -> bool:
 
 
 def fill(shell: Pretrained, model: Pretrained) -> None:
-    """Copy all modules except the language model to a model's shell: towers, projections, and the token embedding.
-    The language model in a decoder's shell then raises `ReachedError` with its inputs."""
+    """Copy all modules except the language model to a model's shell: encoders, projections, and token embedding. The
+    language model in a decoder's shell then raises `DecoderCalledError` with its inputs."""
     embed = model.get_input_embeddings()
-    for path in {path.rpartition(".")[0] for path, _ in beside(model)}:
+    for path in {path.rpartition(".")[0] for path, _ in modality_modules(model)}:
         own, real = shell.get_submodule(path), model.get_submodule(path)
         own._parameters, own._buffers = dict(real._parameters), dict(real._buffers)
-    for path, child in beside(model):
+    for path, child in modality_modules(model):
         within, _, name = path.rpartition(".")
         shell.get_submodule(within)._modules[name] = child
     if not model.config.is_encoder_decoder:
         decoder, tables = shell.get_decoder(), model.get_decoder()._modules
-        decoder.forward = reach
+        decoder.forward = raise_decoder_called
         if TABLE in tables:
             decoder._modules[TABLE] = tables[TABLE]
         for config in (shell.config, shell.config.get_text_config(decoder=True)):
@@ -235,15 +241,15 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
 
 def non_text_inputs(given: Mapping[str, Pretrained]) -> list[str]:
     """Return the names of inputs other than text: pixels and audio features, which are floats."""
-    return [name for name, value in given.items() if name not in OF_TEXT and any(_floats(value))]
+    return [name for name, value in given.items() if name not in TEXT_INPUTS and any(_has_floats(value))]
 
 
-def _floats(value: object) -> Iterator[bool]:
+def _has_floats(value: object) -> Iterator[bool]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for part in value:
-            yield from _floats(part)
+            yield from _has_floats(part)
     elif isinstance(value, torch.Tensor):
         yield value.is_floating_point()
 
@@ -257,10 +263,10 @@ def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], mo
     try:
         with torch.no_grad():
             forward(**own)
-    except ReachedError as reached:
+    except DecoderCalledError as reached:
         if reached.given.get("inputs_embeds") is None:
             return None
-        return prompt_of(model, reached.given, own.get("attention_mask"))
+        return create_prompt(model, reached.given, own.get("attention_mask"))
     raise ExecutionError(f"{model} has not called its language model", "generate with text alone")
 
 

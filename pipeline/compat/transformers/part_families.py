@@ -13,33 +13,33 @@ from attrs import field, frozen
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.compat.transformers.attention import Windows
-from pipeline.compat.transformers.encoder_parts import LENGTHS, Described, Family, Part
+from pipeline.compat.transformers.encoder_parts import LENGTHS, EncoderInputs, Family, Part
 from pipeline.compat.transformers.modality_encoders import Inputs
 
 Layout: TypeAlias = tuple[int, ...]
 """Frames, rows and columns of patches; or rows and columns of pixels; or the lengths of sounds."""
 Tensors: TypeAlias = dict[str, Any]
-"""Precomputed arguments of a tower, by name."""
+"""Precomputed arguments of a encoder, by name."""
 
-SIDE: Final = 64
+MAX_SIDE: Final = 64
 """The patches on each side of a grid that has full windows."""
-LONG: Final = 20_000
+LONG_SOUND: Final = 20_000
 """The frames of a sound that has full chunks and windows."""
-KEPT: Final = 64
+CACHED_GRIDS: Final = 64
 """The number of grids whose precomputed tensors are cached."""
 
 
-def precompute(tower: torch.nn.Module, **given: torch.Tensor) -> Tensors:
-    """Return the values that a tower computes in Python from its inputs (positions, windows, indices into a learned
-    grid, chunks). transformers (from 5.17 on) precomputes them; the keys are argument names of towers."""
+def precompute_values(encoder: torch.nn.Module, **tensors: torch.Tensor) -> Tensors:
+    """Return the values that a encoder computes in Python from its inputs (positions, windows, indices into a learned
+    grid, chunks). transformers (from 5.17 on) precomputes them; the keys are argument names of encoders."""
     from transformers.exporters.utils import precompute_export_inputs
 
-    found: dict[str, Any] = dict(given)
-    precompute_export_inputs(tower, found)
-    return {name: x for name, x in found.items() if isinstance(x, torch.Tensor) and name not in given}
+    found: dict[str, Any] = dict(tensors)
+    precompute_export_inputs(encoder, found)
+    return {name: x for name, x in found.items() if isinstance(x, torch.Tensor) and name not in tensors}
 
 
-def _shuffled(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+def _shuffle(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
     """Return ``count`` entries along a dim in a random, reproducible order."""
     order = torch.randint(x.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
     return x.index_select(dim, order.to(x.device))
@@ -54,7 +54,7 @@ class Patches(Family):
         unit: the number of patches that become one token.
         window: the number of patches in the largest window; 0 if there are no windows.
         apart: True if each frame of a video attends only to itself, so that a part is a frame; else a part is a video.
-        known: the cached `_of_grid`.
+        known: the cached `_precompute_grid`.
     """
 
     largest: Layout
@@ -65,55 +65,55 @@ class Patches(Family):
 
     @known.default
     def _known(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
-        return functools.lru_cache(KEPT)(self._of_grid)
+        return functools.lru_cache(CACHED_GRIDS)(self._precompute_grid)
 
     @classmethod
-    def layouts(cls, given: Described) -> list[Layout]:
+    def layouts(cls, inputs: EncoderInputs) -> list[Layout]:
         """Return the grids of images."""
-        x, numbers = given.floats, given.numbers
+        x, numbers = inputs.floats, inputs.numbers
         grids = [tuple(grid) for grid in numbers.tolist()] if numbers.dim() == 2 and numbers.shape[1] == 3 else []
         return grids if x.dim() == 2 and sum(map(math.prod, grids)) == len(x) else []
 
     @classmethod
-    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
-        """Return the record for the largest frame; the tower is run to determine ``unit``."""
-        grids = [(grid, each) for each in given for grid in cls.layouts(each)]
-        two = precompute(tower, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
+    def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
+        """Return the record for the largest frame; the encoder is run to determine ``unit``."""
+        grids = [(grid, each) for each in examples for grid in cls.layouts(each)]
+        two = precompute_values(encoder, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
         apart = two["cu_seqlens"].numel() == 3
         (frames, rows, columns), example = max(grids, key=lambda found: math.prod(found[0][apart:]))
-        windows = precompute(tower, grid_thw=torch.tensor([[1, SIDE, SIDE]])).get("cu_window_seqlens")
+        windows = precompute_values(encoder, grid_thw=torch.tensor([[1, MAX_SIDE, MAX_SIDE]])).get("cu_window_seqlens")
         window = 0 if windows is None else min(int(windows.diff().max()), rows * columns)
-        made = tree_leaves(tower(*example.call.args, **example.call.kwargs))
+        made = tree_leaves(encoder(*example.call.args, **example.call.kwargs))
         unit = len(example.floats) // min(len(x) for x in made if x is not None)
-        return cls(tower, example, (1 if apart else frames, rows, columns), unit, window, apart)
+        return cls(encoder, example, (1 if apart else frames, rows, columns), unit, window, apart)
 
-    def parts(self, given: Described) -> list[Part]:
+    def parts(self, inputs: EncoderInputs) -> list[Part]:
         """Return the patches and grid of each frame, or of each video."""
-        grids = [each for t, h, w in self.layouts(given) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
-        return list(zip(given.floats.split(list(map(math.prod, grids))), grids, strict=True))
+        grids = [each for t, h, w in self.layouts(inputs) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
+        return list(zip(inputs.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
-    def precomputed(self, part: Part) -> Inputs:
+    def part_inputs(self, part: Part) -> Inputs:
         grid, found = self.known(part[1], part[0].device)
-        args, kwargs = self.example.replaced(part[0], grid)
+        args, kwargs = self.example.with_tensors(part[0], grid)
         return args, {**kwargs, **found}
 
-    def _of_grid(self, grid: Layout, device: torch.device) -> tuple[torch.Tensor, Tensors]:
-        """Return a grid as a tensor, and the values that the tower computes from it."""
+    def _precompute_grid(self, grid: Layout, device: torch.device) -> tuple[torch.Tensor, Tensors]:
+        """Return a grid as a tensor, and the values that the encoder computes from it."""
         numbers = torch.tensor([grid])
-        found = precompute(self.tower, grid_thw=numbers)
+        found = precompute_values(self.tower, grid_thw=numbers)
         if self.window:
-            found["cu_window_seqlens"] = Windows.of(found["cu_window_seqlens"], self.window)
+            found["cu_window_seqlens"] = Windows.from_ends(found["cu_window_seqlens"], self.window)
         moved: Tensors = tree_map_only(torch.Tensor, lambda x: x.to(device), found)
         return numbers.to(device, self.example.numbers.dtype), moved
 
-    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield calls with the largest frame, with several images (including a single token and a single row of
         tokens), and with a video of two frames."""
         (frames, rows, columns), side = self.largest, math.isqrt(self.unit)
         thin = [1, side, frames * rows * columns // side]
         several = [[1, columns, rows], [1, side, side], [1, side, 2 * side], thin]
         for grids in [[*self.largest]], several, [[2 * frames, rows, columns]]:
-            yield _shuffled(self.example.floats, 0, sum(map(math.prod, grids))), grids
+            yield _shuffle(self.example.floats, 0, sum(map(math.prod, grids))), grids
 
     def __str__(self) -> str:
         return f"frames of up to {math.prod(self.largest)} patches"
@@ -136,28 +136,28 @@ class Images(Family):
     constants: ClassVar[Mapping[str, int]] = {}
 
     @classmethod
-    def layouts(cls, given: Described) -> list[Layout]:
+    def layouts(cls, inputs: EncoderInputs) -> list[Layout]:
         """Return the rows and columns of the images [images, channels, rows, columns]."""
-        x, numbers = given.floats, given.numbers
+        x, numbers = inputs.floats, inputs.numbers
         sizes = [tuple(size) for size in numbers.tolist()] if x.dim() == 4 and numbers.shape == (len(x), 2) else []
         return sizes if all(0 < r <= x.shape[2] and 0 < c <= x.shape[3] for r, c in sizes) else []
 
     @classmethod
-    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
+    def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
         """Return the record for the longest side."""
-        patch: Any = tower.patch_size
-        side = max(side for each in given for size in cls.layouts(each) for side in size)
-        return cls(tower, given[0], side // patch * patch, patch)
+        patch: Any = encoder.patch_size
+        side = max(side for each in examples for size in cls.layouts(each) for side in size)
+        return cls(encoder, examples[0], side // patch * patch, patch)
 
-    def parts(self, given: Described) -> list[Part]:
-        each = zip(given.floats, self.layouts(given), strict=True)
+    def parts(self, inputs: EncoderInputs) -> list[Part]:
+        each = zip(inputs.floats, self.layouts(inputs), strict=True)
         return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
 
-    def precomputed(self, part: Part) -> Inputs:
+    def part_inputs(self, part: Part) -> Inputs:
         """Return the call for an image, without its size."""
-        return self.example.replaced(part[0].contiguous(), None)
+        return self.example.with_tensors(part[0].contiguous(), None)
 
-    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield a call with the largest image, and a call with a tall, a wide and a small image."""
         patch, side, x = self.patch, self.side, self.example.floats
         pixels = torch.randn(3, x.shape[1], side, side, generator=torch.Generator().manual_seed(0))
@@ -184,44 +184,46 @@ class Sounds(Family):
     window: int
 
     @classmethod
-    def layouts(cls, given: Described) -> list[Layout]:
+    def layouts(cls, inputs: EncoderInputs) -> list[Layout]:
         """Return the lengths of the audio inputs in a call, as one layout."""
-        lengths = tuple(given.numbers.tolist()) if LENGTHS in given.call.kwargs and given.numbers.dim() == 1 else ()
-        fits = given.floats.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == given.floats.shape[1]
+        lengths = tuple(inputs.numbers.tolist()) if LENGTHS in inputs.call.kwargs and inputs.numbers.dim() == 1 else ()
+        fits = inputs.floats.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == inputs.floats.shape[1]
         return [lengths] if fits else []
 
     @classmethod
-    def of(cls, tower: torch.nn.Module, given: Sequence[Described]) -> Self:
+    def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
         """Return the record for the examples' lengths; a long audio input has full chunks and windows."""
-        long = _of_sound(tower, given[0].floats.new_zeros(len(given[0].floats), LONG), (LONG,))
+        long = _precompute_sound(
+            encoder, examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND), (LONG_SOUND,)
+        )
         chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
-        most = max(sum(-(-length // chunk) for length in lengths) for each in given for lengths in cls.layouts(each))
+        most = max(sum(-(-length // chunk) for length in lengths) for each in examples for lengths in cls.layouts(each))
         if most < 2:
             raise ValueError("the examples have one chunk")
-        return cls(tower, given[0], chunk, most, window)
+        return cls(encoder, examples[0], chunk, most, window)
 
-    def parts(self, given: Described) -> list[Part]:
-        return [(given.floats, lengths) for lengths in self.layouts(given)]
+    def parts(self, inputs: EncoderInputs) -> list[Part]:
+        return [(inputs.floats, lengths) for lengths in self.layouts(inputs)]
 
-    def precomputed(self, part: Part) -> Inputs:
+    def part_inputs(self, part: Part) -> Inputs:
         """Return the call with chunks and windows in place of audio inputs."""
-        args, kwargs = self.example.replaced(None, None)
-        found = _of_sound(self.tower, *part)
-        return args, {**kwargs, **found, "cu_seqlens": Windows.of(found["cu_seqlens"], self.window)}
+        args, kwargs = self.example.with_tensors(None, None)
+        found = _precompute_sound(self.tower, *part)
+        return args, {**kwargs, **found, "cu_seqlens": Windows.from_ends(found["cu_seqlens"], self.window)}
 
-    def trials(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield the longest audio input, a single chunk, slightly more, and several inputs with the most chunks."""
         longest, chunk = self.most * self.chunk, self.chunk
         several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
         for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:
-            yield _shuffled(self.example.floats, 1, sum(lengths)), lengths
+            yield _shuffle(self.example.floats, 1, sum(lengths)), lengths
 
     def __str__(self) -> str:
         return f"sounds of {self.chunk} to {self.most * self.chunk} frames"
 
 
-def _of_sound(tower: torch.nn.Module, x: torch.Tensor, lengths: Layout) -> Tensors:
-    return precompute(tower, **{"input_features": x, LENGTHS: torch.tensor(lengths, device=x.device)})
+def _precompute_sound(encoder: torch.nn.Module, x: torch.Tensor, lengths: Layout) -> Tensors:
+    return precompute_values(encoder, **{"input_features": x, LENGTHS: torch.tensor(lengths, device=x.device)})
 
 
 FAMILIES: Final[tuple[type[Family], ...]] = (Patches, Images, Sounds)

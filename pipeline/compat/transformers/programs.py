@@ -9,8 +9,16 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from pipeline.compat.transformers.caches import Captured, GivenLayer, Pretrained, cache_name, kept_by, layer_of, takes
-from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, reached, reaching
+from pipeline.compat.transformers.caches import (
+    CaptureCache,
+    CrossAttentionLayer,
+    Pretrained,
+    cache_name,
+    cached_tensors,
+    create_layer,
+    has_parameter,
+)
+from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, capture_decoder_inputs, replace_decoder_inputs
 
 
 def is_like_whisper(encoder: Pretrained) -> bool:
@@ -43,11 +51,11 @@ class Decoder(torch.nn.Module):
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__()
-        self.model, self.kept, self.cache_name = model, kept_by(model, example), cache_name(model)
-        self.places = next((n for n in ("position_ids", "decoder_position_ids") if takes(model, n)), None)
+        self.model, self.kept, self.cache_name = model, cached_tensors(model, example), cache_name(model)
+        self.places = next((n for n in ("position_ids", "decoder_position_ids") if has_parameter(model, n)), None)
         for layer, kept in enumerate(self.kept):
             for name, each in kept.items():
-                cache = each.buffer(max_batch, max_cache_len, model.device)
+                cache = each.create_buffer(max_batch, max_cache_len, model.device)
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
     def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
@@ -59,7 +67,7 @@ class Decoder(torch.nn.Module):
         of_tokens = None
         if any(each.positions is None for kept in self.kept for each in kept.values()):  # a state
             of_tokens = mask.index_select(1, torch.arange(length, device=mask.device) + start)
-        return Captured([layer_of(own, start, rows, of_tokens) for own in layers], start)
+        return CaptureCache([create_layer(own, start, rows, of_tokens) for own in layers], start)
 
     def logits(
         self,
@@ -70,7 +78,9 @@ class Decoder(torch.nn.Module):
     ) -> torch.Tensor:
         """Return the model's logits for these inputs, passed by the model's own names."""
         places = {self.places: position_ids} if self.places else {}
-        keep = {"logits_to_keep": 1 if wanted is None else wanted} if takes(self.model, "logits_to_keep") else {}
+        keep = (
+            {"logits_to_keep": 1 if wanted is None else wanted} if has_parameter(self.model, "logits_to_keep") else {}
+        )
         out = self.model(**inputs, **places, **keep, **{self.cache_name: cache}, use_cache=True)
         found: torch.Tensor = out.logits
         if wanted is None:
@@ -121,13 +131,13 @@ class SeeingDecoder(Decoder):
         width] is the additional input of each layer."""
         cache = self.caches(start, input_ids, attention_mask)
         ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
-        own = reached(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
+        own = capture_decoder_inputs(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
         tokens = own["inputs_embeds"] if own else self.model.get_input_embeddings()(ids)
         embeds = torch.where(seen[..., None], embedded, tokens)
         if by_layer is not None:
             by_layer = torch.where(seen[..., None, None], by_layer, own[BY_LAYER])
         mask = attention_mask if cache.attends else None
-        with reaching(decoder, seen, added, ahead, self.kinds, by_layer):
+        with replace_decoder_inputs(decoder, seen, added, ahead, self.kinds, by_layer):
             return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
 
 
@@ -161,7 +171,9 @@ class CrossDecoder(Decoder):
         """Run as `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
-        cache = EncoderDecoderCache(own, Captured([GivenLayer(keys, values) for keys, values in pairs], start))
+        cache = EncoderDecoderCache(
+            own, CaptureCache([CrossAttentionLayer(keys, values) for keys, values in pairs], start)
+        )
         cache.is_updated = dict.fromkeys(range(len(cross) // 2), True)
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
@@ -184,7 +196,7 @@ class Encoder(torch.nn.Module):
         super().__init__()
         self.model, self.main = model, "inputs_embeds" if embedded else model.get_encoder().main_input_name
         self.texts = self.main in ("input_ids", "inputs_embeds")
-        self.masked = takes(model.get_encoder(), "attention_mask") and self.texts
+        self.masked = has_parameter(model.get_encoder(), "attention_mask") and self.texts
 
     def forward(self, inputs: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Encode ``inputs`` once, then compute the cross attention's keys and values."""

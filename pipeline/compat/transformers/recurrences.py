@@ -66,7 +66,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
     def lazy_initialization(self, *args: object, **kwargs: object) -> None:
         """Do nothing: the states already exist."""
 
-    def before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def state_before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return the state of this name before the call's tokens."""
         if self.is_new and name not in self.own:
             self.own[name] = like.new_zeros(shape)
@@ -76,44 +76,44 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         """Return the convolution's inputs [rows, channels, width - 1 + length], and store the last ones."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
-            raise self._own_way()
-        before = self.before(name, (*conv_states.shape[:2], width - 1), conv_states)
-        joined = torch.cat([before, self.counted(conv_states)], -1)
+            raise self._unsupported_error()
+        before = self.state_before(name, (*conv_states.shape[:2], width - 1), conv_states)
+        joined = torch.cat([before, self.zero_padding(conv_states)], -1)
         self.own[name].copy_(joined[..., 1 - width :])
         self.joined, self.scans = joined, 0
         _current.set(self)
         return joined
 
-    def counted(self, x: Tensor) -> Tensor:
+    def zero_padding(self, x: Tensor) -> Tensor:
         """Return ``x`` [rows, channels, length] with zeros for padding."""
         return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Return the states, which the replaced recurrence functions (`scan`) have already stored."""
         if not self.scans:
-            raise self._own_way()
+            raise self._unsupported_error()
         return recurrent_states
 
-    def scan(self, operator: Target, shape: tuple[int, ...], *given: Tensor | None) -> Tensor:
+    def scan(self, operator: Target, shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
         """Return an operator's result for tokens and the state before the tokens; store the state after the tokens."""
-        name, like = f"recurrent_{self.scans}", given[0]
+        name, like = f"recurrent_{self.scans}", inputs[0]
         assert like is not None
-        output, last = operator(*given, self.before(name, shape, like))
+        output, last = operator(*inputs, self.state_before(name, shape, like))
         self.own[name].copy_(last)
         self.scans += 1
         return output  # type: ignore[no-any-return]
 
-    def _own_way(self) -> CaptureError:
+    def _unsupported_error(self) -> CaptureError:
         return CaptureError(
-            f"{self.model} computes its states by functions of its own",
-            "those of functions of transformers 5.17 generate: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
+            f"{self.model} computes its recurrent states by its own functions",
+            "supported are functions of transformers 5.17: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
         )
 
 
 _current: ContextVar[States | None] = ContextVar("states", default=None)
 
 
-def convolved(
+def causal_convolution(
     original: Function,
     hidden_states: Tensor,
     weight: Tensor,
@@ -131,22 +131,24 @@ def convolved(
     terms = [inputs[..., k : k + length] * weight[:, k, None].float() for k in range(width)]
     result = sum(terms[1:], start=terms[0] if bias is None else terms[0] + bias[:, None].float()).to(weight.dtype)
     result = (result if activation is None else ACT2FN[activation](result)).to(hidden_states.dtype)
-    return result if bias is None else states.counted(result)  # without a bias the result is 0 where the inputs are
+    return (
+        result if bias is None else states.zero_padding(result)
+    )  # without a bias the result is 0 where the inputs are
 
 
-def over_current(compute: Function) -> Function:
+def replace_if_states(compute: Function) -> Function:
     """Return a wrapper: a function of transformers' function and the arguments of a call. It computes the call with
     ``compute`` on the current states, or with transformers' function if there are no states."""
 
     @wraps(compute)
-    def either(original: Function, *args: Argument, **kwargs: Argument) -> Argument:
+    def replacement(original: Function, *args: Argument, **kwargs: Argument) -> Argument:
         states = _current.get()
         return original(*args, **kwargs) if states is None else compute(states, *args, **kwargs)
 
-    return either
+    return replacement
 
 
-@over_current
+@replace_if_states
 def delta_rule(
     states: States,
     query: Tensor,
@@ -170,7 +172,7 @@ def delta_rule(
     return output.transpose(1, 2).to(query.dtype), states.own["recurrent_0"]
 
 
-@over_current
+@replace_if_states
 def mamba2(
     states: States,
     hidden_states: Tensor,
@@ -187,7 +189,7 @@ def mamba2(
     """Compute ``mamba2_chunk_scan``: tokens [rows, length, heads, width], steps [rows, length, heads], B and C
     [rows, length, groups, state]."""
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
-    step = _step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
+    step = _step_size(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
     value, decay = (inputs * step[..., None]).transpose(1, 2), (a.float() * step).transpose(1, 2)
     shape = (rows, heads, width, b.shape[-1])
@@ -197,7 +199,7 @@ def mamba2(
     return (output, states.own["recurrent_0"]) if kwargs.get("return_final_states") else output
 
 
-@over_current
+@replace_if_states
 def mamba(
     states: States,
     hidden_states: Tensor,
@@ -212,7 +214,7 @@ def mamba(
     **kwargs: Argument,
 ) -> Argument:
     """Compute ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
-    step = _step(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
+    step = _step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
     output = states.scan(SELECTIVE_SCAN, (rows, width, a.shape[-1]), *given)
@@ -222,7 +224,7 @@ def mamba(
     return (output, states.own[name]) if kwargs.get("return_last_state") else output
 
 
-def no_mask(
+def omit_mask(
     original: Function,
     config: object,
     inputs_embeds: Tensor,
@@ -237,29 +239,29 @@ def no_mask(
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
 
 
-def _step(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
+def _step_size(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return softplus(dt) if soft else dt
 
 
-TABLE: Final[Mapping[str, Function]] = {
-    "causal_conv1d_fn": convolved,
+REPLACEMENTS: Final[Mapping[str, Function]] = {
+    "causal_conv1d_fn": causal_convolution,
     "torch_chunk_gated_delta_rule": delta_rule,
     "chunk_kimi_delta_attention": delta_rule,
     "mamba2_chunk_scan": mamba2,
     "mamba_selective_scan": mamba,
-    "create_recurrent_attention_mask": no_mask,
+    "create_recurrent_attention_mask": omit_mask,
 }
 """The replacements, by transformers' name of the function: each module that defines a model has its own. The first
 argument of ours is transformers' function, its other parameters are those of transformers, as a test checks."""
 
 
 @cache
-def _places(module: ModuleType) -> Patches:
+def _replacements(module: ModuleType) -> Patches:
     """Return the entries to replace in a transformers module: models call these functions as globals, which neither
     a registry of transformers nor a torch mode can intercept."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
-    return Patches([Replacement(module, name, ours, why, module.__name__) for name, ours in TABLE.items()])
+    return Patches([Replacement(module, name, ours, why, module.__name__) for name, ours in REPLACEMENTS.items()])
 
 
 @contextmanager
@@ -269,5 +271,5 @@ def over_states(model: torch.nn.Module) -> Iterator[None]:
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
     with set_variable(_current, None), ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_places(module).activate(module.__name__))
+            stack.enter_context(_replacements(module).activate(module.__name__))
         yield

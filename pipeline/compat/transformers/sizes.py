@@ -69,16 +69,16 @@ class Sizes:
         named = {"max_cache_len": self.cache, "max_batch": self.batch, "max_prompt_len": self.prompt}
         for name, size in {**named, "max_encoder_len": self.encoded}.items():
             if type(size) is not int:
-                raise TypeError(f"{name} is an integer at least 1, not {size!r}")
+                raise TypeError(f"{name} must be an integer, at least 1, not {size!r}")
             if size < 1:
-                raise ValueError(f"{name} is {size}; it is at least 1")
+                raise ValueError(f"{name} is {size}: expected at least 1")
         if self.prompt > self.cache:
-            raise ValueError(f"max_prompt_len is {self.prompt}, and the cache has {self.cache} positions")
+            raise ValueError(f"max_prompt_len is {self.prompt}, more than max_cache_len, {self.cache}")
         if not 0 <= self.draft < self.prompt:
-            raise ValueError(f"max_draft_len is {self.draft}; it is 0 or more, and less than max_prompt_len")
+            raise ValueError(f"max_draft_len is {self.draft}: expected 0 or more, and less than max_prompt_len")
         for length in self.fixed:
             if not isinstance(length, int) or not 2 <= length <= self.prompt:
-                raise ValueError(f"prompt_lens has {length!r}; they are ints from 2 to max_prompt_len, {self.prompt}")
+                raise ValueError(f"prompt_lens has {length!r}: expected ints from 2 to max_prompt_len, {self.prompt}")
 
     @property
     def rows(self) -> Along:
@@ -90,10 +90,10 @@ class Sizes:
         single tokens, drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
         every: Along = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
-        drafts = _range("tokens", self.draft + 1, least=2), _range("wanted", self.draft + 1)
+        drafts = _dim_up_to("tokens", self.draft + 1, least=2), _dim_up_to("wanted", self.draft + 1)
         found += [(self.rows, *drafts)] * (self.draft > 0)
         found += ((every, length, 1) for length in sorted(self.fixed))
-        prompts = self.rows, _range("tokens", self.prompt, least=2), drafts[1]
+        prompts = self.rows, _dim_up_to("tokens", self.prompt, least=2), drafts[1]
         return found + [prompts] * (self.prompt > 1 and prompts not in found)
 
     @property
@@ -106,6 +106,6 @@ def up_to(name: str, most: int, least: int = 1) -> Tuned:
     return Tuned(name, least, most, most)
 
 
-def _range(name: str, most: int, least: int = 1) -> int | Tuned:
+def _dim_up_to(name: str, most: int, least: int = 1) -> int | Tuned:
     """Return the dim of `up_to`, or an integer if there is only one size."""
     return up_to(name, most, least) if most > least else most

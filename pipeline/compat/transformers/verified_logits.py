@@ -15,8 +15,8 @@ from pipeline.compat.transformers.sizes import Example, Sizes
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement, OutputAgreement, versions
-from pipeline.verification.bounds import Bound, judged, products_of
-from pipeline.verification.eager import products_in_tf32
+from pipeline.verification.bounds import Bound, matmul_precision, measure_errors
+from pipeline.verification.eager import use_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32
 
 Failing: TypeAlias = Literal["raise", "warn"]
@@ -27,7 +27,7 @@ PROMPT: Final = 32
 """The most tokens of a random prompt."""
 STEPS: Final = 8
 """The most tokens that are generated after the prompt."""
-HINT: Final = "verify='warn' goes on; torch_executed_ops runs an operator in PyTorch; pipeline.bisect finds which"
+HINT: Final = "pipeline.bisect finds the operators, torch_executed_ops runs them in PyTorch; verify='warn' only warns"
 
 
 def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
@@ -39,14 +39,14 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
     runner = compiled.runners["decoder"]
     executor = runner.executor
     tf32 = runs_in_tf32(executor)
-    tokens, ours = _generated(compiled, inputs, steps)
-    with products_in_tf32(tf32):
-        _, eager = _generated(model, inputs, steps, tokens)
+    tokens, ours = _generate_logits(compiled, inputs, steps)
+    with use_tf32(tf32):
+        _, eager = _generate_logits(model, inputs, steps, tokens)
     wider = torch.float32 if model.dtype.itemsize < 4 else torch.float64
-    with products_in_tf32(False):
-        exact = _generated(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
+    with use_tf32(False):
+        exact = _generate_logits(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
     row = OutputAgreement("logits", f"{_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
-    found = judged(row, Bound(model.dtype, products_of(executor, tf32)), ours, eager, exact)
+    found = measure_errors(row, Bound(model.dtype, matmul_precision(executor, tf32)), ours, eager, exact)
     compiled.agreement = agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
     if not agreement.holds:
         error = AgreementError(agreement, HINT)
@@ -78,20 +78,22 @@ def _length(inputs: Inputs) -> int:
     return 1 if tokens is None else tokens.shape[1]
 
 
-def _generated(
+def _generate_logits(
     model: Pretrained, inputs: Inputs, steps: int, forced: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a model's prompt and generated tokens [rows, length], and the logits of each step [steps, rows,
     vocabulary]; ``forced``: tokens that replace those it would generate."""
-    how = copy.deepcopy(model.generation_config)
-    how.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
-    how.update(output_logits=True, return_dict_in_generate=True)
-    how.update(cache_implementation=None, eos_token_id=None, use_cache=True)
-    given: dict[str, Any] = {
+    config = copy.deepcopy(model.generation_config)
+    config.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
+    config.update(output_logits=True, return_dict_in_generate=True)
+    config.update(cache_implementation=None, eos_token_id=None, use_cache=True)
+    inputs_on_device: dict[str, Any] = {
         name: x.to(model.device, model.dtype if x.is_floating_point() else None) for name, x in inputs.items()
     }
     rows = [] if forced is None else forced.tolist()
-    chosen = (lambda row, tokens: [rows[row][len(tokens)]]) if rows else None
+    allowed_tokens = (lambda row, tokens: [rows[row][len(tokens)]]) if rows else None
     with torch.no_grad():
-        made: Any = GenerationMixin.generate(model, **given, generation_config=how, prefix_allowed_tokens_fn=chosen)
-    return made.sequences, torch.stack(made.logits)
+        output: Any = GenerationMixin.generate(
+            model, **inputs_on_device, generation_config=config, prefix_allowed_tokens_fn=allowed_tokens
+        )
+    return output.sequences, torch.stack(output.logits)

@@ -1,6 +1,6 @@
 """Hypothesis strategies for random operator calls: hand-written (a file per family), or generated from the schema.
 
-``for_target(target)`` returns the strategy of an operator. A family's file ``strategies/<family>.py`` declares
+``strategy_for(target)`` returns the strategy of an operator. A family's file ``strategies/<family>.py`` declares
 strategies by ``@calls``:
 
     @calls(aten.linear.default)
@@ -31,17 +31,17 @@ from hypothesis import strategies as st
 
 from pipeline.recipes import qualified_name
 from pipeline.testing.calls import Call
-from pipeline.testing.strategies.automatic import automatic
+from pipeline.testing.strategies.automatic import strategy_from_schema
 from pipeline.testing.strategies.common import Strategies
 
-_MECHANISM: Final = frozenset({"automatic", "common"})
+_NOT_FAMILIES: Final = frozenset({"automatic", "common"})
 
 
 @cache
-def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
+def handwritten_strategies() -> Mapping[object, st.SearchStrategy[Call]]:
     """Return the hand-written strategies of all families."""
     found = Strategies()
-    for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM):
+    for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_FAMILIES):
         for declared in vars(importlib.import_module(f"{__name__}.{name}")).values():
             if isinstance(declared, Strategies):
                 if twice := found.keys() & declared.keys():
@@ -52,7 +52,7 @@ def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
 
 
 @cache
-def for_target(target: object) -> st.SearchStrategy[Call] | None:
+def strategy_for(target: object) -> st.SearchStrategy[Call] | None:
     """Return an operator's strategy, hand-written or generated from its schema; None if there is none."""
-    found = by_hand().get(target)
-    return found if found is not None else automatic(target)
+    found = handwritten_strategies().get(target)
+    return found if found is not None else strategy_from_schema(target)

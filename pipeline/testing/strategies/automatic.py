@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call, TensorSpec
-from pipeline.testing.programs import CallError, program_of
+from pipeline.testing.programs import CallError, build_call_program
 from pipeline.testing.strategies import common
 from pipeline.testing.strategies.common import DTYPES, Draw
 
@@ -29,7 +29,7 @@ CHOICES: Final = {
 }
 """The valid values of arguments that take only some, by name."""
 
-LEFT_OUT: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
+OMITTED: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
 """Arguments that converters do not use: they have their defaults."""
 
 UNTAGGED: Final = frozenset({torch.ops.aten.rsub.Tensor, torch.ops.aten.rsub.Scalar})
@@ -54,34 +54,34 @@ class Argument:
         return self.type.removeprefix("Optional[").rstrip("]")
 
     @property
-    def optional(self) -> bool:
+    def is_optional(self) -> bool:
         """Return whether the argument may be None."""
         return self.type.startswith("Optional")
 
     @property
-    def tensor(self) -> bool:
+    def is_tensor(self) -> bool:
         """Return whether the argument is one tensor."""
         return self.kind == "Tensor"
 
     @property
-    def given_dtype(self) -> torch.dtype | None:
+    def required_dtype(self) -> torch.dtype | None:
         """Return the only dtype that the schema allows for the tensor, if it restricts the dtype."""
         return torch.bool if self.name in ("condition", "mask") else None
 
     @property
-    def dim(self) -> bool:
+    def names_dims(self) -> bool:
         """Return whether the argument names dims of the tensor."""
         return self.name in ("dim", "dims", "axis") and self.kind in ("int", "List[int")
 
     @property
-    def plain(self) -> bool:
+    def accepts_any_value(self) -> bool:
         """Return whether any value of the argument's type is accepted."""
         known = self.name in CHOICES or self.name == "dtype" or self.kind in ("number", "bool", "float")
-        return known and self.name not in LEFT_OUT
+        return known and self.name not in OMITTED
 
 
 @cache
-def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
+def schema_arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
     """Return the schema's arguments."""
     return tuple(
         Argument(a.name, str(a.type), not a.has_default_value(), a.default_value, a.kwarg_only)
@@ -90,100 +90,103 @@ def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
 
 
 @cache
-def automatic(target: object) -> st.SearchStrategy[Call] | None:
-    """Return a strategy; None if the schema does not suffice."""
+def strategy_from_schema(target: object) -> st.SearchStrategy[Call] | None:
+    """Return a strategy for an operator, made from its schema; None if the schema does not suffice."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
         return None
-    tensors, dims = (len([a for a in arguments(target) if getattr(a, kind)]) for kind in ("tensor", "dim"))
-    if not tensors or any(a.required and not (a.tensor or a.dim or a.plain) for a in arguments(target)):
+    arguments = schema_arguments(target)
+    tensors, dims = sum(a.is_tensor for a in arguments), sum(a.names_dims for a in arguments)
+    if not tensors or any(a.required and not (a.is_tensor or a.names_dims or a.accepts_any_value) for a in arguments):
         return None
     if (torch.Tag.pointwise in target.tags or target in UNTAGGED) and not dims:
-        return common.calls_of(target, _elementwise)
-    return common.calls_of(target, _along) if tensors == 1 and dims <= 1 else None
+        return common.make_strategy(target, _draw_elementwise_call)
+    return common.make_strategy(target, _draw_call_with_dims) if tensors == 1 and dims <= 1 else None
 
 
-def by_name(target: object, values: Mapping[str, object]) -> Call:
+def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
     """Return the call with these arguments; as in torch.export, positional arguments include intermediate defaults."""
-    positional = [a for a in arguments(target) if not a.keyword]
+    positional = [a for a in schema_arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
-    return Call(target, args, {a.name: values[a.name] for a in arguments(target) if a.keyword and a.name in values})
+    return Call(
+        target, args, {a.name: values[a.name] for a in schema_arguments(target) if a.keyword and a.name in values}
+    )
 
 
-def _elementwise(draw: Draw, target: Any) -> Call:
+def _draw_elementwise_call(draw: Draw, target: Any) -> Call:
     """Draw a call with tensors that broadcast, of one dtype or of several."""
-    tensors = [a for a in arguments(target) if a.tensor and (a.required or draw(st.booleans()))]
+    tensors = [a for a in schema_arguments(target) if a.is_tensor and (a.required or draw(st.booleans()))]
     shapes = draw(common.broadcastable(len(tensors)))
-    dtype = draw(st.sampled_from(accepted(target)))
+    dtype = draw(st.sampled_from(accepted_dtypes(target)))
     mixed = draw(st.integers(0, 3)) == 0
     divides = target._schema.name.split("::")[-1] in _DIVISORS
-    given: dict[str, TensorSpec | None] = {a.name: None for a in arguments(target) if a.tensor}
+    given: dict[str, TensorSpec | None] = {a.name: None for a in schema_arguments(target) if a.is_tensor}
     for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True)):
-        own = a.given_dtype or (draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
+        own = a.required_dtype or (draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
         values = st.just("nonzero") if i and divides and not own.is_floating_point else common.values(own)
         constant = i > 0 and draw(st.integers(0, 3)) == 0  # a parameter
         given[a.name] = draw(common.tensors(shape, own, values, constant))
-    call = by_name(target, given | _plain_arguments(draw, target, dtype))
-    return draw(common.named(call, least=draw(st.sampled_from([1, 0]))))
+    call = call_with_arguments(target, given | _draw_plain_arguments(draw, target, dtype))
+    return draw(common.name_sizes(call, least=draw(st.sampled_from([1, 0]))))
 
 
-def _along(draw: Draw, target: Any) -> Call:
+def _draw_call_with_dims(draw: Draw, target: Any) -> Call:
     """Draw a call with one tensor, and dims of that tensor if the operator has such an argument."""
-    shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted(target)))
-    tensor = next(a.name for a in arguments(target) if a.tensor)
+    shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted_dtypes(target)))
+    tensor = next(a.name for a in schema_arguments(target) if a.is_tensor)
     given: dict[str, Any] = {}
-    for a in arguments(target):
-        if a.dim and (a.required or draw(st.booleans())):
+    for a in schema_arguments(target):
+        if a.names_dims and (a.required or draw(st.booleans())):
             chosen: st.SearchStrategy[Any] = (common.dim_lists if "List" in a.type else common.dims)(len(shape))
-            given[a.name] = draw(chosen | st.none() if a.optional else chosen)
-    given |= _plain_arguments(draw, target, dtype)
+            given[a.name] = draw(chosen | st.none() if a.is_optional else chosen)
+    given |= _draw_plain_arguments(draw, target, dtype)
     result = given.get("dtype")
     # No infinities that become integers, or NaN in eager's running mean.
     becomes_whole = result is not None and dtype.is_floating_point and not result.is_floating_point
     finite = becomes_whole or target._schema.name.endswith("_mean")
     kinds = [kind for kind in common.FLOAT_VALUES if not (finite and kind == "special")]
     spec = draw(common.tensors(shape, dtype, common.values(dtype, kinds)))
-    return draw(common.named(by_name(target, {tensor: spec} | given)))
+    return draw(common.name_sizes(call_with_arguments(target, {tensor: spec} | given)))
 
 
-def _plain_arguments(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
+def _draw_plain_arguments(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
     """Draw the plain arguments; those with defaults may be absent."""
-    plain = [a for a in arguments(target) if a.plain and (a.required or draw(st.booleans()))]
-    return {a.name: draw(_value(a, dtype)) for a in plain}
+    plain = [a for a in schema_arguments(target) if a.accepts_any_value and (a.required or draw(st.booleans()))]
+    return {a.name: draw(_argument_values(a, dtype)) for a in plain}
 
 
-def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
+def _argument_values(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
     if argument.name in CHOICES:
         return st.sampled_from(CHOICES[argument.name])
     if argument.name == "dtype":
         return st.sampled_from((None, *common.FLOATS, *common.INTS))
     values: dict[str, st.SearchStrategy[Any]] = {"bool": st.booleans(), "float": st.sampled_from([0.5, 1.0, 2.0, 0.1])}
     drawn = values.get(argument.kind, common.numbers(dtype))
-    return st.none() | drawn if argument.optional else drawn
+    return st.none() | drawn if argument.is_optional else drawn
 
 
 @cache
-def accepted(target: object) -> tuple[torch.dtype, ...]:
+def accepted_dtypes(target: object) -> tuple[torch.dtype, ...]:
     """Return the dtypes that PyTorch accepts for all tensors of an operator; float dtypes twice, for more weight."""
-    found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
+    found = [d for d in DTYPES if any(_is_accepted(_small_call(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 
 
-def _taken(call: Call) -> bool:
+def _is_accepted(call: Call) -> bool:
     """Return whether both eager and tracing accept a call (only eager accepts a shift of bools)."""
     try:
-        return common.well_formed(call) and bool(program_of(call, CompilationSettings()))
+        return common.is_accepted_by_eager(call) and bool(build_call_program(call, CompilationSettings()))
     except CallError:
         return False
 
 
-def _probe(target: object, dtype: torch.dtype, number: object) -> Call:
+def _small_call(target: object, dtype: torch.dtype, number: object) -> Call:
     """Return a small call with this number for every required number."""
     values: dict[str, Any] = {}
-    for argument in arguments(target):
-        if argument.tensor:
-            values[argument.name] = TensorSpec((2,), argument.given_dtype or dtype, "nonzero")
+    for argument in schema_arguments(target):
+        if argument.is_tensor:
+            values[argument.name] = TensorSpec((2,), argument.required_dtype or dtype, "nonzero")
         elif argument.required:
             dim = [0] if "List" in argument.type else 0
-            values[argument.name] = dim if argument.dim else CHOICES.get(argument.name, (number,))[0]
-    return by_name(target, values)
+            values[argument.name] = dim if argument.names_dims else CHOICES.get(argument.name, (number,))[0]
+    return call_with_arguments(target, values)

@@ -1,6 +1,6 @@
 """Building blocks for strategies: shapes, dims, dtypes, numbers, tensors, and names for sizes that may be dynamic.
 
-A strategy draws static shapes first, and names dynamic sizes last (``named``).
+A strategy draws static shapes first, and names dynamic sizes last (``name_sizes``).
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def shapes(
     shape = draw(st.tuples(*[st.sampled_from(sizes)] * rank))
     empty = draw(st.integers(0, 11)) == 11 and zero and rank > 0
     place = draw(st.integers(0, rank - 1)) if empty else -1
-    return _shrunk(tuple(0 if i == place else s for i, s in enumerate(shape)), elements)
+    return _limit_elements(tuple(0 if i == place else s for i, s in enumerate(shape)), elements)
 
 
-def _shrunk(shape: Shape, elements: int) -> Shape:
+def _limit_elements(shape: Shape, elements: int) -> Shape:
     """Halve sizes, the largest first, until there are at most ``elements`` elements."""
     sizes = list(shape)
     while math.prod(sizes) > elements:
@@ -66,18 +66,20 @@ def _shrunk(shape: Shape, elements: int) -> Shape:
 def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
     """Draw shapes that broadcast together: one has the full shape, the others have dims of 1 or lack leading dims."""
     whole = draw(shapes(0, max_rank, zero=zero))
-    parts = [draw(_part(whole)) for _ in range(count - 1)]
+    parts = [draw(_broadcastable_shape(whole)) for _ in range(count - 1)]
     parts.insert(draw(st.integers(0, count - 1)), whole)
     return tuple(parts)
 
 
 @st.composite
-def _part(draw: Draw, whole: Shape) -> Shape:
+def _broadcastable_shape(draw: Draw, full_shape: Shape) -> Shape:
     form = draw(st.sampled_from(["same", "shorter", "ones", "shorter", "both"]))
-    starts = [*range(1, len(whole)), 1, len(whole)] if form in ("shorter", "both") and whole else [0]
+    starts = [*range(1, len(full_shape)), 1, len(full_shape)] if form in ("shorter", "both") and full_shape else [0]
     start = draw(st.sampled_from(starts))
-    ones = draw(st.tuples(*[st.booleans()] * len(whole))) if form in ("ones", "both") else (False,) * len(whole)
-    return tuple(1 if one else size for size, one in zip(whole, ones, strict=True))[start:]
+    ones = (
+        draw(st.tuples(*[st.booleans()] * len(full_shape))) if form in ("ones", "both") else (False,) * len(full_shape)
+    )
+    return tuple(1 if one else size for size, one in zip(full_shape, ones, strict=True))[start:]
 
 
 def dims(rank: int) -> st.SearchStrategy[int]:
@@ -92,12 +94,12 @@ def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
     return signed.map(list)
 
 
-def others(shape: Sequence[object], dim: int) -> list[int]:
+def other_dims(shape: Sequence[object], dim: int) -> list[int]:
     """Return all dims of a shape except ``dim``, which may be negative."""
     return [d for d in range(len(shape)) if d != dim % len(shape)]
 
 
-def resized(shape: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
+def replace_size(shape: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
     """Return the shape with a different size in one dim."""
     return tuple(size if d == dim % len(shape) else s for d, s in enumerate(shape))
 
@@ -123,7 +125,7 @@ def spatial_rank(target: Target) -> int:
     return next(int(c) for c in target._schema.name if c.isdigit())
 
 
-def moved(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
+def any_tensors(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
     """Return a strategy of tensors for operators that only move elements, with any values of the dtype."""
     return tensors(shape, dtype, values(dtype))
 
@@ -137,7 +139,7 @@ def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.Search
 
 
 @st.composite
-def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = None, *, least: int = 1) -> Call:
+def name_sizes(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = None, *, least: int = 1) -> Call:
     """Draw the call with names for some of its sizes, at least one if possible.
 
     ``dims`` has the dims of each tensor (by its index in ``call.specs``) that may be dynamic; None: all. Sizes below 2
@@ -146,47 +148,47 @@ def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = Non
     into the call.
     """
     free: set[tuple[int, int]] = set()
-    found: dict[int, set[Any]] = {}  # the sizes of each dim, counted from the right; None for one that is not free
+    seen: dict[int, set[Any]] = {}  # the sizes of each dim, counted from the right; None for one that is not free
     for i, spec in enumerate(call.specs):
         rank, listed = len(spec.shape), range(len(spec.shape)) if dims is None else dims.get(i, ())
-        for place, size in enumerate(spec.shape, -rank):
+        for dim, size in enumerate(spec.shape, -rank):
             if size == 1 or (dims is not None and i not in dims):
                 continue
-            if not spec.constant and isinstance(size, int) and (place in listed or place + rank in listed):
-                free.add((i, place))
-            found.setdefault(place, set()).add(size if (i, place) in free else None)
-    one = {place: sizes.pop() for place, sizes in sorted(found.items()) if len(sizes) == 1}
-    sizes = {place: size for place, size in one.items() if size is not None and size >= 2}
+            if not spec.constant and isinstance(size, int) and (dim in listed or dim + rank in listed):
+                free.add((i, dim))
+            seen.setdefault(dim, set()).add(size if (i, dim) in free else None)
+    unique = {dim: sizes.pop() for dim, sizes in sorted(seen.items()) if len(sizes) == 1}
+    sizes = {dim: size for dim, size in unique.items() if size is not None and size >= 2}
     chosen = draw(st.lists(st.sampled_from(list(sizes)), min_size=1, max_size=len(NAMES), unique=True)) if sizes else []
-    names = {place: NAMES[i] for i, place in enumerate(sorted(chosen))}
+    names = {dim: NAMES[i] for i, dim in enumerate(sorted(chosen))}
     index = iter(range(len(call.specs)))
 
-    def renamed(leaf: object) -> object:
+    def replace_sizes(leaf: object) -> object:
         if not isinstance(leaf, TensorSpec):
             return leaf
-        i, places = next(index), enumerate(leaf.shape, -len(leaf.shape))
-        return evolve(leaf, shape=[names[p] if p in names and (i, p) in free else size for p, size in places])
+        i, numbered = next(index), enumerate(leaf.shape, -len(leaf.shape))
+        return evolve(leaf, shape=[names[p] if p in names and (i, p) in free else size for p, size in numbered])
 
-    args, kwargs = call.map(renamed)
-    ranges = {name: (min(least, sizes[place]), sizes[place], max(8, sizes[place])) for place, name in names.items()}
+    args, kwargs = call.map_leaves(replace_sizes)
+    ranges = {name: (min(least, sizes[dim]), sizes[dim], max(8, sizes[dim])) for dim, name in names.items()}
     return Call(call.target, args, kwargs, {**call.sizes, **ranges}, call.outputs)
 
 
-def well_formed(call: Call) -> bool:
+def is_accepted_by_eager(call: Call) -> bool:
     """Return whether eager PyTorch accepts the call at every size that will be tested."""
-    return all(_runs(call, sizes) for sizes in call.sizes_to_try)
+    return all(_runs_in_eager(call, sizes) for sizes in call.sizes_to_try)
 
 
-def _runs(call: Call, sizes: Mapping[str, int], *, widened: bool = False) -> bool:
-    tensors = call.tensors(sizes)
-    if widened:
+def _runs_in_eager(call: Call, sizes: Mapping[str, int], *, in_float64: bool = False) -> bool:
+    tensors = call.create_tensors(sizes)
+    if in_float64:
         tensors = tuple(t.double() if t.is_floating_point() else t for t in tensors)
-    args, kwargs = call.fill(tensors, sizes)
+    args, kwargs = call.with_tensors(tensors, sizes)
     try:
         with torch.no_grad():
             call.target(*args, **kwargs)
     except NotImplementedError:  # a CPU lacks a kernel for the small dtype: another dtype may have one
-        return not widened and _runs(call, sizes, widened=True)
+        return not in_float64 and _runs_in_eager(call, sizes, in_float64=True)
     except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError):
         return False
     return True
@@ -196,18 +198,18 @@ class Strategies(dict[Any, st.SearchStrategy[Call]]):
     """The strategies of operators that one function declares."""
 
 
-def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
+def strategy(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
     """Turn a function ``(draw, target) -> Call`` (or its ``args``) into a strategy of well-formed calls by target."""
 
-    return lambda function: Strategies({target: calls_of(target, function) for target in targets})
+    return lambda function: Strategies({target: make_strategy(target, function) for target in targets})
 
 
-def calls_of(target: object, function: Callable[[Draw, Target], object]) -> st.SearchStrategy[Call]:
-    """Return the strategy that ``calls`` makes for one target."""
+def make_strategy(target: object, draw_call_or_args: Callable[[Draw, Target], object]) -> st.SearchStrategy[Call]:
+    """Return the strategy that ``strategy`` makes for one target."""
 
     @st.composite
-    def drawn(draw: Draw) -> Call:
-        made = function(draw, target)
-        return made if isinstance(made, Call) else Call(target, made)
+    def draw_call(draw: Draw) -> Call:
+        drawn = draw_call_or_args(draw, target)
+        return drawn if isinstance(drawn, Call) else Call(target, drawn)
 
-    return drawn().filter(well_formed)
+    return draw_call().filter(is_accepted_by_eager)

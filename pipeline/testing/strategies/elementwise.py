@@ -13,48 +13,48 @@ from pipeline.testing.strategies.common import (
     FLOATS,
     INTS,
     Draw,
+    any_tensors,
     broadcastable,
-    calls,
     dtypes,
     floats,
-    moved,
-    named,
+    name_sizes,
     numbers,
-    others,
+    other_dims,
     shapes,
+    strategy,
     tensors,
     values,
 )
 
 
-@calls(aten.where.self)
-def where(draw: Draw, target: object) -> Call:
+@strategy(aten.where.self)
+def draw_where(draw: Draw, target: object) -> Call:
     condition, a, b = draw(broadcastable(3))
     dtype = draw(dtypes)
     other = draw(st.just(dtype) | dtypes)
     given = draw(tensors(a, dtype, values(dtype))), draw(tensors(b, other, values(other)))
-    return draw(named(Call(target, (draw(tensors(condition, torch.bool)), *given))))
+    return draw(name_sizes(Call(target, (draw(tensors(condition, torch.bool)), *given))))
 
 
-@calls(aten.masked_fill.Tensor, aten.masked_fill.Scalar)
-def masked_fill(draw: Draw, target: object) -> Call:
+@strategy(aten.masked_fill.Tensor, aten.masked_fill.Scalar)
+def draw_masked_fill(draw: Draw, target: object) -> Call:
     shape, mask = draw(broadcastable(2))
     dtype = draw(dtypes)
     scalar = target is aten.masked_fill.Scalar
-    value = draw(numbers(dtype) if scalar else moved((), dtype))
-    return draw(named(Call(target, (draw(moved(shape, dtype)), draw(tensors(mask, torch.bool)), value))))
+    value = draw(numbers(dtype) if scalar else any_tensors((), dtype))
+    return draw(name_sizes(Call(target, (draw(any_tensors(shape, dtype)), draw(tensors(mask, torch.bool)), value))))
 
 
-@calls(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(draw: Draw, target: object) -> Call:
+@strategy(aten.floor_divide.default, aten.floor_divide.Scalar)
+def draw_floor_divide(draw: Draw, target: object) -> Call:
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS, torch.uint8)))
     divisor = tensors(b, dtype, "nonzero") if target is aten.floor_divide.default else numbers(dtype).filter(bool)
-    return draw(named(Call(target, (draw(tensors(a, dtype, values(dtype))), draw(divisor)))))
+    return draw(name_sizes(Call(target, (draw(tensors(a, dtype, values(dtype))), draw(divisor)))))
 
 
-@calls(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
-def power(draw: Draw, target: object) -> Call:
+@strategy(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
+def draw_power(draw: Draw, target: object) -> Call:
     """Draw powers, without bools, for which eager's result is bool but that of its shape functions int64."""
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
@@ -62,62 +62,64 @@ def power(draw: Draw, target: object) -> Call:
     bases = tensors(a, dtype, st.sampled_from(("small", "normal") if whole else ("positive", "special", "small")))
     exponents = st.sampled_from((2, 3, 4, 1, 0, 5, 11) if whole else (2, 0.5, 3, -1, 1.5, -2, -0.5, 0, 1, 2.0, 4))
     if target is aten.pow.Tensor_Scalar:
-        return draw(named(Call(target, (draw(bases), draw(exponents)))))
+        return draw(name_sizes(Call(target, (draw(bases), draw(exponents)))))
     power = tensors(b, dtype, ("between", 0, 4) if whole else "small")
     number = draw(st.sampled_from((2, 3, 1) if whole else (2, 0.5, 10.0)))
-    return draw(named(Call(target, (number if target is aten.pow.Scalar else draw(bases), draw(power)))))
+    return draw(name_sizes(Call(target, (number if target is aten.pow.Scalar else draw(bases), draw(power)))))
 
 
-@calls(aten.round.decimals)
-def round_decimals(draw: Draw, target: object) -> Call:
+@strategy(aten.round.decimals)
+def draw_round_decimals(draw: Draw, target: object) -> Call:
     """Draw rounding to decimals, without ties, for which the rounding error of scaling decides the direction."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
-    return draw(named(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
+    return draw(name_sizes(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
 
 
-@calls(aten._prelu_kernel.default)
-def prelu(draw: Draw, target: object) -> Call:
+@strategy(aten._prelu_kernel.default)
+def draw_prelu(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(2, 4)), draw(floats)
     slopes = (1, shape[1] if draw(st.booleans()) else 1, *[1] * (len(shape) - 2))
     weight = draw(tensors(slopes, dtype, constant=draw(st.booleans())))
-    return draw(named(Call(target, (draw(tensors(shape, dtype, values(dtype))), weight)), {0: others(shape, 1)}))
+    return draw(
+        name_sizes(Call(target, (draw(tensors(shape, dtype, values(dtype))), weight)), {0: other_dims(shape, 1)})
+    )
 
 
-@calls(aten.log_sigmoid_forward.default)
-def log_sigmoid(draw: Draw, target: object) -> Call:
+@strategy(aten.log_sigmoid_forward.default)
+def draw_log_sigmoid(draw: Draw, target: object) -> Call:
     """Draw calls that request only the first result: the second is for gradients, and device-dependent in eager."""
     dtype = draw(floats)
-    call = draw(named(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
+    call = draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
     return evolve(call, outputs=(0,))
 
 
 prims = torch.ops.prims
 
 
-def _held(source: torch.dtype, dtype: torch.dtype) -> st.SearchStrategy[str]:
+def _castable(source: torch.dtype, dtype: torch.dtype) -> st.SearchStrategy[str]:
     if source.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
         return st.just("positive")
     return values(source)
 
 
-@calls(aten._to_copy.default)
-def to_copy(draw: Draw, target: object) -> Call:
+@strategy(aten._to_copy.default)
+def draw_to_copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
-    spec = draw(tensors(draw(shapes()), source, _held(source, dtype)))
-    return draw(named(Call(target, (spec,), {"dtype": dtype} if draw(st.integers(0, 9)) else {})))
+    spec = draw(tensors(draw(shapes()), source, _castable(source, dtype)))
+    return draw(name_sizes(Call(target, (spec,), {"dtype": dtype} if draw(st.integers(0, 9)) else {})))
 
 
-@calls(prims.convert_element_type.default)
-def convert_element_type(draw: Draw, target: object) -> Call:
+@strategy(prims.convert_element_type.default)
+def draw_convert_element_type(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
-    return draw(named(Call(target, (draw(tensors(draw(shapes()), source, _held(source, dtype))), dtype))))
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), source, _castable(source, dtype))), dtype))))
 
 
-@calls(aten.copy.default)
-def copy(draw: Draw, target: object) -> Call:
+@strategy(aten.copy.default)
+def draw_copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
     shape = draw(shapes())
     part = draw(st.sampled_from((shape, shape[1:], tuple(1 for _ in shape), ())))
-    given = draw(tensors(shape, dtype)), draw(tensors(part, source, _held(source, dtype)))
-    return draw(named(Call(target, given)))
+    given = draw(tensors(shape, dtype)), draw(tensors(part, source, _castable(source, dtype)))
+    return draw(name_sizes(Call(target, given)))

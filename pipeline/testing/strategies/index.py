@@ -12,22 +12,22 @@ from pipeline.testing.calls import Call, TensorSpec
 from pipeline.testing.strategies.common import (
     Draw,
     Shape,
+    any_tensors,
     broadcastable,
-    calls,
     dims,
     dtypes,
     floats,
     ints,
-    moved,
-    named,
-    others,
+    name_sizes,
+    other_dims,
     shapes,
+    strategy,
     tensors,
 )
 
 
 @st.composite
-def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
+def _index_tensors(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
     """Draw index tensors for some dims, None for others; they broadcast together. ``once``: no element is indexed
     twice.
 
@@ -49,17 +49,17 @@ def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
     return [found.get(a) for a in range(axes[-1] + 1)]
 
 
-@calls(aten.index.Tensor)
-def index(draw: Draw, target: object) -> Call:
+@strategy(aten.index.Tensor)
+def draw_index(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4, zero=False))
-    indices = draw(_indices(shape))
-    call = Call(target, (draw(moved(shape, draw(dtypes))), indices))
+    indices = draw(_index_tensors(shape))
+    call = Call(target, (draw(any_tensors(shape, draw(dtypes))), indices))
     free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
-    return draw(named(call, {0: free}))
+    return draw(name_sizes(call, {0: free}))
 
 
-@calls(aten.index_put.default)
-def index_put(draw: Draw, target: object) -> Call:
+@strategy(aten.index_put.default)
+def draw_index_put(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     x = draw(tensors(shape, dtype))
     if draw(st.booleans()):
@@ -75,104 +75,110 @@ def index_put(draw: Draw, target: object) -> Call:
             given = (*draw(st.sampled_from([shape[:place], ()])), sum(picks), *rest)
         call = Call(target, (x, [*[None] * place, mask], draw(tensors(given, dtype)), accumulate))
         free = [d for d in range(len(shape)) if not place <= d < place + len(covered)]
-        return draw(named(call, {0: free})) if given in ((), (1,)) and free else call
+        return draw(name_sizes(call, {0: free})) if given in ((), (1,)) and free else call
     accumulate = draw(st.booleans()) and dtype not in (torch.bool, torch.uint8, torch.int8)
-    indices = draw(_indices(shape, once=not accumulate))
+    indices = draw(_index_tensors(shape, once=not accumulate))
     free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
     places = [None if i is None else torch.zeros(i.shape, dtype=torch.int64) for i in indices]
     whole = tuple(aten.index.Tensor(torch.empty(shape), places).shape)
     values = draw(tensors(draw(st.sampled_from([(), whole, whole[1:]])), dtype, "small" if accumulate else "normal"))
     call = Call(target, (x, indices, values, accumulate))
-    return draw(named(call, {0: free})) if values.shape == () else call
+    return draw(name_sizes(call, {0: free})) if values.shape == () else call
 
 
-@calls(aten.index_select.default)
-def index_select(draw: Draw, target: object) -> Call:
+@strategy(aten.index_select.default)
+def draw_index_select(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 4, zero=False))
     dim = draw(dims(len(shape)))
     count = (draw(st.integers(0, 4)),) if shape else (1,)
     index = draw(tensors(count, draw(ints), ("below", shape[dim] if shape else 1), draw(st.booleans())))
-    call = Call(target, (draw(moved(shape, draw(dtypes))), dim, index))
-    return draw(named(call, {0: others(shape, dim)}))
+    call = Call(target, (draw(any_tensors(shape, draw(dtypes))), dim, index))
+    return draw(name_sizes(call, {0: other_dims(shape, dim)}))
 
 
-@calls(aten.gather.default)
-def gather(draw: Draw, target: object) -> Call:
+@strategy(aten.gather.default)
+def draw_gather(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 4, zero=False))
     dim = draw(dims(len(shape)))
     size = shape[dim] if shape else 1
     own = [draw(st.integers(0, 4)) if d == dim % len(shape) else draw(st.integers(1, s)) for d, s in enumerate(shape)]
     index = draw(tensors(own, torch.int64, ("below", size), draw(st.booleans())))
-    call = Call(target, (draw(moved(shape, draw(dtypes))), dim, index))
+    call = Call(target, (draw(any_tensors(shape, draw(dtypes))), dim, index))
     rest = [d for d in range(len(shape)) if d != dim % len(shape) and own[d] == shape[d]]
-    return draw(named(call, {0: rest, 1: rest}))
+    return draw(name_sizes(call, {0: rest, 1: rest}))
 
 
-@calls(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(draw: Draw, target: object) -> Call:
+@strategy(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def draw_index_fill(draw: Draw, target: object) -> Call:
     """Draw indices that count from either end."""
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     count = draw(st.sampled_from([(), (3,), (0,)])) if shape else (1,)
     index = draw(tensors(count, torch.int64, ("index", shape[dim] if shape else 1), draw(st.booleans())))
     value = draw(tensors((), dtype)) if target is aten.index_fill.int_Tensor else draw(st.sampled_from([0, 1, True]))
-    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, index, value)), {0: others(shape, dim)}))
+    return draw(
+        name_sizes(Call(target, (draw(any_tensors(shape, dtype)), dim, index, value)), {0: other_dims(shape, dim)})
+    )
 
 
-@calls(aten.tril.default, aten.triu.default)
-def triangle(draw: Draw, target: object) -> Call:
-    return draw(named(Call(target, (draw(moved(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4))))))
+@strategy(aten.tril.default, aten.triu.default)
+def draw_triangle(draw: Draw, target: object) -> Call:
+    return draw(
+        name_sizes(Call(target, (draw(any_tensors(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4)))))
+    )
 
 
-@calls(aten.one_hot.default)
-def one_hot(draw: Draw, target: object) -> Call:
+@strategy(aten.one_hot.default)
+def draw_one_hot(draw: Draw, target: object) -> Call:
     classes = draw(st.integers(1, 5))
-    return draw(named(Call(target, (draw(tensors(draw(shapes(0, 3)), torch.int64, ("below", classes))), classes))))
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes(0, 3)), torch.int64, ("below", classes))), classes))))
 
 
-@calls(aten.masked_scatter.default)
-def masked_scatter(draw: Draw, target: object) -> Call:
+@strategy(aten.masked_scatter.default)
+def draw_masked_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     if draw(st.booleans()):
         mask = draw(tensors(draw(st.sampled_from([("n", 3), ("n", 1), (3,)])), torch.bool))
-        given = (draw(moved(("n", 3), dtype)), mask, draw(moved((27,), dtype)))
+        given = (draw(any_tensors(("n", 3), dtype)), mask, draw(any_tensors((27,), dtype)))
         return Call(target, given, sizes={"n": (1, 3, 9)})
     part = tuple(1 if draw(st.booleans()) else s for s in shape)[draw(st.integers(0, len(shape))) :]
     if draw(st.integers(0, 3)) == 0:
-        return Call(target, (draw(moved(part, dtype)), draw(tensors(shape, torch.bool)), draw(tensors(shape, dtype))))
+        return Call(
+            target, (draw(any_tensors(part, dtype)), draw(tensors(shape, torch.bool)), draw(tensors(shape, dtype)))
+        )
     source = draw(tensors((math.prod(shape) + draw(st.integers(0, 2)),), dtype))
-    return Call(target, (draw(moved(shape, dtype)), draw(tensors(part, torch.bool)), source))
+    return Call(target, (draw(any_tensors(shape, dtype)), draw(tensors(part, torch.bool)), source))
 
 
-@calls(aten.nonzero.default, aten.nonzero_numpy.default, aten.where.default)
-def nonzero(draw: Draw, target: object) -> Call:
-    return draw(named(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
+@strategy(aten.nonzero.default, aten.nonzero_numpy.default, aten.where.default)
+def draw_nonzero(draw: Draw, target: object) -> Call:
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
 
 
-@calls(aten.masked_select.default)
-def masked_select(draw: Draw, target: object) -> Call:
+@strategy(aten.masked_select.default)
+def draw_masked_select(draw: Draw, target: object) -> Call:
     x, mask = draw(broadcastable().filter(lambda parts: len(parts[1]) > 0))
-    return draw(named(Call(target, (draw(moved(x, draw(dtypes))), draw(tensors(mask, torch.bool))))))
+    return draw(name_sizes(Call(target, (draw(any_tensors(x, draw(dtypes))), draw(tensors(mask, torch.bool))))))
 
 
-@calls(aten.put.default)
-def put(draw: Draw, target: object) -> Call:
+@strategy(aten.put.default)
+def draw_put(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 3, zero=False)), draw(floats)
     index = draw(tensors((2, 2), torch.int64, ("index", math.prod(shape))))
     return Call(target, (draw(tensors(shape, dtype)), index, draw(tensors((2, 2), dtype, "small")), True))
 
 
-@calls(aten.embedding.default)
-def embedding(draw: Draw, target: object) -> Call:
+@strategy(aten.embedding.default)
+def draw_embedding(draw: Draw, target: object) -> Call:
     rows, columns = draw(st.integers(1, 5)), draw(st.integers(0, 4))
     weight = draw(tensors((rows, columns), draw(dtypes), constant=draw(st.booleans())))
     index = draw(tensors(draw(shapes(0, 3)), draw(ints), ("below", rows)))
     padding = draw(st.sampled_from([(), (0,), (-1,)]))
-    return draw(named(Call(target, (weight, index, *padding)), {1: range(len(index.shape))}))
+    return draw(name_sizes(Call(target, (weight, index, *padding)), {1: range(len(index.shape))}))
 
 
-@calls(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def embedding_bag(draw: Draw, target: object) -> Call:
+@strategy(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def draw_embedding_bag(draw: Draw, target: object) -> Call:
     rows, count, mode = draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(0, 2))
     dtype, last = draw(floats), draw(st.booleans())
     starts = sorted(draw(st.lists(st.integers(0, count), max_size=3)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.aten.types import Argument, aten
 from pipeline.testing.calls import Call, Dim, TensorSpec
-from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, floats, named, seeds, tensors
+from pipeline.testing.strategies.common import FLOATS, INTS, Draw, floats, name_sizes, seeds, strategy, tensors
 
 dtypes = st.sampled_from((*FLOATS, *FLOATS, *INTS))
 ROWS, INNER, COLUMNS = "n", "k", "m"
@@ -25,7 +25,7 @@ def _sized(draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[
     return Call(target, args, kwargs or {}, sizes)
 
 
-def _operands(draw: Draw, *shapes: tuple[Dim, ...]) -> tuple[object, ...]:
+def _draw_operands(draw: Draw, *shapes: tuple[Dim, ...]) -> tuple[object, ...]:
     dtype = draw(dtypes)
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
@@ -39,9 +39,9 @@ OPERANDS: dict[object, tuple[tuple[Dim, ...], ...]] = {
 }
 
 
-@calls(*OPERANDS)
-def products(draw: Draw, target: object) -> Call:
-    return _sized(draw, target, _operands(draw, *OPERANDS[target]))
+@strategy(*OPERANDS)
+def draw_matmul(draw: Draw, target: object) -> Call:
+    return _sized(draw, target, _draw_operands(draw, *OPERANDS[target]))
 
 
 SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
@@ -53,14 +53,14 @@ coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0
 """beta and alpha, never of opposite signs: the tolerance of a sum assumes that nothing cancels."""
 
 
-@calls(*SUMS)
-def sums(draw: Draw, target: object) -> Call:
+@strategy(*SUMS)
+def draw_sum_of_products(draw: Draw, target: object) -> Call:
     beta, alpha = draw(coefficients)
-    return _sized(draw, target, _operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
+    return _sized(draw, target, _draw_operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
 
 
-@calls(aten.matmul.default)
-def matmul(draw: Draw, target: object) -> Call:
+@strategy(aten.matmul.default)
+def draw_batched_matmul(draw: Draw, target: object) -> Call:
     """Draw vectors, matrices, and batches of them that broadcast."""
     vectors = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True), (True, True))))
     batch: list[Dim] = draw(st.sampled_from(([], ["b"], [2, "b"])))
@@ -68,18 +68,18 @@ def matmul(draw: Draw, target: object) -> Call:
     left, right = draw(part), draw(part)
     a: tuple[Dim, ...] = (INNER,) if vectors[0] else (*left, *A)
     b: tuple[Dim, ...] = (INNER,) if vectors[1] else (*right, *B)
-    return _sized(draw, target, _operands(draw, a, b))
+    return _sized(draw, target, _draw_operands(draw, a, b))
 
 
-@calls(aten.linear.default)
-def linear(draw: Draw, target: object) -> Call:
+@strategy(aten.linear.default)
+def draw_linear(draw: Draw, target: object) -> Call:
     shape, dtype = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)), draw(floats)
     constant = draw(st.booleans())
     outputs = draw(st.integers(1, 5))
     weight = draw(tensors((outputs, shape[-1]), dtype, constant=constant))
     bias = draw(st.none() | tensors((outputs,), dtype, constant=constant))
     call = Call(target, (draw(tensors(shape, dtype)), weight, bias))
-    return draw(named(call, {0: range(len(shape) - 1)}))
+    return draw(name_sizes(call, {0: range(len(shape) - 1)}))
 
 
 booleans = st.booleans()
@@ -93,11 +93,11 @@ def matrices(draw: Draw, values: str = "regular") -> TensorSpec:
     return TensorSpec((*batch, size, size), torch.float32, values, seed=draw(seeds))
 
 
-def _sizes(*specs: TensorSpec) -> dict[str, int]:
+def _size_values(*specs: TensorSpec) -> dict[str, int]:
     return SIZES if any(spec.names for spec in specs) else {}
 
 
-def _other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
+def _draw_other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
     """Draw the other operand of a matmul or solve, with the same batch dims or none. For 1 × 1 matrices it has the
     batch dims, since ``linalg.solve`` may interpret an operand with a single row as a batch of vectors."""
     columns, size = draw(st.integers(1, 3)), a.shape[-1]
@@ -105,65 +105,65 @@ def _other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))
 
 
-@calls(aten.linalg_inv_ex.default, aten.linalg_det.default, aten.linalg_slogdet.default)
-def of_one(draw: Draw, target: object) -> Call:
+@strategy(aten.linalg_inv_ex.default, aten.linalg_det.default, aten.linalg_slogdet.default)
+def draw_matrix_call(draw: Draw, target: object) -> Call:
     a = draw(matrices())
-    return Call(target, (a,), sizes=_sizes(a))
+    return Call(target, (a,), sizes=_size_values(a))
 
 
-@calls(aten.linalg_cholesky_ex.default)
-def cholesky(draw: Draw, target: object) -> Call:
+@strategy(aten.linalg_cholesky_ex.default)
+def draw_cholesky(draw: Draw, target: object) -> Call:
     a = draw(matrices("definite"))
-    return Call(target, (a,), {"upper": draw(booleans)}, _sizes(a))
+    return Call(target, (a,), {"upper": draw(booleans)}, _size_values(a))
 
 
-@calls(aten.cholesky_inverse.default)
-def cholesky_inverse(draw: Draw, target: object) -> Call:
+@strategy(aten.cholesky_inverse.default)
+def draw_cholesky_inverse(draw: Draw, target: object) -> Call:
     a = draw(matrices("definite"))
-    return Call(target, (a, draw(booleans)), sizes=_sizes(a))
+    return Call(target, (a, draw(booleans)), sizes=_size_values(a))
 
 
-@calls(aten.cholesky_solve.default)
-def cholesky_solve(draw: Draw, target: object) -> Call:
+@strategy(aten.cholesky_solve.default)
+def draw_cholesky_solve(draw: Draw, target: object) -> Call:
     a = draw(matrices("definite"))
-    b = _other_operand(draw, a, True)
-    return Call(target, (b, a, draw(booleans)), sizes=_sizes(a, b))
+    b = _draw_other_operand(draw, a, True)
+    return Call(target, (b, a, draw(booleans)), sizes=_size_values(a, b))
 
 
-@calls(aten.linalg_solve_triangular.default)
-def solve_triangular(draw: Draw, target: object) -> Call:
+@strategy(aten.linalg_solve_triangular.default)
+def draw_solve_triangular(draw: Draw, target: object) -> Call:
     a, left = draw(matrices("definite")), draw(booleans)
-    b = _other_operand(draw, a, left)
+    b = _draw_other_operand(draw, a, left)
     kwargs: dict[str, Any] = {"upper": draw(booleans), "left": left, "unitriangular": draw(booleans)}
-    return Call(target, (a, b), kwargs, _sizes(a, b))
+    return Call(target, (a, b), kwargs, _size_values(a, b))
 
 
-@calls(aten.linalg_solve.default)
-def solve(draw: Draw, target: object) -> Call:
+@strategy(aten.linalg_solve.default)
+def draw_solve(draw: Draw, target: object) -> Call:
     a, left = draw(matrices()), draw(booleans)
-    b = _other_operand(draw, a, left)
-    return Call(target, (a, b), {"left": left}, _sizes(a, b))
+    b = _draw_other_operand(draw, a, left)
+    return Call(target, (a, b), {"left": left}, _size_values(a, b))
 
 
 orders = st.sampled_from((2.0, 1.0, 0.0, 3.0, 0.5, float("inf")))
 
 
-@calls(aten._cdist_forward.default)
-def cdist(draw: Draw, target: object) -> Call:
+@strategy(aten._cdist_forward.default)
+def draw_cdist(draw: Draw, target: object) -> Call:
     batch, size = draw(st.sampled_from(((), ("b",)))), draw(st.integers(1, 4))
     a, b = (draw(tensors((*batch, name, size), torch.float32)) for name in ("n", "m"))
     sizes = {"n": 3, "m": 4, **({"b": 2} if batch else {})}
     return Call(target, (a, b, draw(orders), None), sizes=sizes)
 
 
-@calls(aten._pdist_forward.default)
-def pdist(draw: Draw, target: object) -> Call:
+@strategy(aten._pdist_forward.default)
+def draw_pdist(draw: Draw, target: object) -> Call:
     shape = (draw(st.integers(2, 5)), draw(st.integers(1, 4)))
     return Call(target, (draw(tensors(shape, torch.float32)), draw(orders)))
 
 
-@calls(aten.linalg_cross.default)
-def cross(draw: Draw, target: object) -> Call:
+@strategy(aten.linalg_cross.default)
+def draw_cross(draw: Draw, target: object) -> Call:
     dim = draw(st.sampled_from((-1, 1, -2, 2)))
     shape: list[Any] = ["n", 3, 2] if dim in (1, -2) else ["n", 2, 3]
     dtype = draw(st.sampled_from((torch.float32, torch.int64)))
@@ -171,8 +171,8 @@ def cross(draw: Draw, target: object) -> Call:
     return Call(target, (a, b), {"dim": dim}, {"n": 2})
 
 
-@calls(aten.addbmm.default)
-def addbmm(draw: Draw, target: object) -> Call:
+@strategy(aten.addbmm.default)
+def draw_addbmm(draw: Draw, target: object) -> Call:
     f, i = torch.float32, torch.int64
     dtype, beta, alpha = draw(st.sampled_from([(i, 0.5, 1.5), (f, 2.0, 3.0), (f, 0.0, 1.5), (i, 1.0, 3.0)]))
     specs = [draw(tensors(shape, dtype)) for shape in (("n", 4), (2, "n", 3), (2, 3, 4))]

@@ -10,98 +10,98 @@ from hypothesis import strategies as st
 
 from pipeline.aten.types import Leaf, aten
 from pipeline.testing.calls import Call, Size
-from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
+from pipeline.testing.strategies.common import Draw, floats, name_sizes, shapes, strategy, tensors
 
 epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
 
 
-def _values(count: int) -> st.SearchStrategy[str]:
+def _values_to_normalize(count: int) -> st.SearchStrategy[str]:
     """Return a strategy of values to normalise: few values must differ clearly, or rounding decides the variance."""
     return st.sampled_from(("distinct", "normal", "large", "positive") if count >= 8 else ("distinct",))
 
 
-def _affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
+def _draw_affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
     """Draw a weight and a bias, neither, or one of them; mostly constants."""
     constant = draw(st.sampled_from((True, True, False)))
     return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
 
 
-def _outputs(draw: Draw) -> tuple[int, ...] | None:
+def _draw_outputs(draw: Draw) -> tuple[int, ...] | None:
     return draw(st.sampled_from((None, (0,))))
 
 
-@calls(aten.layer_norm.default, aten.native_layer_norm.default)
-def layer_norm(draw: Draw, target: object) -> Call:
+@strategy(aten.layer_norm.default, aten.native_layer_norm.default)
+def draw_layer_norm(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
-    x = draw(tensors(shape, dtype, _values(math.prod(normalized))))
-    outputs = _outputs(draw) if target is aten.native_layer_norm.default else None
-    call = Call(target, (x, list(normalized), *_affine(draw, normalized, dtype), draw(epsilons)), outputs=outputs)
-    return draw(named(call, {0: range(len(shape) - len(normalized))}))
+    x = draw(tensors(shape, dtype, _values_to_normalize(math.prod(normalized))))
+    outputs = _draw_outputs(draw) if target is aten.native_layer_norm.default else None
+    call = Call(target, (x, list(normalized), *_draw_affine(draw, normalized, dtype), draw(epsilons)), outputs=outputs)
+    return draw(name_sizes(call, {0: range(len(shape) - len(normalized))}))
 
 
-@calls(aten.rms_norm.default)
-def rms_norm(draw: Draw, target: object) -> Call:
+@strategy(aten.rms_norm.default)
+def draw_rms_norm(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
-    x, weight = draw(tensors(shape, dtype)), _affine(draw, normalized, dtype)[0]
+    x, weight = draw(tensors(shape, dtype)), _draw_affine(draw, normalized, dtype)[0]
     call = Call(target, (x, list(normalized), weight, draw(st.none() | epsilons)))
-    return draw(named(call, {0: range(len(shape) - len(normalized))}))
+    return draw(name_sizes(call, {0: range(len(shape) - len(normalized))}))
 
 
-def _images(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
+def _draw_batch_shape(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
     """Draw a batch of at least two elements per channel, with ``groups`` groups of channels."""
     spatial = draw(st.lists(st.integers(2, 4), min_size=least_rank, max_size=3))
     return (draw(st.integers(2, 3)), groups * draw(st.integers(1, 3)), *spatial)
 
 
-@calls(aten.group_norm.default)
-def group_norm(draw: Draw, target: object) -> Call:
+@strategy(aten.group_norm.default)
+def draw_group_norm(draw: Draw, target: object) -> Call:
     groups, dtype = draw(st.integers(1, 3)), draw(floats)
-    shape = _images(draw, groups)
-    x = draw(tensors(shape, dtype, _values(math.prod(shape[1:]) // groups)))
-    call = Call(target, (x, groups, *_affine(draw, shape[1:2], dtype), draw(epsilons)))
+    shape = _draw_batch_shape(draw, groups)
+    x = draw(tensors(shape, dtype, _values_to_normalize(math.prod(shape[1:]) // groups)))
+    call = Call(target, (x, groups, *_draw_affine(draw, shape[1:2], dtype), draw(epsilons)))
     dims, least = draw(st.sampled_from((([0, *range(2, len(shape))], 2), ([0], 0))))
-    return draw(named(call, {0: dims}, least=least))
+    return draw(name_sizes(call, {0: dims}, least=least))
 
 
-@calls(aten.native_group_norm.default)
-def native_group_norm(draw: Draw, target: object) -> Call:
+@strategy(aten.native_group_norm.default)
+def draw_native_group_norm(draw: Draw, target: object) -> Call:
     groups, dtype = draw(st.integers(1, 3)), draw(floats)
-    n, c, *spatial = _images(draw, groups, 1)
+    n, c, *spatial = _draw_batch_shape(draw, groups, 1)
     area = math.prod(spatial[1:])
-    x = draw(tensors(("n", c, "m", *spatial[1:]), dtype, _values(2 * area * c // groups)))
-    arguments = (x, *_affine(draw, (c,), dtype), Size("n"), c, Size("m", area), groups, draw(epsilons))
+    x = draw(tensors(("n", c, "m", *spatial[1:]), dtype, _values_to_normalize(2 * area * c // groups)))
+    arguments = (x, *_draw_affine(draw, (c,), dtype), Size("n"), c, Size("m", area), groups, draw(epsilons))
     rows = (draw(st.sampled_from((0, 1, n))), n, n)
-    return Call(target, arguments, sizes={"n": rows, "m": (2, spatial[0], 8)}, outputs=_outputs(draw))
+    return Call(target, arguments, sizes={"n": rows, "m": (2, spatial[0], 8)}, outputs=_draw_outputs(draw))
 
 
-@calls(aten._native_batch_norm_legit.no_stats)
-def batch_norm_of_the_batch(draw: Draw, target: object) -> Call:
-    shape, dtype = _images(draw, 1), draw(floats)
-    x, affine = draw(tensors(shape, dtype, "distinct")), _affine(draw, shape[1:2], dtype)
-    call = Call(target, (x, *affine, True, 0.1, draw(epsilons)), outputs=_outputs(draw))
-    return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
+@strategy(aten._native_batch_norm_legit.no_stats)
+def draw_batch_norm_of_the_batch(draw: Draw, target: object) -> Call:
+    shape, dtype = _draw_batch_shape(draw, 1), draw(floats)
+    x, affine = draw(tensors(shape, dtype, "distinct")), _draw_affine(draw, shape[1:2], dtype)
+    call = Call(target, (x, *affine, True, 0.1, draw(epsilons)), outputs=_draw_outputs(draw))
+    return draw(name_sizes(call, {0: [0, *range(2, len(shape))]}, least=2))
 
 
-@calls(aten.instance_norm.default)
-def instance_norm(draw: Draw, target: object) -> Call:
-    shape, dtype = _images(draw, 1, 1), draw(floats)
-    x, affine = draw(tensors(shape, dtype, "distinct")), _affine(draw, shape[1:2], dtype)
+@strategy(aten.instance_norm.default)
+def draw_instance_norm(draw: Draw, target: object) -> Call:
+    shape, dtype = _draw_batch_shape(draw, 1, 1), draw(floats)
+    x, affine = draw(tensors(shape, dtype, "distinct")), _draw_affine(draw, shape[1:2], dtype)
     call = Call(target, (x, *affine, None, None, True, 0.1, draw(epsilons), False))
-    return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
+    return draw(name_sizes(call, {0: [0, *range(2, len(shape))]}, least=2))
 
 
-@calls(aten.batch_norm.default, aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
-def batch_norm(draw: Draw, target: object) -> Call:
+@strategy(aten.batch_norm.default, aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+def draw_batch_norm(draw: Draw, target: object) -> Call:
     """Draw calls with running statistics: each parameter may have any shape of one element per channel."""
-    shape, dtype = _images(draw, 1), draw(floats)
+    shape, dtype = _draw_batch_shape(draw, 1), draw(floats)
     each = st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])])
-    x, affine = draw(tensors(shape, dtype)), _affine(draw, draw(each), dtype)
+    x, affine = draw(tensors(shape, dtype)), _draw_affine(draw, draw(each), dtype)
     given = draw(each)
     running = [draw(tensors(given, dtype, what, constant=True)) for what in ("normal", "positive")]
     training = [] if "no_training" in str(target) else [False]
     cudnn = [False] if target is aten.batch_norm.default else []
     outputs = None if target is aten.batch_norm.default else (0,)
     call = Call(target, (x, *affine, *running, *training, 0.1, draw(epsilons), *cudnn), outputs=outputs)
-    return draw(named(call, {0: [0, *range(2, len(shape))]}))
+    return draw(name_sizes(call, {0: [0, *range(2, len(shape))]}))

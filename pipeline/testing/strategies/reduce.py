@@ -14,16 +14,16 @@ from pipeline.testing.strategies.common import (
     ORDERED_VALUES,
     Draw,
     broadcastable,
-    calls,
     dim_lists,
     dims,
     dtypes,
     floats,
     ints,
-    named,
-    others,
-    resized,
+    name_sizes,
+    other_dims,
+    replace_size,
     shapes,
+    strategy,
     tensors,
     values,
 )
@@ -33,34 +33,36 @@ prims = torch.ops.prims
 arithmetic = st.sampled_from((*FLOATS, *INTS))
 
 
-@calls(aten.linalg_vector_norm.default)
-def vector_norm(draw: Draw, target: object) -> Call:
+@strategy(aten.linalg_vector_norm.default)
+def draw_vector_norm(draw: Draw, target: object) -> Call:
     shape, infinite = draw(shapes()), float("inf")
     order = draw(st.sampled_from((2, 1, 0, 3, 2.5, 0.5, infinite, -infinite)))
     spec = draw(tensors(shape, draw(floats), values(torch.float32)))
     kwargs = {"keepdim": draw(st.booleans())}
-    return draw(named(Call(target, (spec, order, draw(dim_lists(len(shape)) | st.none())), kwargs)))
+    return draw(name_sizes(Call(target, (spec, order, draw(dim_lists(len(shape)) | st.none())), kwargs)))
 
 
-@calls(aten.histc.default)
-def histc(draw: Draw, target: object) -> Call:
+@strategy(aten.histc.default)
+def draw_histc(draw: Draw, target: object) -> Call:
     spec = draw(tensors(draw(shapes()), torch.float32, values(torch.float32, ("normal", "small", "unit"))))
     low = draw(st.sampled_from((-1, 0, -3.0, 0.5)))
-    return draw(named(Call(target, (spec, draw(st.integers(1, 7)), low, low + draw(st.sampled_from((1, 4, 2.5)))))))
+    return draw(
+        name_sizes(Call(target, (spec, draw(st.integers(1, 7)), low, low + draw(st.sampled_from((1, 4, 2.5))))))
+    )
 
 
-@calls(prims.div.default)
-def div(draw: Draw, target: object) -> Call:
+@strategy(prims.div.default)
+def draw_division(draw: Draw, target: object) -> Call:
     (a, _), dtype = draw(broadcastable(2)), draw(arithmetic)
-    return draw(named(Call(target, (draw(tensors(a, dtype, values(dtype))), draw(tensors(a, dtype, "nonzero"))))))
+    return draw(name_sizes(Call(target, (draw(tensors(a, dtype, values(dtype))), draw(tensors(a, dtype, "nonzero"))))))
 
 
-@calls(prims.sum.default)
-def total(draw: Draw, target: object) -> Call:
+@strategy(prims.sum.default)
+def draw_sum(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1))
     dims = sorted(d % len(shape) for d in draw(dim_lists(len(shape), 1)))
     dtype = draw(arithmetic)
-    return draw(named(Call(target, (draw(tensors(shape, dtype, values(dtype))), dims))))
+    return draw(name_sizes(Call(target, (draw(tensors(shape, dtype, values(dtype))), dims))))
 
 
 # RTX 1.4 drops the middle of the casts int64 -> float16 -> float32 (softmax gives 1.0 for NaN where float16 overflows):
@@ -68,25 +70,25 @@ def total(draw: Draw, target: object) -> Call:
 VALUES = st.sampled_from(("normal", "large", "special"))
 
 
-@calls(aten._softmax.default, aten._log_softmax.default)
-def native(draw: Draw, target: object) -> Call:
+@strategy(aten._softmax.default, aten._log_softmax.default)
+def draw_native_softmax(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes()), draw(floats)
-    return draw(named(Call(target, (draw(tensors(shape, dtype, VALUES)), draw(dims(len(shape))), False))))
+    return draw(name_sizes(Call(target, (draw(tensors(shape, dtype, VALUES)), draw(dims(len(shape))), False))))
 
 
-@calls(aten.softmax.int, aten.log_softmax.int)
-def composite(draw: Draw, target: object) -> Call:
+@strategy(aten.softmax.int, aten.log_softmax.int)
+def draw_softmax(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes()), draw(floats | st.just(torch.int64))
     wanted = draw(floats if dtype == torch.int64 else st.none() | st.just(torch.float32))
     values = "normal" if dtype == torch.int64 and wanted != torch.float32 else VALUES
-    return draw(named(Call(target, (draw(tensors(shape, dtype, values)), draw(dims(len(shape))), wanted))))
+    return draw(name_sizes(Call(target, (draw(tensors(shape, dtype, values)), draw(dims(len(shape))), wanted))))
 
 
 ORDERED = ints | dtypes.filter(lambda dtype: dtype != torch.bool)
 
 
-@calls(aten.topk.default)
-def topk(draw: Draw, target: object) -> Call:
+@strategy(aten.topk.default)
+def draw_topk(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 5, zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     k = draw(st.integers(0, shape[dim])) if shape else 1
@@ -94,13 +96,13 @@ def topk(draw: Draw, target: object) -> Call:
     spec = tensors(shape, dtype, values(dtype, ORDERED_VALUES) if ties else "distinct")
     call = Call(target, (draw(spec), k, dim, draw(st.booleans())), outputs=(0,) if ties else None)
     if shape and draw(st.integers(0, 3)) == 0:
-        spec = tensors(resized(shape, dim, "n"), dtype, "distinct")
+        spec = tensors(replace_size(shape, dim, "n"), dtype, "distinct")
         return Call(target, (draw(spec), Size("n"), dim, draw(st.booleans())), sizes={"n": (1, shape[dim], 8)})
-    return draw(named(call, {0: others(shape, dim)}))
+    return draw(name_sizes(call, {0: other_dims(shape, dim)}))
 
 
-@calls(aten.sort.default, aten.sort.stable)
-def sort(draw: Draw, target: object) -> Call:
+@strategy(aten.sort.default, aten.sort.stable)
+def draw_sort(draw: Draw, target: object) -> Call:
     shape, stable = draw(shapes()), target is aten.sort.stable
     dtype = draw(ORDERED | dtypes)
     ties = dtype == torch.bool or draw(st.booleans())
@@ -108,11 +110,11 @@ def sort(draw: Draw, target: object) -> Call:
     kwargs = {"stable": ties or draw(st.sampled_from((True, False, None)))} if stable else {}
     place = {"dim": draw(dims(len(shape))), "descending": draw(st.booleans())}
     outputs = (0,) if ties and not stable else None
-    return draw(named(Call(target, (draw(spec),), {**kwargs, **place}, outputs=outputs)))
+    return draw(name_sizes(Call(target, (draw(spec),), {**kwargs, **place}, outputs=outputs)))
 
 
-@calls(aten.searchsorted.Tensor, aten.bucketize.Tensor)
-def searched(draw: Draw, target: object) -> Call:
+@strategy(aten.searchsorted.Tensor, aten.bucketize.Tensor)
+def draw_searchsorted(draw: Draw, target: object) -> Call:
     """Draw short and long sequences, sometimes with NaN at the end."""
     dtype, length = draw(floats | ints), draw(st.sampled_from((0, 1, 2, 3, 5, 8, 70)))
     leading = draw(st.sampled_from(((), (2,)))) if target is aten.searchsorted.Tensor else ()
@@ -121,33 +123,35 @@ def searched(draw: Draw, target: object) -> Call:
     kwargs = {"right": draw(st.booleans()), "out_int32": draw(st.booleans())}
     args = (sequence, x) if target is aten.searchsorted.Tensor else (x, sequence)
     varies = {args.index(x): [-1]} | ({} if sequence.constant else {args.index(sequence): [-1]})
-    return draw(named(Call(target, args, kwargs), draw(st.sampled_from([{i: d} for i, d in varies.items()])), least=0))
+    return draw(
+        name_sizes(Call(target, args, kwargs), draw(st.sampled_from([{i: d} for i, d in varies.items()])), least=0)
+    )
 
 
-@calls(aten.kthvalue.default)
-def kthvalue(draw: Draw, target: object) -> Call:
+@strategy(aten.kthvalue.default)
+def draw_kthvalue(draw: Draw, target: object) -> Call:
     """Draw calls that request only values: eager's index of equal elements depends on its algorithm."""
     shape = draw(shapes(0, 3, zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     x = draw(tensors(shape, dtype, values(dtype, ORDERED_VALUES)))
     k = draw(st.integers(1, shape[dim])) if shape else 1
-    return draw(named(Call(target, (x, k, dim, draw(st.booleans())), outputs=(0,)), {0: others(shape, dim)}))
+    return draw(name_sizes(Call(target, (x, k, dim, draw(st.booleans())), outputs=(0,)), {0: other_dims(shape, dim)}))
 
 
-@calls(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
-def median(draw: Draw, target: object) -> Call:
+@strategy(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
+def draw_median(draw: Draw, target: object) -> Call:
     """Draw nonempty integer tensors: for empty ones eager returns NaN cast to an integer, which depends on the CPU."""
     dtype = draw(ORDERED)
     x = draw(tensors(draw(shapes(0, 3, zero=dtype.is_floating_point)), dtype, values(dtype, ORDERED_VALUES)))
     if target in (aten.median.default, aten.nanmedian.default):
-        return draw(named(Call(target, (x,))))
-    return draw(named(Call(target, (x, draw(dims(len(x.shape))), draw(st.booleans())), outputs=(0,))))
+        return draw(name_sizes(Call(target, (x,))))
+    return draw(name_sizes(Call(target, (x, draw(dims(len(x.shape))), draw(st.booleans())), outputs=(0,))))
 
 
-@calls(aten.isin.Tensor_Tensor)
-def isin(draw: Draw, target: object) -> Call:
+@strategy(aten.isin.Tensor_Tensor)
+def draw_isin(draw: Draw, target: object) -> Call:
     """Draw few elements to compare with, or enough that eager sorts both tensors."""
     dtype = draw(ORDERED)
     kind = values(dtype, ORDERED_VALUES)
     x, among = (draw(tensors(shape, dtype, kind)) for shape in (draw(shapes(0, 3)), (draw(st.sampled_from((3, 40))),)))
-    return draw(named(Call(target, (x, among), {"invert": draw(st.booleans())}), {0: range(len(x.shape))}))
+    return draw(name_sizes(Call(target, (x, among), {"invert": draw(st.booleans())}), {0: range(len(x.shape))}))

@@ -14,19 +14,19 @@ from pipeline.testing.strategies.common import (
     INTS,
     Draw,
     Shape,
-    calls,
     dims,
     dtypes,
-    named,
-    others,
-    resized,
+    name_sizes,
+    other_dims,
+    replace_size,
     shapes,
+    strategy,
     tensors,
 )
 
 
 @st.composite
-def _index(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
+def _index_and_shape(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
     """Draw an index into a dim, and its shape. ``once``: along the dim, no element is indexed twice."""
     if not shape:
         return draw(tensors((), torch.int64, "zeros")), ()
@@ -42,12 +42,12 @@ def _index(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shap
 
 
 @st.composite
-def _larger(draw: Draw, shape: Shape) -> Shape:
+def _larger_shape(draw: Draw, shape: Shape) -> Shape:
     return tuple(s + draw(st.integers(0, 1)) for s in shape) if draw(st.booleans()) else shape
 
 
-@calls(aten.scatter.src)
-def scatter(draw: Draw, target: object) -> Call:
+@strategy(aten.scatter.src)
+def draw_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.booleans()):
@@ -55,82 +55,82 @@ def scatter(draw: Draw, target: object) -> Call:
         index = draw(tensors(lines, torch.int64, "permutation"))
         given = (draw(tensors(lines, dtype)), 1, index, draw(tensors(lines, dtype)))
         return Call(target, given, sizes={n: (1, 3, 6) for n in lines if isinstance(n, str)})
-    index, own = draw(_index(shape, dim, once=True))
-    source = draw(tensors(draw(_larger(own)), dtype))
+    index, own = draw(_index_and_shape(shape, dim, once=True))
+    source = draw(tensors(draw(_larger_shape(own)), dtype))
     return Call(target, (draw(tensors(shape, dtype)), dim, index, source))
 
 
-@calls(aten.scatter.value)
-def scatter_value(draw: Draw, target: object) -> Call:
+@strategy(aten.scatter.value)
+def draw_scatter_value(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
-    index, own = draw(_index(shape, dim, once=False))
+    index, own = draw(_index_and_shape(shape, dim, once=False))
     value = draw(st.sampled_from([1, 0, 2.5] if dtype.is_floating_point else [1, 0]))
     rest = [d for d in range(len(shape)) if d != dim % len(shape) and own[d] == shape[d]]
-    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, index, value)), {0: rest, 1: rest}))
+    return draw(name_sizes(Call(target, (draw(tensors(shape, dtype)), dim, index, value)), {0: rest, 1: rest}))
 
 
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 REDUCIBLE = st.sampled_from((*FLOATS, *INTS))
 
 
-@calls(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce)
-def scatter_reduce(draw: Draw, target: object) -> Call:
+@strategy(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce)
+def draw_scatter_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
-    index, own = draw(_index(shape, dim, once=False))
-    source = draw(tensors(draw(_larger(own)), dtype, "small"))
+    index, own = draw(_index_and_shape(shape, dim, once=False))
+    source = draw(tensors(draw(_larger_shape(own)), dtype, "small"))
     args = [draw(tensors(shape, dtype)), dim, index, source]
     if target is aten.scatter_reduce.two:
         args.append(draw(st.sampled_from(REDUCTIONS)))
-        return _dynamic(draw, Call(target, args, {"include_self": draw(st.booleans())}))
+        return _name_equal_dims(draw, Call(target, args, {"include_self": draw(st.booleans())}))
     kwargs = {"reduce": draw(st.sampled_from(["add", "multiply"]))} if target is aten.scatter.reduce else {}
-    return _dynamic(draw, Call(target, args, kwargs))
+    return _name_equal_dims(draw, Call(target, args, kwargs))
 
 
-@calls(aten.scatter.value_reduce)
-def scatter_value_reduce(draw: Draw, target: object) -> Call:
+@strategy(aten.scatter.value_reduce)
+def draw_scatter_value_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 3, zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
-    index, _ = draw(_index(shape, dim, once=False))
+    index, _ = draw(_index_and_shape(shape, dim, once=False))
     reduce = draw(st.sampled_from(["add", "multiply"]))
-    return _dynamic(draw, Call(target, (draw(tensors(shape, dtype)), dim, index, 2), {"reduce": reduce}))
+    return _name_equal_dims(draw, Call(target, (draw(tensors(shape, dtype)), dim, index, 2), {"reduce": reduce}))
 
 
-def _dynamic(draw: Draw, call: Call) -> Call:
+def _name_equal_dims(draw: Draw, call: Call) -> Call:
     """Draw names for the dims that are equal in all tensors of the call."""
     x, index, *source = call.specs
     rank, dim = len(x.shape), call.args[1]
     alike = [d for d in range(rank) if d != dim % rank and all(s.shape[d] == x.shape[d] for s in (index, *source))]
-    return draw(named(call, dict.fromkeys(range(len(call.specs)), alike)))
+    return draw(name_sizes(call, dict.fromkeys(range(len(call.specs)), alike)))
 
 
-@calls(aten.index_reduce.default)
-def index_reduce(draw: Draw, target: object) -> Call:
+@strategy(aten.index_reduce.default)
+def draw_index_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(REDUCIBLE)
     dim, count = draw(dims(len(shape))), draw(st.integers(1, 5))
     index = draw(tensors((count,), torch.int64, ("below", shape[dim]), draw(st.booleans())))
-    source = draw(tensors(resized(shape, dim, count), dtype, "small"))
+    source = draw(tensors(replace_size(shape, dim, count), dtype, "small"))
     reduce = draw(st.sampled_from(REDUCTIONS[1:]))
     given = (draw(tensors(shape, dtype)), dim, index, source, reduce)
-    rest = others(shape, dim)
-    return draw(named(Call(target, given, {"include_self": draw(st.booleans())}), {0: rest, 2: rest}))
+    rest = other_dims(shape, dim)
+    return draw(name_sizes(Call(target, given, {"include_self": draw(st.booleans())}), {0: rest, 2: rest}))
 
 
-@calls(aten.index_copy.default)
-def index_copy(draw: Draw, target: object) -> Call:
+@strategy(aten.index_copy.default)
+def draw_index_copy(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     size = shape[dim]
     count = draw(st.integers(0, size))
     index = draw(tensors((count,), torch.int64, ("given", list(range(size))[::-1][:count]), draw(st.booleans())))
-    source = draw(tensors(resized(shape, dim, count), dtype))
-    rest = others(shape, dim)
-    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, index, source)), {0: rest, 2: rest}))
+    source = draw(tensors(replace_size(shape, dim, count), dtype))
+    rest = other_dims(shape, dim)
+    return draw(name_sizes(Call(target, (draw(tensors(shape, dtype)), dim, index, source)), {0: rest, 2: rest}))
 
 
-@calls(aten.select_scatter.default)
-def select_scatter(draw: Draw, target: object) -> Call:
+@strategy(aten.select_scatter.default)
+def draw_select_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     axis = dim % len(shape)
@@ -139,12 +139,12 @@ def select_scatter(draw: Draw, target: object) -> Call:
     call = Call(target, (draw(tensors(shape, dtype)), source, dim, index))
     if draw(st.booleans()):
         own = [d - (d > axis) for d in range(len(shape)) if d > axis]
-        return draw(named(call, {0: [d for d in range(len(shape)) if d > axis], 1: own}))
-    return draw(named(call, {0: [axis], 1: []}, least=min(shape[dim], abs(index) + 1)))
+        return draw(name_sizes(call, {0: [d for d in range(len(shape)) if d > axis], 1: own}))
+    return draw(name_sizes(call, {0: [axis], 1: []}, least=min(shape[dim], abs(index) + 1)))
 
 
-@calls(aten.slice_scatter.default)
-def slice_scatter(draw: Draw, target: object) -> Call:
+@strategy(aten.slice_scatter.default)
+def draw_slice_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     dim, bound = draw(dims(len(shape))), st.none() | st.integers(-5, 5)
     start, end, step = draw(bound), draw(bound), draw(st.integers(1, 3))
@@ -152,13 +152,13 @@ def slice_scatter(draw: Draw, target: object) -> Call:
         given = (draw(tensors(("n", 3), dtype)), draw(tensors((Size("n", offset=-1), 3), dtype)))
         return Call(target, (*given, 0, 1, None), sizes={"n": (4, 5, 8)})
     part = torch.empty(shape)[(slice(None),) * (dim % len(shape)) + (slice(start, end, step),)].shape
-    rest = others(shape, dim)
+    rest = other_dims(shape, dim)
     call = Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, dtype)), dim, start, end, step))
-    return draw(named(call, {0: rest, 1: rest}))
+    return draw(name_sizes(call, {0: rest, 1: rest}))
 
 
-@calls(aten.diagonal_scatter.default)
-def diagonal_scatter(draw: Draw, target: object) -> Call:
+@strategy(aten.diagonal_scatter.default)
+def draw_diagonal_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(2, 4, zero=False)), draw(dtypes)
     dim1, dim2 = draw(st.permutations(range(len(shape))))[:2]
     offset = draw(st.integers(-4, 4))

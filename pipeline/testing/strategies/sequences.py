@@ -16,20 +16,20 @@ from pipeline.aten.own_ops import LINEAR_ATTENTION, OPEN_MASK, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import Leaf, Target, aten
 from pipeline.testing.calls import Call, Dim, TensorSpec
-from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
+from pipeline.testing.strategies.common import Draw, floats, name_sizes, shapes, strategy, tensors
 
 HEADS = 4
 QUERIES, KEYS = "n", "m"
 
 
-def _operands(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
+def _draw_queries_keys_values(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
     size = draw(st.sampled_from((16, 8, 5, 20)))
     groups = [*leading[:-1], heads] if leading else []
     shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, size])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
 
-def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
+def _draw_mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
     """Draw a mask: None, bools, or numbers to add; its leading dims are ``leading``, or 1, or absent."""
     kind = draw(st.sampled_from((None, torch.bool, dtype)))
     if kind is None:
@@ -38,54 +38,58 @@ def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
     return draw(tensors([*parts, QUERIES, KEYS], kind))
 
 
-def _sizes(call_args: tuple[Any, ...]) -> dict[str, Any]:
+def _sequence_sizes(call_args: tuple[Any, ...]) -> dict[str, Any]:
     names = {name for spec in call_args if spec is not None for name in spec.names}
     known = {"b": (1, 2, 4), QUERIES: (2, 3, 8), KEYS: (2, 5, 8)}
     return {name: known[name] for name in sorted(names)}
 
 
-@calls(aten.scaled_dot_product_attention.default)
-def attention(draw: Draw, target: object) -> Call:
+@strategy(aten.scaled_dot_product_attention.default)
+def draw_attention(draw: Draw, target: object) -> Call:
     dtype, gqa = draw(floats), draw(st.sampled_from((False, False, True)))
     leading: list[Dim] = ["b", HEADS] if gqa else draw(st.sampled_from((["b", HEADS], ["b", HEADS], ["b"], [])))
     grouped = len(leading) == 2
-    operands = _operands(draw, dtype, 2 if gqa else HEADS, leading) if grouped else _plain(draw, dtype, leading)
-    mask = _mask(draw, dtype, leading)
+    operands = (
+        _draw_queries_keys_values(draw, dtype, 2 if gqa else HEADS, leading)
+        if grouped
+        else _draw_arguments_without_heads(draw, dtype, leading)
+    )
+    mask = _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"scale": draw(st.sampled_from((None, 0.3, 1.0))), "enable_gqa": gqa}
-    return Call(target, (*operands, mask, 0.0, causal), kwargs, _sizes((*operands, mask)))
+    return Call(target, (*operands, mask, 0.0, causal), kwargs, _sequence_sizes((*operands, mask)))
 
 
-def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
+def _draw_arguments_without_heads(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
     """Draw arguments without a head dim; values may have a different size."""
     size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
     shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
 
-@calls(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def for_cpu(draw: Draw, target: object) -> Call:
+@strategy(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def draw_flash_attention_for_cpu(draw: Draw, target: object) -> Call:
     dtype = draw(floats)
     leading: list[Dim] = ["b", HEADS]
-    operands, mask = _operands(draw, dtype, HEADS, leading), _mask(draw, dtype, leading)
+    operands, mask = _draw_queries_keys_values(draw, dtype, HEADS, leading), _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"attn_mask": mask, "scale": draw(st.sampled_from((None, 0.3)))}
-    return Call(target, (*operands, 0.0, causal), kwargs, _sizes((*operands, mask)), (0,))
+    return Call(target, (*operands, 0.0, causal), kwargs, _sequence_sizes((*operands, mask)), (0,))
 
 
-@calls(OPEN_MASK)
-def open_mask(draw: Draw, target: Any) -> Call:
+@strategy(OPEN_MASK)
+def draw_open_mask(draw: Draw, target: Any) -> Call:
     dtype = draw(st.just(torch.bool) | floats)
-    return draw(named(Call(target, (draw(tensors(draw(shapes(2, 4)), dtype)),))))
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes(2, 4)), dtype)),))))
 
 
-@calls(CACHE_UPDATE)
-def cache_update(draw: Draw, target: Any) -> Call:
+@strategy(CACHE_UPDATE)
+def draw_cache_update(draw: Draw, target: Any) -> Call:
     batch, heads, size, width = (draw(st.integers(1, most)) for most in (3, 3, 6, 4))
     length, dtype = draw(st.integers(1, size)), draw(floats)
     starts = draw(tensors((draw(st.sampled_from((1, batch))),), torch.int64, ("below", size - length + 1)))
     cache, update = tensors((batch, heads, size, width), dtype), tensors((batch, heads, length, width), dtype)
-    return draw(named(Call(target, (draw(cache), draw(update), starts)), {0: (1, 3), 1: (1, 3)}))
+    return draw(name_sizes(Call(target, (draw(cache), draw(update), starts)), {0: (1, 3), 1: (1, 3)}))
 
 
 TOKENS: tuple[Dim, ...] = ("t", "t", 1, 5, 70, 300)
@@ -96,13 +100,13 @@ FADES = ("uniform", -0.8, 0.0)
 WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
 
 
-def _call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
+def _draw_named_call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
     names = sorted({name for each in arguments if each is not None for name in each.names})
     return Call(target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in names})
 
 
-@calls(LINEAR_ATTENTION)
-def linear_attention(draw: Draw, target: object) -> Call:
+@strategy(LINEAR_ATTENTION)
+def draw_linear_attention(draw: Draw, target: object) -> Call:
     dtype, width, of_values = draw(floats), draw(WIDTHS), draw(WIDTHS)
     row: tuple[Dim, ...] = ("n", draw(st.integers(1, 3) | st.just("h")), draw(st.sampled_from(TOKENS)))
     query, key = (draw(tensors((*row, width), dtype, ("uniform", -0.5, 0.5))) for _ in range(2))
@@ -110,11 +114,11 @@ def linear_attention(draw: Draw, target: object) -> Call:
     decay = draw(tensors((*row, width) if draw(st.booleans()) else row, torch.float32, FADES))
     beta = draw(tensors(row, dtype, ("uniform", 0.0, 1.0))) if draw(st.booleans()) else None
     state = draw(tensors(("n", row[1], of_values, width), torch.float32, "unit"))
-    return _call(draw, target, (query, key, value, decay, beta, state))
+    return _draw_named_call(draw, target, (query, key, value, decay, beta, state))
 
 
-@calls(SELECTIVE_SCAN)
-def selective_scan(draw: Draw, target: object) -> Call:
+@strategy(SELECTIVE_SCAN)
+def draw_selective_scan(draw: Draw, target: object) -> Call:
     dtype, tokens, width, states = draw(floats), draw(st.sampled_from(TOKENS)), draw(WIDTHS), draw(st.integers(1, 4))
     input = draw(tensors(("n", width, tokens), dtype, "unit"))
     step = draw(tensors(("n", width, tokens), dtype, ("uniform", 0.0, 1.0)))
@@ -122,7 +126,7 @@ def selective_scan(draw: Draw, target: object) -> Call:
     a = draw(tensors((width, states), torch.float32, FADES, constant=constant))
     b, c = (draw(tensors(("n", states, tokens), dtype, "unit")) for _ in range(2))
     state = draw(tensors(("n", width, states), torch.float32, "unit"))
-    return _call(draw, target, (input, step, a, b, c, state))
+    return _draw_named_call(draw, target, (input, step, a, b, c, state))
 
 
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
@@ -166,8 +170,8 @@ def layers(draw: Draw, gates: int) -> Layer:
     return Layer(draw(st.sampled_from(LENGTHS)), features, dtype, state, params, options)
 
 
-@calls(*GATES)
-def recurrent(draw: Draw, target: Target) -> Call:
+@strategy(*GATES)
+def draw_recurrent_layer(draw: Draw, target: Target) -> Call:
     layer, batch_first = draw(layers(GATES[target])), draw(st.booleans())
     steps, features = layer.steps, layer.features
     shape = ("n", steps, features) if batch_first else (steps, "n", features)
@@ -176,8 +180,8 @@ def recurrent(draw: Draw, target: Target) -> Call:
     return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
 
 
-@calls(*PACKED)
-def packed(draw: Draw, target: Target) -> Call:
+@strategy(*PACKED)
+def draw_packed_recurrent_layer(draw: Draw, target: Target) -> Call:
     layer = draw(layers(PACKED[target]))
     x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
     lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))

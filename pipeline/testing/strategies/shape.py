@@ -11,50 +11,50 @@ from pipeline.testing.strategies.common import (
     FLOATS,
     INTS,
     Draw,
-    calls,
+    any_tensors,
     dims,
     dtypes,
-    moved,
-    named,
+    name_sizes,
     numbers,
-    others,
-    resized,
+    other_dims,
+    replace_size,
     shapes,
+    strategy,
     tensors,
 )
 
 
-@calls(aten.cat.default)
-def cat(draw: Draw, target: object) -> Call:
+@strategy(aten.cat.default)
+def draw_cat(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4))
     dim, mixed = draw(dims(len(shape))), draw(st.booleans())
     dtype = draw(dtypes)
     parts = []
     for _ in range(draw(st.integers(1, 4))):
-        own = resized(shape, dim, draw(st.integers(0, 3)))
-        parts.append(draw(moved(own, draw(dtypes) if mixed else dtype)))
+        own = replace_size(shape, dim, draw(st.integers(0, 3)))
+        parts.append(draw(any_tensors(own, draw(dtypes) if mixed else dtype)))
     if draw(st.integers(0, 3)) == 0:
-        parts.insert(draw(st.integers(0, len(parts))), draw(moved((0,), dtype)))
+        parts.insert(draw(st.integers(0, len(parts))), draw(any_tensors((0,), dtype)))
     if draw(st.booleans()) and len(shape) > 1:
         place = (dim + 1) % len(shape)
-        parts = [draw(moved(resized(p.shape, place, "n"), p.dtype)) for p in parts if p.shape != (0,)]
+        parts = [draw(any_tensors(replace_size(p.shape, place, "n"), p.dtype)) for p in parts if p.shape != (0,)]
         return Call(target, (parts, dim), sizes={"n": (1, 3, 6)})
     if draw(st.booleans()):
         given = [(p, n) for p, n in zip(parts, "nm", strict=False) if p.shape != (0,)]
-        parts = [draw(moved(resized(p.shape, dim, n), p.dtype)) for p, n in given]
+        parts = [draw(any_tensors(replace_size(p.shape, dim, n), p.dtype)) for p, n in given]
         return Call(target, (parts, dim), sizes={n: (1, 3, 6) for p in parts for n in p.names})
     return Call(target, (parts, dim))
 
 
-@calls(aten.stack.default)
-def stack(draw: Draw, target: object) -> Call:
+@strategy(aten.stack.default)
+def draw_stack(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4)), draw(dtypes)
-    parts = [draw(moved(shape, dtype)) for _ in range(draw(st.integers(1, 3)))]
-    return draw(named(Call(target, (parts, draw(dims(len(shape) + 1))))))
+    parts = [draw(any_tensors(shape, dtype)) for _ in range(draw(st.integers(1, 3)))]
+    return draw(name_sizes(Call(target, (parts, draw(dims(len(shape) + 1))))))
 
 
 @st.composite
-def _sizes(draw: Draw, total: int) -> list[int]:
+def _sizes_of_sum(draw: Draw, total: int) -> list[int]:
     """Draw sizes whose sum is ``total``."""
     found: list[int] = []
     while total > 0 and len(found) < 4 and draw(st.booleans()):
@@ -63,35 +63,38 @@ def _sizes(draw: Draw, total: int) -> list[int]:
     return [*found, total]
 
 
-@calls(aten.split_with_sizes.default, aten.split.sizes, aten.unsafe_split_with_sizes.default)
-def split_with_sizes(draw: Draw, target: object) -> Call:
+@strategy(aten.split_with_sizes.default, aten.split.sizes, aten.unsafe_split_with_sizes.default)
+def draw_split_with_sizes(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.integers(0, 3)) == 0:
-        x = draw(moved(resized(shape, dim, "n"), dtype))
+        x = draw(any_tensors(replace_size(shape, dim, "n"), dtype))
         return Call(target, (x, [2, Size("n", offset=-2)], dim), sizes={"n": (4, 5, 8)})
     return draw(
-        named(Call(target, (draw(moved(shape, dtype)), draw(_sizes(shape[dim])), dim)), {0: others(shape, dim)})
+        name_sizes(
+            Call(target, (draw(any_tensors(shape, dtype)), draw(_sizes_of_sum(shape[dim])), dim)),
+            {0: other_dims(shape, dim)},
+        )
     )
 
 
-@calls(aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default)
-def split(draw: Draw, target: object) -> Call:
+@strategy(aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default)
+def draw_split(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     dim = draw(dims(len(shape)))
-    call = Call(target, (draw(moved(shape, draw(dtypes))), draw(st.integers(1, 4)), dim))
-    return draw(named(call, {0: others(shape, dim)}))
+    call = Call(target, (draw(any_tensors(shape, draw(dtypes))), draw(st.integers(1, 4)), dim))
+    return draw(name_sizes(call, {0: other_dims(shape, dim)}))
 
 
-@calls(aten.repeat.default)
-def repeat(draw: Draw, target: object) -> Call:
+@strategy(aten.repeat.default)
+def draw_repeat(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 3))
     repeats = [draw(st.integers(0, 3)) for _ in range(len(shape) + draw(st.integers(0, 2)))]
-    call = Call(target, (draw(moved(shape, draw(dtypes))), repeats))
+    call = Call(target, (draw(any_tensors(shape, draw(dtypes))), repeats))
     if draw(st.integers(0, 3)) == 0:
-        x = draw(moved((1, 3), call.specs[0].dtype))
+        x = draw(any_tensors((1, 3), call.specs[0].dtype))
         return Call(target, (x, [Size("n"), 2]), sizes={"n": (1, 3, 6)})
-    return draw(named(call)) if 0 not in repeats and 0 not in shape else call
+    return draw(name_sizes(call)) if 0 not in repeats and 0 not in shape else call
 
 
 LARGE = (300, 300)
@@ -100,8 +103,8 @@ LARGE = (300, 300)
 SIZES = {"n": (1, 3, 8)}
 
 
-@calls(aten.full.default)
-def full(draw: Draw, target: object) -> Call:
+@strategy(aten.full.default)
+def draw_full(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     value = draw(numbers(dtype))
     chosen = {} if draw(st.booleans()) else {"dtype": dtype}
@@ -111,27 +114,27 @@ def full(draw: Draw, target: object) -> Call:
     return Call(target, ([Size(s) if isinstance(s, str) else s for s in shape], value), chosen, SIZES)
 
 
-@calls(aten.new_full.default)
-def new_full(draw: Draw, target: object) -> Call:
+@strategy(aten.new_full.default)
+def draw_new_full(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     spec = draw(tensors(("n", 2), dtype))
     return Call(target, (spec, [draw(st.sampled_from([Size("n", 2), 3])), 2], draw(numbers(dtype))), sizes=SIZES)
 
 
-@calls(aten.fill.Tensor)
-def fill(draw: Draw, target: object) -> Call:
+@strategy(aten.fill.Tensor)
+def draw_fill(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
-    return draw(named(Call(target, (draw(tensors(draw(shapes()), dtype)), draw(tensors((), dtype))))))
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), dtype)), draw(tensors((), dtype))))))
 
 
-@calls(aten.scalar_tensor.default)
-def scalar_tensor(draw: Draw, target: object) -> Call:
+@strategy(aten.scalar_tensor.default)
+def draw_scalar_tensor(draw: Draw, target: object) -> Call:
     dtype = draw(st.sampled_from((*FLOATS, *INTS, torch.uint8)))
     return Call(target, (Size("n"),), {"dtype": dtype}, SIZES)
 
 
-@calls(aten.arange.start_step, aten.arange.start, aten.arange.default)
-def arange(draw: Draw, target: Target) -> Call:
+@strategy(aten.arange.start_step, aten.arange.start, aten.arange.default)
+def draw_arange(draw: Draw, target: Target) -> Call:
     """Draw integer steps, or multiples of 1/4 in floats: devices round sums of other steps differently. For floats with
     a dynamic size, PyTorch knows the length only if the step is 1."""
     dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.float32, torch.float16)))
@@ -145,23 +148,23 @@ def arange(draw: Draw, target: Target) -> Call:
     return Call(target, args, {"dtype": dtype}, {} if large else SIZES)
 
 
-@calls(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
-def empty(draw: Draw, target: Target) -> Call:
+@strategy(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
+def draw_empty(draw: Draw, target: Target) -> Call:
     """Draw calls for empty tensors: elements of others are undefined."""
     shape = [0, Size("n")] if draw(st.booleans()) else [Size("n"), 0]
     more = {aten.empty_permuted.default: ([0, 1],), aten.empty_strided.default: ([1, 1],)}.get(target, ())
     return Call(target, (shape, *more), {"dtype": draw(dtypes)}, SIZES)
 
 
-@calls(aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
-def empty_like(draw: Draw, target: Target) -> Call:
+@strategy(aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
+def draw_empty_like(draw: Draw, target: Target) -> Call:
     """Draw calls for empty tensors: elements of others are undefined."""
     spec = TensorSpec(("n", 0), draw(dtypes))
     more = {aten.new_empty.default: ([Size("n"), 0],), aten.new_empty_strided.default: ([Size("n"), 0], [1, 1])}
     return Call(target, (spec, *more.get(target, ())), sizes=SIZES)
 
 
-@calls(aten.native_dropout.default)
-def native_dropout(draw: Draw, target: object) -> Call:
+@strategy(aten.native_dropout.default)
+def draw_native_dropout(draw: Draw, target: object) -> Call:
     spec = draw(tensors(draw(shapes()), draw(st.sampled_from(FLOATS))))
-    return draw(named(Call(target, (spec, draw(st.sampled_from((0.0, 0.5))), False))))
+    return draw(name_sizes(Call(target, (spec, draw(st.sampled_from((0.0, 0.5))), False))))

@@ -11,34 +11,34 @@ from pipeline.testing.strategies.common import (
     DTYPES,
     Draw,
     Shape,
-    calls,
+    any_tensors,
     dtypes,
     floats,
-    moved,
-    named,
+    name_sizes,
     shapes,
     spatial_rank,
+    strategy,
     tensors,
 )
 
 
-@calls(aten.convolution.default)
-def convolution(draw: Draw, target: object) -> Call:
+@strategy(aten.convolution.default)
+def draw_convolution(draw: Draw, target: object) -> Call:
     rank, transposed = draw(st.sampled_from((2, 1, 3))), draw(st.booleans())
     dtype, groups = draw(floats), draw(st.sampled_from((1, 2, 1, 3)))
     channels, maps = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    kernel, stride, dilation = (_lists(draw, 1, most, rank) for most in (3, 3, 2))
+    kernel, stride, dilation = (_draw_ints(draw, 1, most, rank) for most in (3, 3, 2))
     weight = [channels, maps // groups] if transposed else [maps, channels // groups]
     more = [draw(st.integers(0, max(s, d) - 1)) if transposed else 0 for s, d in zip(stride, dilation, strict=True)]
-    shape = [draw(st.integers(1, 2)), channels, *_lists(draw, 5, 7, rank)]
+    shape = [draw(st.integers(1, 2)), channels, *_draw_ints(draw, 5, 7, rank)]
     constant = draw(st.booleans())
     specs = (
         draw(tensors(shape, dtype)),
         draw(tensors([*weight, *kernel], dtype, constant=constant)),
         draw(st.none() | tensors([maps], dtype, constant=constant)),
     )
-    call = Call(target, (*specs, stride, _lists(draw, 0, 2, rank), dilation, transposed, more, groups))
-    return draw(named(call, {0: [0, *range(2, rank + 2)]}, least=5))
+    call = Call(target, (*specs, stride, _draw_ints(draw, 0, 2, rank), dilation, transposed, more, groups))
+    return draw(name_sizes(call, {0: [0, *range(2, rank + 2)]}, least=5))
 
 
 def packets(name: str, ranks: str = "123") -> list[Target]:
@@ -46,60 +46,60 @@ def packets(name: str, ranks: str = "123") -> list[Target]:
     return [getattr(aten, f"{name}{rank}d") for rank in ranks]
 
 
-def by_rank(name: str, ranks: str = "123") -> list[Target]:
+def overloads(name: str, ranks: str = "123") -> list[Target]:
     """Return the operators of a family."""
     return [packet.default for packet in packets(name, ranks)]
 
 
-def _lists(draw: Draw, low: int, high: int, rank: int) -> list[int]:
+def _draw_ints(draw: Draw, low: int, high: int, rank: int) -> list[int]:
     return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
 
 
-def _input(draw: Draw, rank: int, values: object = "normal") -> TensorSpec:
+def _draw_image(draw: Draw, rank: int, values: object = "normal") -> TensorSpec:
     leading = [2] * draw(st.sampled_from((2, 2, 1)))
-    return draw(tensors([*leading, *_lists(draw, 5, 7, rank)], draw(floats), values))
+    return draw(tensors([*leading, *_draw_ints(draw, 5, 7, rank)], draw(floats), values))
 
 
-def _windows(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
-    kernel = _lists(draw, 1, 4, rank)
-    stride = draw(st.just([]) | st.just(_lists(draw, 1, 3, rank)))
+def _draw_window(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
+    kernel = _draw_ints(draw, 1, 4, rank)
+    stride = draw(st.just([]) | st.just(_draw_ints(draw, 1, 3, rank)))
     return kernel, stride, [draw(st.integers(0, k // 2)) for k in kernel]
 
 
-def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
+def _name_spatial(draw: Draw, call: Call, rank: int) -> Call:
     """Draw names for sizes: the batch, and pooled dims except that of ``max_pool1d``, which tracing specializes."""
     pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
-    return draw(named(call, {0: [0, *pooled]}, least=5))
+    return draw(name_sizes(call, {0: [0, *pooled]}, least=5))
 
 
-@calls(*by_rank("max_pool"), aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-def max_pool(draw: Draw, target: Target) -> Call:
+@strategy(*overloads("max_pool"), aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def draw_max_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
     values = draw(st.sampled_from(("normal", "small", "special")))
-    x, windows = _input(draw, rank, values), _windows(draw, rank)
+    x, windows = _draw_image(draw, rank, values), _draw_window(draw, rank)
     dilation, ceil_mode = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((False, False, True)))
     outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None
     call = Call(target, (x, *windows, [dilation] * rank, ceil_mode), outputs=outputs)
-    return _dynamic(draw, call, rank)
+    return _name_spatial(draw, call, rank)
 
 
-@calls(*by_rank("avg_pool"))
-def avg_pool(draw: Draw, target: object) -> Call:
+@strategy(*overloads("avg_pool"))
+def draw_avg_pool(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     ceil_mode, count_include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
     divisor = [draw(st.sampled_from((None, 3)))] if rank > 1 else []
-    arguments = (_input(draw, rank), *_windows(draw, rank), ceil_mode, count_include_pad, *divisor)
-    return _dynamic(draw, Call(target, arguments), rank)
+    arguments = (_draw_image(draw, rank), *_draw_window(draw, rank), ceil_mode, count_include_pad, *divisor)
+    return _name_spatial(draw, Call(target, arguments), rank)
 
 
-@calls(*by_rank("adaptive_avg_pool"), *by_rank("_adaptive_avg_pool", "23"), *by_rank("adaptive_max_pool"))
-def adaptive_pool(draw: Draw, target: Target) -> Call:
+@strategy(*overloads("adaptive_avg_pool"), *overloads("_adaptive_avg_pool", "23"), *overloads("adaptive_max_pool"))
+def draw_adaptive_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
-    size = draw(st.just([1] * rank) | st.just(_lists(draw, 1, 6, rank)))
+    size = draw(st.just([1] * rank) | st.just(_draw_ints(draw, 1, 6, rank)))
     is_max = "max" in str(target)
     values = draw(st.sampled_from(("normal", "small", *(["special"] if is_max else []))))
     outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None
-    return _dynamic(draw, Call(target, (_input(draw, rank, values), size), outputs=outputs), rank)
+    return _name_spatial(draw, Call(target, (_draw_image(draw, rank, values), size), outputs=outputs), rank)
 
 
 RESIZED = (
@@ -111,45 +111,47 @@ RESIZED = (
 factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
 
 
-def _image(draw: Draw, rank: int) -> object:
+def _draw_input(draw: Draw, rank: int) -> object:
     dtype = draw(st.just(torch.float32) | floats)
-    return draw(tensors([2, 2, *_lists(draw, 3, 6, rank)], dtype))
+    return draw(tensors([2, 2, *_draw_ints(draw, 3, 6, rank)], dtype))
 
 
-def _aligned(draw: Draw, target: Target) -> list[bool]:
+def _draw_align_corners(draw: Draw, target: Target) -> list[bool]:
     """Draw align_corners, if the operator has this argument."""
     names = [argument.name for argument in target._schema.arguments]
     return [draw(st.booleans())] if "align_corners" in names else []
 
 
-def _sizes(draw: Draw, target: object, rank: int) -> list[int]:
+def _draw_output_sizes(draw: Draw, target: object, rank: int) -> list[int]:
     """Draw sizes; the last is above 1 with antialiasing, since torch 2.13 repeats the first row there on a CPU."""
-    *others, last = _lists(draw, 1, 9, rank)
+    *others, last = _draw_ints(draw, 1, 9, rank)
     return [*others, max(last, 2) if "_aa" in str(target) else last]
 
 
-def _resizable(draw: Draw, call: Call, rank: int) -> Call:
-    return draw(named(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
+def _name_sizes(draw: Draw, call: Call, rank: int) -> Call:
+    return draw(name_sizes(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
 
 
-@calls(*(packet.vec for packet in RESIZED))
-def by_size_or_scale(draw: Draw, target: object) -> Call:
+@strategy(*(packet.vec for packet in RESIZED))
+def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
-    sizes = _sizes(draw, target, rank) if draw(st.booleans()) else None
+    sizes = _draw_output_sizes(draw, target, rank) if draw(st.booleans()) else None
     some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
     scales = None if sizes is not None else draw(st.lists(some, min_size=rank, max_size=rank))
-    return _resizable(draw, Call(target, (_image(draw, rank), sizes, *_aligned(draw, target), scales)), rank)
+    return _name_sizes(
+        draw, Call(target, (_draw_input(draw, rank), sizes, *_draw_align_corners(draw, target), scales)), rank
+    )
 
 
-@calls(*(packet.default for packet in RESIZED))
-def by_size(draw: Draw, target: object) -> Call:
+@strategy(*(packet.default for packet in RESIZED))
+def draw_upsample_by_size(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
-    sizes = _sizes(draw, target, rank)
-    return _resizable(draw, Call(target, (_image(draw, rank), sizes, *_aligned(draw, target))), rank)
+    sizes = _draw_output_sizes(draw, target, rank)
+    return _name_sizes(draw, Call(target, (_draw_input(draw, rank), sizes, *_draw_align_corners(draw, target))), rank)
 
 
-@calls(aten.grid_sampler.default, aten.grid_sampler_2d.default)
-def grid_sampler(draw: Draw, target: object) -> Call:
+@strategy(aten.grid_sampler.default, aten.grid_sampler_2d.default)
+def draw_grid_sampler(draw: Draw, target: object) -> Call:
     values = draw(st.sampled_from(("unit", "small", "normal")))
     x, grid = draw(tensors(("n", 2, "h", 5), torch.float32)), draw(tensors(("n", "m", 4, 2), torch.float32, values))
     modes = (draw(st.integers(0, 2)), draw(st.integers(0, 2)), draw(st.booleans()))
@@ -157,7 +159,7 @@ def grid_sampler(draw: Draw, target: object) -> Call:
 
 
 @st.composite
-def _amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
+def _paddings(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
     """Draw padding (before, after) for the last ``count`` dims, within the mode's limits; crops leave elements."""
     found: list[int] = []
     for size in reversed(shape[len(shape) - count :]):
@@ -167,36 +169,36 @@ def _amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
     return found
 
 
-@calls(aten.constant_pad_nd.default)
-def constant_pad_nd(draw: Draw, target: object) -> Call:
+@strategy(aten.constant_pad_nd.default)
+def draw_constant_pad_nd(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
-    amounts = draw(_amounts(shape, draw(st.integers(0, len(shape))), "constant"))
+    amounts = draw(_paddings(shape, draw(st.integers(0, len(shape))), "constant"))
     value = draw(st.sampled_from([0, 1, 2.5, -3] if dtype.is_floating_point else [0, 1]))
-    return draw(named(Call(target, (draw(moved(shape, dtype)), amounts, value)), least=3))
+    return draw(name_sizes(Call(target, (draw(any_tensors(shape, dtype)), amounts, value)), least=3))
 
 
-@calls(*by_rank("reflection_pad"), *by_rank("replication_pad"))
-def pad_nd(draw: Draw, target: Target) -> Call:
+@strategy(*overloads("reflection_pad"), *overloads("replication_pad"))
+def draw_pad_nd(draw: Draw, target: Target) -> Call:
     count, mode = spatial_rank(target), "reflect" if "reflection" in str(target) else "replicate"
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + draw(st.integers(1, 2)))))
-    x = draw(moved(shape, draw(floats)))
-    return draw(named(Call(target, (x, draw(_amounts(shape, count, mode)))), {0: range(len(shape))}, least=4))
+    x = draw(any_tensors(shape, draw(floats)))
+    return draw(name_sizes(Call(target, (x, draw(_paddings(shape, count, mode)))), {0: range(len(shape))}, least=4))
 
 
-@calls(aten._pad_circular.default)
-def pad_circular(draw: Draw, target: object) -> Call:
+@strategy(aten._pad_circular.default)
+def draw_pad_circular(draw: Draw, target: object) -> Call:
     count = draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
-    amounts = draw(_amounts(shape, count, "circular"))
-    return draw(named(Call(target, (draw(moved(shape, draw(floats))), amounts)), least=4))
+    amounts = draw(_paddings(shape, count, "circular"))
+    return draw(name_sizes(Call(target, (draw(any_tensors(shape, draw(floats))), amounts)), least=4))
 
 
-@calls(aten.pad.default)
-def pad(draw: Draw, target: object) -> Call:
+@strategy(aten.pad.default)
+def draw_pad(draw: Draw, target: object) -> Call:
     mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
     count = draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
     dtype = draw(st.sampled_from(DTYPES) if mode == "constant" else floats)
     value = draw(st.none() | st.sampled_from([1.0, 2.0])) if mode == "constant" else None
-    call = Call(target, (draw(moved(shape, dtype)), draw(_amounts(shape, count, mode)), mode, value))
-    return draw(named(call, least=4))
+    call = Call(target, (draw(any_tensors(shape, dtype)), draw(_paddings(shape, count, mode)), mode, value))
+    return draw(name_sizes(call, least=4))

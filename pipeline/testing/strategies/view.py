@@ -9,13 +9,24 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.testing.calls import Call, Size
-from pipeline.testing.strategies.common import Draw, Shape, calls, dim_lists, dims, dtypes, moved, named, others, shapes
+from pipeline.testing.strategies.common import (
+    Draw,
+    Shape,
+    any_tensors,
+    dim_lists,
+    dims,
+    dtypes,
+    name_sizes,
+    other_dims,
+    shapes,
+    strategy,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @st.composite
-def _factors(draw: Draw, count: int) -> list[int]:
+def _factors_of(draw: Draw, count: int) -> list[int]:
     """Draw sizes whose product is ``count``."""
     found: list[int] = []
     while count > 1 and len(found) < 4 and draw(st.booleans()):
@@ -40,75 +51,79 @@ TIES: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
 """Shapes with dynamic sizes, and shapes that they can be viewed as."""
 
 
-@calls(aten.view.default, aten.reshape.default, aten._reshape_copy.default, aten._unsafe_view.default)
-def view(draw: Draw, target: object) -> Call:
+@strategy(aten.view.default, aten.reshape.default, aten._reshape_copy.default, aten._unsafe_view.default)
+def draw_view(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         given, size = draw(st.sampled_from(TIES))
-        x = draw(moved(given, dtype))
+        x = draw(any_tensors(given, dtype))
         return Call(target, (x, size), sizes=dict.fromkeys(x.names, (1, 3, 6)))
     shape = draw(shapes())
-    size = draw(_factors(math.prod(shape)))
+    size = draw(_factors_of(math.prod(shape)))
     if draw(st.booleans()) and 0 not in size:
         size[draw(st.integers(0, len(size) - 1))] = -1
-    return Call(target, (draw(moved(shape, dtype)), size))
+    return Call(target, (draw(any_tensors(shape, dtype)), size))
 
 
-@calls(aten.flatten.using_ints)
-def flatten(draw: Draw, target: object) -> Call:
+@strategy(aten.flatten.using_ints)
+def draw_flatten(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
     start = draw(st.integers(0, max(len(shape) - 1, 0)))
     end = draw(st.integers(start, max(len(shape) - 1, 0)))
     end = end - len(shape) if draw(st.booleans()) and shape else end
-    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), start, end))))
+    return draw(name_sizes(Call(target, (draw(any_tensors(shape, draw(dtypes))), start, end))))
 
 
-@calls(aten.unflatten.int)
-def unflatten(draw: Draw, target: object) -> Call:
+@strategy(aten.unflatten.int)
+def draw_unflatten(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 3, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
-    sizes = draw(_factors(shape[dim]))
+    sizes = draw(_factors_of(shape[dim]))
     sizes = [*sizes[:-1], -1] if draw(st.booleans()) else sizes
-    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, sizes)), {0: others(shape, dim)}))
+    return draw(name_sizes(Call(target, (draw(any_tensors(shape, dtype)), dim, sizes)), {0: other_dims(shape, dim)}))
 
 
-@calls(aten.permute.default)
-def permute(draw: Draw, target: object) -> Call:
+@strategy(aten.permute.default)
+def draw_permute(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 8, elements=300))
     order = draw(st.permutations(range(len(shape))))
     signed = [d - len(shape) if draw(st.booleans()) else d for d in order]
-    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), signed))))
+    return draw(name_sizes(Call(target, (draw(any_tensors(shape, draw(dtypes))), signed))))
 
 
-@calls(aten.transpose.int)
-def transpose(draw: Draw, target: object) -> Call:
+@strategy(aten.transpose.int)
+def draw_transpose(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
-    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dims(len(shape))), draw(dims(len(shape)))))))
+    return draw(
+        name_sizes(
+            Call(target, (draw(any_tensors(shape, draw(dtypes))), draw(dims(len(shape))), draw(dims(len(shape)))))
+        )
+    )
 
 
-@calls(aten.t.default)
-def t(draw: Draw, target: object) -> Call:
-    return draw(named(Call(target, (draw(moved(draw(shapes(0, 2)), draw(dtypes))),))))
+@strategy(aten.t.default)
+def draw_t(draw: Draw, target: object) -> Call:
+    return draw(name_sizes(Call(target, (draw(any_tensors(draw(shapes(0, 2)), draw(dtypes))),))))
 
 
 @st.composite
-def _expanded(draw: Draw, shape: Shape) -> list[int]:
+def _expanded_sizes(draw: Draw, shape: Shape) -> list[int]:
     """Draw an expansion of a shape: sizes of 1 grow, -1 leaves one unchanged, dims are added in front."""
     front = draw(st.lists(st.integers(0, 3), max_size=2))
     kept = [draw(st.sampled_from([1, 4, 0, -1])) if s == 1 else draw(st.sampled_from([s, -1])) for s in shape]
     return [*front, *kept]
 
 
-@calls(aten.expand.default)
-def expand(draw: Draw, target: object) -> Call:
+@strategy(aten.expand.default)
+def draw_expand(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         shape, size = draw(st.sampled_from(EXPANDED))
-        x = draw(moved(shape, dtype))
+        x = draw(any_tensors(shape, dtype))
         names = [*x.names, *(name for each in size if isinstance(each, Size) for name in each.names)]
         return Call(target, (x, size), sizes=dict.fromkeys(names, (1, 3, 6)))
     shape = draw(shapes(0, 4))
-    return Call(target, (draw(moved(shape, dtype)), draw(_expanded(shape))))
+    return Call(target, (draw(any_tensors(shape, dtype)), draw(_expanded_sizes(shape))))
 
 
 EXPANDED: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
@@ -121,27 +136,29 @@ EXPANDED: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
 )
 
 
-@calls(prims.broadcast_in_dim.default)
-def broadcast_in_dim(draw: Draw, target: object) -> Call:
+@strategy(prims.broadcast_in_dim.default)
+def draw_broadcast_in_dim(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
-        return Call(target, (draw(moved(("n", 1), dtype)), (Size("n"), 2, 3), (0, 2)), sizes={"n": (1, 3, 6)})
+        return Call(target, (draw(any_tensors(("n", 1), dtype)), (Size("n"), 2, 3), (0, 2)), sizes={"n": (1, 3, 6)})
     shape = draw(shapes(0, 4, zero=False))
     places = sorted(draw(st.permutations(range(4)))[: len(shape)])
     wide = {place: draw(st.sampled_from([s, 3])) if s == 1 else s for place, s in zip(places, shape, strict=True)}
-    return Call(target, (draw(moved(shape, dtype)), [wide.get(i, 2) for i in range(4)], places))
+    return Call(target, (draw(any_tensors(shape, dtype)), [wide.get(i, 2) for i in range(4)], places))
 
 
-@calls(aten.unsqueeze.default)
-def unsqueeze(draw: Draw, target: object) -> Call:
+@strategy(aten.unsqueeze.default)
+def draw_unsqueeze(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
-    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dims(len(shape) + 1))))))
+    return draw(name_sizes(Call(target, (draw(any_tensors(shape, draw(dtypes))), draw(dims(len(shape) + 1))))))
 
 
-@calls(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(draw: Draw, target: Any) -> Call:
+@strategy(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def draw_squeeze(draw: Draw, target: Any) -> Call:
     shape = draw(shapes())
     more = {aten.squeeze.dim: dims(len(shape)), aten.squeeze.dims: dim_lists(len(shape))}.get(target)
-    x = draw(moved(shape, draw(dtypes)))
-    call: Call = draw(named(Call(target, (x,) if more is None else (x, draw(more))), least=2))
-    return call if all(size.min > 1 for size in call.sizes.values()) else call.static()  # 1 would be squeezed
+    x = draw(any_tensors(shape, draw(dtypes)))
+    call: Call = draw(name_sizes(Call(target, (x,) if more is None else (x, draw(more))), least=2))
+    return (
+        call if all(size.min > 1 for size in call.sizes.values()) else call.with_static_sizes()
+    )  # 1 would be squeezed

@@ -1,5 +1,5 @@
 """Ranges of numbers."""
 
-from pipeline.compat.torch_tensorrt.blocks import aten, of_one
+from pipeline.compat.torch_tensorrt.blocks import aten, of_call
 
-arange = of_one(aten.arange.start_step, "start", "end", "step")
+arange = of_call(aten.arange.start_step, "start", "end", "step")

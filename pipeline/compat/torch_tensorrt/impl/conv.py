@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Call, Expression, aten, block, call, unless
+from pipeline.compat.torch_tensorrt.blocks import Argument, Call, Expression, aten, block, call, require
 from pipeline.compat.torch_tensorrt.values import per_dim
 
 Sizes = int | Sequence[int] | None
@@ -20,7 +20,7 @@ def convolution(
 ) -> Call:
     """aten.convolution.default, transposed if it has ``output_padding``; ``spatial``: stride, padding and dilation."""
     plain = ranges == (None, None)
-    unless(plain, name, "dynamic ranges are set by quantize and dequantize layers", "leave scale and zero_point out")
+    require(plain, name, "dynamic ranges are set by quantize and dequantize layers", "leave scale and zero_point out")
     dims = len(tensors[1].shape) - 2
     given = zip(spatial, (1, 0, 1), strict=True)
     stride, padding, dilation = (per_dim(default if size is None else size, dims) for size, default in given)

@@ -1,6 +1,6 @@
 """Refuse Torch-TensorRT's block quantization; it is compiled from its own operators."""
 
-from pipeline.compat.torch_tensorrt.blocks import refused
+from pipeline.compat.torch_tensorrt.blocks import unsupported
 from pipeline.compat.torch_tensorrt.impl.quantize import INSTEAD, WHY
 
-dynamic_block_quantize = refused("impl.dynamic_block_quantize.dynamic_block_quantize", WHY, INSTEAD)
+dynamic_block_quantize = unsupported("impl.dynamic_block_quantize.dynamic_block_quantize", WHY, INSTEAD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call
 
 TARGETS: Final = {
     "SUM": aten.add.Tensor,
@@ -24,17 +24,17 @@ TARGETS: Final = {
 }
 """TensorRT's elementwise operations, by name."""
 
-add, mul, sub = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("SUM", "PROD", "SUB"))
-div, pow, floor_divide = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("DIV", "POW", "FLOOR_DIV"))
-max, min = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("MAX", "MIN"))
-logical_and, logical_or, logical_xor = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("AND", "OR", "XOR"))
-eq, gt, lt = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("EQUAL", "GREATER", "LESS"))
-ne, ge, le = (of_one(op.Tensor, "lhs_val", "rhs_val") for op in (aten.ne, aten.ge, aten.le))
+add, mul, sub = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("SUM", "PROD", "SUB"))
+div, pow, floor_divide = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("DIV", "POW", "FLOOR_DIV"))
+max, min = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("MAX", "MIN"))
+logical_and, logical_or, logical_xor = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("AND", "OR", "XOR"))
+eq, gt, lt = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("EQUAL", "GREATER", "LESS"))
+ne, ge, le = (of_call(op.Tensor, "lhs_val", "rhs_val") for op in (aten.ne, aten.ge, aten.le))
 bitwise_and, bitwise_or, bitwise_xor = (
-    of_one(op.Tensor, "lhs_val", "rhs_val") for op in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
+    of_call(op.Tensor, "lhs_val", "rhs_val") for op in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
 )
-fmod, remainder = (of_one(op.Tensor, "input", "other") for op in (aten.fmod, aten.remainder))
-atan2, rsqrt = of_one(aten.atan2.default, "input", "other"), of_one(aten.rsqrt.default, "input")
+fmod, remainder = (of_call(op.Tensor, "input", "other") for op in (aten.fmod, aten.remainder))
+atan2, rsqrt = of_call(aten.atan2.default, "input", "other"), of_call(aten.rsqrt.default, "input")
 
 trunc_div = block(
     lambda input, other: call(aten.div.Tensor_mode, input, other, rounding_mode="trunc"),

@@ -1,6 +1,6 @@
 """Rows written by index."""
 
-from pipeline.compat.torch_tensorrt.blocks import aten, of_one
+from pipeline.compat.torch_tensorrt.blocks import aten, of_call
 
-index_copy_fallback = of_one(aten.index_copy.default, "input", "dim", "index", "src")
+index_copy_fallback = of_call(aten.index_copy.default, "input", "dim", "index", "src")
 index_copy_kv = index_copy_fallback

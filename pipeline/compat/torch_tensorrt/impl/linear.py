@@ -1,5 +1,5 @@
 """Linear layers."""
 
-from pipeline.compat.torch_tensorrt.blocks import aten, of_one
+from pipeline.compat.torch_tensorrt.blocks import aten, of_call
 
-linear = of_one(aten.linear.default, "input", "weight", "bias")
+linear = of_call(aten.linear.default, "input", "weight", "bias")

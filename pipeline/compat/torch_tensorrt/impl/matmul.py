@@ -8,7 +8,7 @@ from pipeline.trt import trt
 NONE = trt.MatrixOperation.NONE
 
 
-def _as(value: Argument, operation: Argument) -> Expression:
+def _apply_operation(value: Argument, operation: Argument) -> Expression:
     """Return a matrix transposed if the operation is TRANSPOSE; else unchanged, as a vector is."""
     return call(aten.transpose.int, value, -2, -1) if operation.name == "TRANSPOSE" else value
 
@@ -18,4 +18,4 @@ def matrix_multiply(
     input: Argument, other: Argument, input_matrix_op: Argument = NONE, other_matrix_op: Argument = NONE
 ) -> Expression:
     """aten.matmul.default; the operations are of ``trt.MatrixOperation``"""
-    return call(aten.matmul.default, _as(input, input_matrix_op), _as(other, other_matrix_op))
+    return call(aten.matmul.default, _apply_operation(input, input_matrix_op), _apply_operation(other, other_matrix_op))

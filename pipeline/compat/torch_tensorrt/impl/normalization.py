@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one, unless
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call, require
 
 
 @block
@@ -22,13 +22,13 @@ def batch_norm(
 ) -> Expression:
     """aten.batch_norm.default with its running statistics -> tensor, or [tensor, None, None]"""
     why = "an engine infers, and keeps no statistics"
-    unless(not training, "impl.normalization.batch_norm", why, "pass training=False")
+    require(not training, "impl.normalization.batch_norm", why, "pass training=False")
     known = (weight, bias, running_mean, running_var)
     made = call(aten.batch_norm.default, input, *known, training, momentum, eps, cudnn_enabled)
     return [made, None, None] if return_mean_rstd else made
 
 
-layer_norm = of_one(aten.layer_norm.default, "input", "normalized_shape", "weight", "bias", "eps", cudnn_enable=False)
+layer_norm = of_call(aten.layer_norm.default, "input", "normalized_shape", "weight", "bias", "eps", cudnn_enable=False)
 native_layer_norm = block(
     lambda input, normalized_shape, weight, bias, eps: [
         call(aten.layer_norm.default, input, normalized_shape, weight, bias, eps),
@@ -37,7 +37,7 @@ native_layer_norm = block(
     ],
     "aten.layer_norm.default -> [tensor, None, None]",
 )
-group_norm = of_one(aten.group_norm.default, "input", "num_groups", "weight", "bias", "eps", cudnn_enabled=False)
+group_norm = of_call(aten.group_norm.default, "input", "num_groups", "weight", "bias", "eps", cudnn_enabled=False)
 native_group_norm = block(
     lambda input, weight, bias, N, C, HxW, group, eps: [
         call(aten.group_norm.default, input, group, weight, bias, eps),

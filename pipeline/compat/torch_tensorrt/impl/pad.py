@@ -11,10 +11,10 @@ constant_padNd = block(
 )
 
 
-def _by_mode(mode: str, does: str) -> Function:
-    return block(lambda input, padding: call(aten.pad.default, input, padding, mode), f"aten.pad.default{does}")
+def _pad_block(mode: str, description: str) -> Function:
+    return block(lambda input, padding: call(aten.pad.default, input, padding, mode), f"aten.pad.default{description}")
 
 
-reflection_padNd = _by_mode("reflect", ", mirrored")
-replication_padNd = _by_mode("replicate", " with the elements at the border")
-circular_padNd = _by_mode("circular", " with the other end")
+reflection_padNd = _pad_block("reflect", ", mirrored")
+replication_padNd = _pad_block("replicate", " with the elements at the border")
+circular_padNd = _pad_block("circular", " with the other end")

@@ -1,8 +1,8 @@
 """Permutation and rolling of dims."""
 
-from pipeline.compat.torch_tensorrt.blocks import aten, block, call, of_one
+from pipeline.compat.torch_tensorrt.blocks import aten, block, call, of_call
 
-permute = of_one(aten.permute.default, "input", "permutation")
+permute = of_call(aten.permute.default, "input", "permutation")
 roll = block(
     lambda input, shifts, dims=(): call(
         aten.roll.default, input, *([each] if isinstance(each, int) else each for each in (shifts, dims))

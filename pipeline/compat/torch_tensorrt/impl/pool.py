@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, unless
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, require
 from pipeline.compat.torch_tensorrt.values import per_dim
 
 AVERAGE: Final = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
@@ -33,7 +33,7 @@ def avg_poolNd(
     """aten.avg_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
     dims = len(kernel_size)
     spatial = (list(kernel_size), per_dim(stride, dims), per_dim(padding, dims))
-    unless(dims > 1 or divisor_override is None, "impl.pool.avg_poolNd", "a row has no divisor_override", "scale it")
+    require(dims > 1 or divisor_override is None, "impl.pool.avg_poolNd", "a row has no divisor_override", "scale it")
     own = () if dims == 1 else (divisor_override,)
     return call(AVERAGE[dims], input, *spatial, ceil_mode, count_include_pad, *own)
 

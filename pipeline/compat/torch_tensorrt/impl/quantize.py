@@ -1,8 +1,8 @@
 """Quantization, by its own operators only."""
 
-from pipeline.compat.torch_tensorrt.blocks import refused
+from pipeline.compat.torch_tensorrt.blocks import unsupported
 
 WHY = "quantize and dequantize layers come from a model's own quantize and dequantize operators"
 INSTEAD = "quantize the model before it is compiled, or add ctx.net.add_quantize(…) and add_dequantize(…)"
 
-quantize = refused("impl.quantize.quantize", WHY, INSTEAD)
+quantize = unsupported("impl.quantize.quantize", WHY, INSTEAD)

@@ -46,7 +46,7 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
     return made
 
 
-def _extreme(name: str, indexed: Operator, plain: Operator) -> Function:
+def _extreme_block(name: str, indexed: Operator, plain: Operator) -> Function:
     """Return a block for the largest or smallest element, along one dim also its index -> [values, indices]"""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
@@ -59,5 +59,5 @@ def _extreme(name: str, indexed: Operator, plain: Operator) -> Function:
     return block(extreme, f"aten.a{name}.default; with indices aten.{name}.dim, of one dim -> [values, indices]")
 
 
-max = _extreme("max", aten.max.dim, aten.amax.default)
-min = _extreme("min", aten.min.dim, aten.amin.default)
+max = _extreme_block("max", aten.max.dim, aten.amax.default)
+min = _extreme_block("min", aten.min.dim, aten.amin.default)

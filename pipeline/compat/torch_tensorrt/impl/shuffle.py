@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call
 
-pixel_shuffle = of_one(aten.pixel_shuffle.default, "input", "upscale_factor")
-pixel_unshuffle = of_one(aten.pixel_unshuffle.default, "input", "downscale_factor")
-reshape = of_one(aten.reshape.default, "input", "shape")
+pixel_shuffle = of_call(aten.pixel_shuffle.default, "input", "upscale_factor")
+pixel_unshuffle = of_call(aten.pixel_unshuffle.default, "input", "downscale_factor")
+reshape = of_call(aten.reshape.default, "input", "shape")
 
 
 @block

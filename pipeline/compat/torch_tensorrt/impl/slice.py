@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call
 
-slice_op = of_one(aten.slice.Tensor, "input", "dim", "start", "stop", "step")
-expand = of_one(aten.expand.default, "input_t", "shape")
-cumsum = of_one(aten.cumsum.default, "input", "dim")
-flip = of_one(aten.flip.default, "input", "dims")
-diagonal = of_one(aten.diagonal.default, "input", offset=0, dim1=0, dim2=1)
-as_strided = of_one(aten.as_strided.default, "input", "size", "stride", storage_offset=None)
+slice_op = of_call(aten.slice.Tensor, "input", "dim", "start", "stop", "step")
+expand = of_call(aten.expand.default, "input_t", "shape")
+cumsum = of_call(aten.cumsum.default, "input", "dim")
+flip = of_call(aten.flip.default, "input", "dims")
+diagonal = of_call(aten.diagonal.default, "input", offset=0, dim1=0, dim2=1)
+as_strided = of_call(aten.as_strided.default, "input", "size", "stride", storage_offset=None)
 tile = block(
     lambda input, dims: call(aten.repeat.default, input, [1] * (len(input.shape) - len(dims)) + list(dims)),
     "aten.repeat.default; missing numbers are 1",

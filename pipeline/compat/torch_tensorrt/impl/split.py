@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, unless
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, require
 
 
 @block
@@ -15,6 +15,6 @@ def split(input: Argument, split_size_or_sections: int | Sequence[int], dim: int
         made = call(aten.split_with_sizes.default, input, sizes, dim)
         return [made[i] for i in range(len(sizes))]
     static = input.shape[dim] >= 0
-    unless(static, "impl.split.split", "how many parts there are depends on a dynamic size", "give their sizes")
+    require(static, "impl.split.split", "how many parts there are depends on a dynamic size", "give their sizes")
     made = call(aten.split.Tensor, input, split_size_or_sections, dim)
     return [made[i] for i in range(max(-(-input.shape[dim] // split_size_or_sections), 1))]

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_one, unless
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call, require
 from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 _NAMES: Final = """exp log sqrt abs neg sin cos tan sinh cosh asin acos atan asinh acosh atanh ceil floor erf sign round
@@ -18,20 +18,20 @@ TARGETS: Final = {
 }
 """TensorRT's unary operations, by name."""
 
-exp, log, sqrt = (of_one(TARGETS[name], "input_val") for name in ("EXP", "LOG", "SQRT"))
-recip, abs, neg = (of_one(TARGETS[name], "input_val") for name in ("RECIP", "ABS", "NEG"))
-sin, cos, tan = (of_one(TARGETS[name], "input_val") for name in ("SIN", "COS", "TAN"))
-sinh, cosh = (of_one(TARGETS[name], "input_val") for name in ("SINH", "COSH"))
-asin, acos, atan = (of_one(TARGETS[name], "input_val") for name in ("ASIN", "ACOS", "ATAN"))
-asinh, acosh, atanh = (of_one(TARGETS[name], "input_val") for name in ("ASINH", "ACOSH", "ATANH"))
-ceil, floor, round = (of_one(TARGETS[name], "input_val") for name in ("CEIL", "FLOOR", "ROUND"))
-erf, sign, isinf = (of_one(TARGETS[name], "input_val") for name in ("ERF", "SIGN", "ISINF"))
-logical_not, isnan = of_one(TARGETS["NOT"], "input_val"), of_one(TARGETS["ISNAN"], "input")
+exp, log, sqrt = (of_call(TARGETS[name], "input_val") for name in ("EXP", "LOG", "SQRT"))
+recip, abs, neg = (of_call(TARGETS[name], "input_val") for name in ("RECIP", "ABS", "NEG"))
+sin, cos, tan = (of_call(TARGETS[name], "input_val") for name in ("SIN", "COS", "TAN"))
+sinh, cosh = (of_call(TARGETS[name], "input_val") for name in ("SINH", "COSH"))
+asin, acos, atan = (of_call(TARGETS[name], "input_val") for name in ("ASIN", "ACOS", "ATAN"))
+asinh, acosh, atanh = (of_call(TARGETS[name], "input_val") for name in ("ASINH", "ACOSH", "ATANH"))
+ceil, floor, round = (of_call(TARGETS[name], "input_val") for name in ("CEIL", "FLOOR", "ROUND"))
+erf, sign, isinf = (of_call(TARGETS[name], "input_val") for name in ("ERF", "SIGN", "ISINF"))
+logical_not, isnan = of_call(TARGETS["NOT"], "input_val"), of_call(TARGETS["ISNAN"], "input")
 expm1, log10, log2, log1p, trunc, bitwise_not, nonzero = (
-    of_one(op.default, "input_val")
+    of_call(op.default, "input_val")
     for op in (aten.expm1, aten.log10, aten.log2, aten.log1p, aten.trunc, aten.bitwise_not, aten.nonzero)
 )
-sym_not = of_one(aten.logical_not.default, "input_val")
+sym_not = of_call(aten.logical_not.default, "input_val")
 convert_unary = block(
     lambda operation_type, input_val: call(TARGETS[operation_type.name], input_val),
     "The layer of a ``trt.UnaryOperation``, with eager's dtypes.",
@@ -45,6 +45,8 @@ scalar_tensor = block(
 @block
 def native_dropout(input_val: Argument, p: float, train: bool | None = False) -> Expression:
     """Return [tensor, mask]: outside training the tensor is unchanged, and the mask is True."""
-    unless(not train, "impl.unary.native_dropout", "random numbers are never frozen into an engine", "pass train=False")
+    require(
+        not train, "impl.unary.native_dropout", "random numbers are never frozen into an engine", "pass train=False"
+    )
     mask = call(aten.full_like.default, input_val, True, dtype=torch.bool)
     return [call(aten.clone.default, input_val), mask]

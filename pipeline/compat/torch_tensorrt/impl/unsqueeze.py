@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import aten, of_one
+from pipeline.compat.torch_tensorrt.blocks import aten, of_call
 
-unsqueeze = of_one(aten.unsqueeze.default, "input", "dim")
-broadcast_in_dim = of_one(torch.ops.prims.broadcast_in_dim.default, "input_t", "shape", "broadcast_dimensions")
+unsqueeze = of_call(aten.unsqueeze.default, "input", "dim")
+broadcast_in_dim = of_call(torch.ops.prims.broadcast_in_dim.default, "input_t", "shape", "broadcast_dimensions")

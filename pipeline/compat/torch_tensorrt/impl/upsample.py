@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, unless
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, require
 
 NEAREST: Final = {1: aten.upsample_nearest1d.vec, 2: aten.upsample_nearest2d.vec, 3: aten.upsample_nearest3d.vec}
 SMOOTH: Final = {
@@ -27,7 +27,7 @@ def upsample(
     """aten.upsample_*.vec by ``mode`` and how many dims are resized; a size, or else scales, for each of them"""
     dims = len(input.shape) - 2
     known = mode == "nearest" or (mode, dims) in SMOOTH
-    unless(known, "impl.upsample.upsample", f"{mode!r} does not resize {dims} dims", "linear, bilinear, … by rank")
+    require(known, "impl.upsample.upsample", f"{mode!r} does not resize {dims} dims", "linear, bilinear, … by rank")
     given = (None if size is None else list(size), None if size is not None else [float(s) for s in scale_factor or ()])
     if mode == "nearest":
         return call(NEAREST[dims], input, *given)
