@@ -83,7 +83,7 @@ def _save_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
     target = str(node.target)
     if node.op == "call_function":
         target = op_names.operator_name(node.target) if calls else op_names.readable_name(node.target)
-        if calls and (why := op_names.refusal_reason(op_names.find_operator(target))):
+        if calls and (why := op_names.refusal_reason(op_names.find_callable(target))):
             raise ArtifactError(f"node {node.name} cannot be saved: {target} {why}")
     elif node.op not in ("placeholder", "get_attr", "output"):
         raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op}")

@@ -310,7 +310,7 @@ class _Describer(Loader):
         module = super().build_graph(_remove_calls(graph))
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             if row.calls and row.op == "call_function":
-                node.target = op_names.find_operator(row.target) or node.target
+                node.target = op_names.find_callable(row.target) or node.target
         return module
 
 

@@ -60,7 +60,7 @@ def readable_name(target: object) -> str:
     return qualified_name(target)
 
 
-def find_operator(name: str) -> Any:
+def find_callable(name: str) -> Any:
     """Return the operator or function of this name, whether allowed or not; None if this process lacks it."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
@@ -78,7 +78,7 @@ def allowed_operator(name: str, libraries: Collection[str] | None = (), library:
         MissingOperatorError: this process lacks the operator, or its library is not allowed; the hint says what to do.
         MalformedError: a loaded program must not call the operator.
     """
-    target, space = find_operator(name), name.partition(".")[0]
+    target, space = find_callable(name), name.partition(".")[0]
     if target is None:
         hint = f"import {library or space[:60]}, which defines it, before loading" if space not in SPACES else ""
         raise MissingOperatorError(f"this process has no operator {name[:80]}", hint)

@@ -68,5 +68,5 @@ def _executed_op_from_json(data: JsonData) -> Any:
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
     if kind not in ("operator", "predicate") or not isinstance(name, str):
         raise MalformedError(f"{str(data)[:60]!r} is not an operator")
-    found = op_names.find_operator(name) if kind == "operator" else None
+    found = op_names.find_callable(name) if kind == "operator" else None
     return found or SavedPredicate(name if kind == "predicate" else f"torch.ops.{name}")

@@ -41,7 +41,7 @@ def test_describing_a_file_runs_nothing_of_it(
         seen = view_of_file(path)
         assert evolve(seen, versions=whole.versions, weights_digest="") == whole
         monkeypatch.setattr("pipeline.shapes.environment.eval", None, raising=False)
-        monkeypatch.setattr("pipeline.artifact.op_names.find_operator", None)
+        monkeypatch.setattr("pipeline.artifact.op_names.find_callable", None)
         assert "engine" in str(inspect(path))
     monkeypatch.undo()
     path = written(entries, of_recipe(target="aten.from_file.default", args=["/etc/passwd"]), tmp_path / "q.trtp")
