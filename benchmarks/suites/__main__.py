@@ -20,6 +20,7 @@ from benchmarks.suites.run import rows, run, sampled
 from benchmarks.suites.summary import write
 
 SUITES = ("opinfo", "inductor", "timm_models", "onnx_nodes", "torch_tensorrt", "torch_tensorrt_models")
+SUITES += ("transformers_exporters",)
 
 
 def main() -> int:
