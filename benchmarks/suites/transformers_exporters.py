@@ -1,9 +1,9 @@
 """transformers' tests of its exporters: ``tests/exporters`` and the models' tests that inherit them, in the checkout of
-transformers that ``--source`` names: of the installed version, and with ``parameterized`` installed.
+transformers that ``--source`` names. It is of the installed version, and needs ``parameterized``.
 
 A test exports models with transformers' own exporter, runs them, and asserts that the results are eager's. A case is a
-test with one of its models. It counts if it passes with the library's own exporter and runner (``dynamo``); then it runs
-again with ours, for the reference executor, and the test's own assertions decide.
+test with one of its models. It counts if it passes with the library's own exporter and runner (``dynamo``). Then it
+runs again with ours, on the reference executor, and the test's own assertions decide.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from attrs import frozen
 
@@ -70,7 +71,7 @@ def cases(source: Path) -> Iterator[Case]:
         name = ".".join(path.relative_to(source).with_suffix("").parts)
         try:
             module = importlib.import_module(name)
-        except Exception as error:
+        except (Exception, pytest.skip.Exception) as error:
             yield Case(name, partial(dict, outcome="no case", reason=f"it is not imported: {said(error)}"))
         else:
             yield from _of_module(module)
