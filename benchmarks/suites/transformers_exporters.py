@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import os
 import random
+import signal
 import sys
 import unittest
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from attrs import frozen
 
 import pipeline
 from benchmarks.suites.judge import Case, Row, said
+from benchmarks.suites.run import LONGEST
 from pipeline.errors import CaptureError, UnsupportedOperatorException
 from pipeline.stages.unbuilt import unbuilt
 
@@ -120,7 +122,12 @@ def _judge(kind: type[unittest.TestCase], test: str) -> Row:
         reasons = [f"the library's own fails: {_named(each)}" for each in theirs.faults]
         reasons += [f"skipped: {reason}" for _, reason in theirs.skipped]
         return {"outcome": "no case", "reason": [*reasons, "the test leaves the model out"][0]}
+    if signal.getitimer(signal.ITIMER_PROF)[0]:  # ours has as long as the library's own
+        signal.setitimer(signal.ITIMER_PROF, LONGEST)
     ours, programs = _run(kind, test, OURS)
+    for fault in ours.faults:
+        if not isinstance(fault, Exception):  # it was stopped: unittest reports every exception
+            raise fault
     if ours.skipped or len(programs) != len(exported):
         ours.faults.append(AssertionError(f"{len(programs)} programs, the library's own has {len(exported)}"))
     ours.faults.sort(key=lambda fault: isinstance(fault, CaptureError | UnsupportedOperatorException))
