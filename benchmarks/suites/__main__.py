@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from benchmarks.suites.run import rows, run, sampled
-from benchmarks.suites.summary import write
+from benchmarks.suites.summary import share, write
 
 SUITES = ("opinfo", "inductor", "timm_models", "onnx_nodes", "torch_tensorrt", "torch_tensorrt_models")
+SUITES += ("transformers_exporters",)
 
 
 def main() -> int:
-    """Run the cases; the exit code is 1 if one is wrong."""
+    """Run the cases; the exit code is 1 if one is wrong, or if fewer are right than ``--least``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--log", type=Path, required=True, help="a line of JSON a case; cases in it are not run again")
@@ -33,6 +34,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600, help="begin no case after so long")
     parser.add_argument("--results", action="store_true", help="write the log's counts to benchmarks/results")
+    parser.add_argument(
+        "--least", type=float, metavar="PERCENT", help="fail if fewer cases are right, not if one is wrong"
+    )
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
@@ -45,7 +49,11 @@ def main() -> int:
         write(options.suite, suite.version(*filter(None, [options.source])), len(cases), found)
     wrong = [f"{row['case']}: {row['reason']}" for row in found.values() if row["outcome"] == "wrong"]
     print("\n".join(wrong) or f"{len(found)} cases, none is wrong")
-    return int(bool(wrong))
+    if options.least is None:
+        return int(bool(wrong))
+    right = share(found)
+    print(f"{right:.1f} % are right")
+    return int(right < options.least)
 
 
 if __name__ == "__main__":

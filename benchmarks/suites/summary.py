@@ -40,6 +40,12 @@ def write(suite: str, version: str, total: int, found: Mapping[str, Row]) -> Pat
     return environment.save(f"suite_{suite}", result, libraries=())
 
 
+def share(found: Mapping[str, Row]) -> float:
+    """Return the percentage of a log's cases that are right; 0 if it has no case."""
+    outcomes = [row["outcome"] for row in found.values() if row["outcome"] != "no case"]
+    return 100 * outcomes.count("right") / max(len(outcomes), 1)
+
+
 def page(results: Path = RESULTS) -> str:
     """Return docs/testing.md with its table made anew."""
     return with_part(PAGE.read_text("utf-8"), "suites", table(COLUMNS, table_rows(results)))

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.impl import base
 from pipeline.network.context import NetworkError
-from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
+from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, shape_of
+from pipeline.shapes.guards import normalized_terms
 from pipeline.trt import to_torch, trt
 
 
-def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, inputs: Sequence[torch.Tensor] = ()) -> None:
+def check_tensor(
+    result: object,
+    expected: torch.Tensor,
+    symbols: Symbols,
+    inputs: Sequence[torch.Tensor] = (),
+    relations: Sequence[Relation] = (),
+) -> None:
     """Raise `NetworkError` if a result is not a tensor, or differs from the expected dtype, rank or static dims.
 
-    A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48.
+    A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48. A
+    dim may also have the only size that the program's relations leave: a number of patches that is added to 98 rows is
+    98, whatever the image's height and width are.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
         raise NetworkError(_describe_result(result))
@@ -27,7 +37,7 @@ def check_tensor(result: object, expected: torch.Tensor, symbols: Symbols, input
     if len(actual) != len(wanted):
         raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
-        if a >= 0 and a != w and not _may_have_size(w, a, symbols, inputs):
+        if a >= 0 and a != w and not _may_have_size(w, a, symbols, inputs) and not _must_have_size(w, a, relations):
             what = "is fixed" if not isinstance(w, int) else "differs"
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
@@ -52,3 +62,10 @@ def _may_have_size(size: Expr, value: int, symbols: Symbols, inputs: Sequence[to
         return is_given
     possible = bounds(size, symbols)
     return possible.min == possible.max == value or (is_given and possible.min <= value <= possible.max)
+
+
+def _must_have_size(size: Expr, value: int, relations: Sequence[Relation]) -> bool:
+    """Return whether a relation says that a size is ``value``, or that a multiple of their difference is 0."""
+    equal = [each.condition for each in relations if isinstance(each.condition, sympy.Eq)]
+    wanted = normalized_terms(size - value)
+    return wanted is not None and any(normalized_terms(each.lhs - each.rhs) == wanted for each in equal)

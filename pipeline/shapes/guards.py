@@ -112,7 +112,7 @@ class Layouts:
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
         merged = {(outer, *inner) for rows in pairs for (_, outer), inner in rows}
-        return frozenset(_normalized_terms(outer - size * stride) for outer, size, stride in merged) - {None}
+        return frozenset(normalized_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
     def is_about_layout(self, guard: Argument, expr: Argument) -> bool:
         """Return whether an operator evaluated a condition that only decides strides: whether a size is 1
@@ -129,7 +129,7 @@ class Layouts:
             remainders = {side for side in guard.expr.args if isinstance(side, Mod | PythonMod)}
             sizes = (shape_of(v) for v in node_values(self.graph) if isinstance(v, torch.Tensor))
             return not remainders or any(not remainders.isdisjoint(shape) for shape in sizes)
-        return isinstance(expr, sympy.Ne) and _normalized_terms(expr.lhs - expr.rhs) in self.mergeable_gaps
+        return isinstance(expr, sympy.Ne) and normalized_terms(expr.lhs - expr.rhs) in self.mergeable_gaps
 
 
 def _compares_with_one(expr: object) -> bool:
@@ -143,7 +143,7 @@ def _compares_with_one(expr: object) -> bool:
     return False
 
 
-def _normalized_terms(difference: object) -> Terms | None:
+def normalized_terms(difference: object) -> Terms | None:
     """Return the terms of a sum in lowest terms, with a positive coefficient for the first term by name; None for a
     number, or if a coefficient is not an integer."""
     found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()

@@ -193,15 +193,16 @@ class _Conversion:
         expected = node.meta.get("val")
         values = (x.meta.get("val") for x in node.all_input_nodes)
         given = [value for value in values if isinstance(value, torch.Tensor)]
+        relations = self.program.shapes.relations
         if isinstance(expected, torch.Tensor):
-            check_tensor(result, expected, self.ranges, given)
+            check_tensor(result, expected, self.ranges, given, relations)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
                 due = f"the operator has {len(expected)} results"
                 raise NetworkError(f"the converter returned {type(result).__name__}, {due}")
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
-                    check_tensor(made, wanted, self.ranges, given)
+                    check_tensor(made, wanted, self.ranges, given, relations)
 
     def own_weights(self, first_layer: int) -> None:
         """Record weights that a converter passed to TensorRT directly, and move them to our memory."""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.suites import inductor, judge, summary, torch_tensorrt, torch_tensorrt_models
+from benchmarks.suites import inductor, judge, summary, torch_tensorrt, torch_tensorrt_models, transformers_exporters
 from benchmarks.suites.judge import Case, judged_call
 from benchmarks.suites.run import rows, run, sampled
+from pipeline.errors import CaptureError
 
 X = torch.linspace(-2, 2, 12).view(3, 4)
 
@@ -230,3 +231,97 @@ def test_tests_of_models_decide_by_their_own_assertions(judged: Callable[..., di
         "test_nothing": ("no case", "it compiles no model"),
     }
     assert found["test_right[dynamo]"]["operators"] and not found["test_right[dynamo]"]["in_pytorch"]
+
+
+EXPORT_TESTS = """
+from transformers.exporters.exporter_dynamo import DynamoConfig, DynamoExporter
+
+
+class Exports:
+    def test_torch_export_static(self):
+        exporter = DynamoExporter()
+        for model_class in self.all_model_classes:
+            model, inputs = model_class().eval(), {"x": torch.ones(2, 4)}
+            expected = model(**inputs)
+            with self.subTest(model_class.__name__):
+                found = exporter.export(model, inputs, config=DynamoConfig(dynamic=False)).module()(**inputs)
+                torch.testing.assert_close(found, expected)
+
+    def test_other_format(self):
+        raise ValueError
+"""
+EXPORTED_MODELS = """
+import unittest
+
+import torch
+
+from ...exporters.test_export import Exports
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class Drawn(torch.nn.Module):
+    def forward(self, x):
+        return torch.rand_like(x)
+
+
+class Decided(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 9 else -x
+
+
+class ModelTest(Exports, unittest.TestCase):
+    def setUp(self):
+        self.all_model_classes = (Twice, Drawn, Decided)
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder as transformers' checkout has it: its package of tests is in the place of ours meanwhile."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in ("", "exporters", "models", "models/some"):
+        (tmp_path / "tests" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / folder / "__init__.py").touch()
+    (tmp_path / "tests/exporters/test_export.py").write_text(f"import torch\n{EXPORT_TESTS}")
+    (tmp_path / "tests/models/some/test_modeling_some.py").write_text(EXPORTED_MODELS)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+
+
+def test_a_test_of_exporters_is_a_case_if_the_librarys_own_passes(checkout: Path) -> None:
+    found = {case.name: case.judge() for case in transformers_exporters.cases(checkout)}
+    assert {name.partition("[")[2]: (row["outcome"], row.get("reason", "")[:24]) for name, row in found.items()} == {
+        "Twice]": ("right", ""),
+        "Drawn]": ("no case", "the library's own fails:"),
+        "Decided]": ("no case", "the library's own fails:"),
+    }
+    assert found["ModelTest::test_torch_export_static[Twice]"]["operators"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(None, "wrong"), (ValueError("ours"), "wrong"), (CaptureError("not ours"), "refused")]
+)
+def test_faults_of_our_exporter_are_not_hidden(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, outcome: str
+) -> None:
+    def call(*_: Any, **__: Any) -> torch.Tensor:
+        if error:
+            raise error
+        return torch.zeros(2, 4)
+
+    monkeypatch.setattr(transformers_exporters.Runner, "__call__", call)
+    case = next(case for case in transformers_exporters.cases(checkout) if "Twice" in case.name)
+    assert case.judge()["outcome"] == outcome
+
+
+def test_the_share_of_right_cases() -> None:
+    outcomes = ["right", "right", "right", "wrong", "no case"]
+    assert summary.share({str(i): {"outcome": outcome} for i, outcome in enumerate(outcomes)}) == 75
+    assert summary.share({}) == 0

@@ -269,6 +269,23 @@ def test_relations_between_inputs_are_checked_before_anything_runs() -> None:
         module(args[0], torch.randn(9, 4), args[2])
 
 
+def test_a_relation_fixes_a_size_that_each_input_dim_leaves_open() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        patches = torch.nn.functional.avg_pool2d(x, 2).flatten(1)
+        rows = torch.cat([patches.new_zeros(x.shape[0], 2), patches], 1) + torch.arange(14.0)
+        return rows.softmax(1)[:, 2:] * 2
+
+    side = Dim.AUTO(min=4, max=16)
+    result = compiled(function, [{0: Dim.AUTO(min=2, max=8), 1: side, 2: side}], torch.randn(3, 8, 6))
+    assert not result.coverage.fallback
+    module = result.module(executor="reference")
+    for shape in ((3, 8, 6), (5, 6, 8), (2, 7, 9), (2, 4, 12)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(module(x), function(x))
+    with pytest.raises(pipeline.ShapeError, match="== 14"):
+        module(torch.randn(3, 8, 8))
+
+
 def test_an_exported_program_keeps_its_ranges() -> None:
     exported = torch.export.export(
         Calls(twice).eval(), (X,), dynamic_shapes=(({0: Dim("n", min=1, max=8)},),), strict=False

@@ -17,7 +17,7 @@ from transformers.exporters.runners.base import ModelRunner
 
 from pipeline.artifact.load import load
 from pipeline.aten.types import Argument
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, Executor
 from pipeline.defaults import compile
 
 FORMAT: Final = "pipeline"
@@ -57,11 +57,14 @@ class PipelineExporter(DynamoExporter):
 
 
 class PipelineRunner(ModelRunner):
-    """Runs a compiled program with the arguments of the model's ``forward``."""
+    """Runs a compiled program with the arguments of the model's ``forward``; ``executor`` is as for
+    `Compiled.module`."""
+
+    executor: Executor | None = None
 
     def __init__(self, program: Compiled, metadata: ExportMetadata, device: torch.device) -> None:
         super().__init__(metadata)
-        self.module, self._device = program.module(), device
+        self.module, self._device = program.module(self.executor), device
         self._order = load_treespec(str(metadata.in_spec)).child(1).context
 
     @property
