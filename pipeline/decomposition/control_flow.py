@@ -153,8 +153,9 @@ class ControlFlow:
 
     def expand(self, node: Node, args: Argument) -> Argument | None:
         """Return the results of a node, computed by its graphs; None if the node stays in PyTorch."""
-        is_kept = any(map(self.is_kept, (node, *_inner_flow(node))))
-        if _flow_name(node) not in _EXPAND or is_kept or expansion_obstacle(node):
+        if _flow_name(node) not in _EXPAND:
+            return None
+        if any(map(self.is_kept, (node, *_inner_flow(node)))) or expansion_obstacle(node):
             return None
         before = len(self.graph.nodes)
         try:

@@ -86,10 +86,8 @@ class _LayerIndex:
     def following_layers(self, step: Kernel) -> tuple[str, ...]:
         """Return the layers of a step whose plan entry names none: the layers after those of the previous step, up to a
         layer that another step names."""
-        before = [step for step in self.steps if step.place < step.place and step.kind not in STREAMS | SIZES]
-        last = max(
-            (self.index[layer] for step in before[-1:] for layer in self.known_layers(step.layers)), default=None
-        )
+        before = [other for other in self.steps if other.place < step.place and other.kind not in STREAMS | SIZES]
+        last = max((self.index[name] for each in before[-1:] for name in self.known_layers(each.layers)), default=None)
         if last is None:
             return ()
         free = takewhile(lambda layer: layer not in self.claimed, self.layers[last + 1 :])

@@ -92,7 +92,7 @@ def test_a_failure_has_its_kind() -> None:
 
 
 def test_a_failing_program_comes_with_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SegmentExecutor, "write", lambda self, slots, leaves: None)
+    monkeypatch.setattr(SegmentExecutor, "write_mutations", lambda self, slots, leaves: None)
     snippet = next(p for p in map(program, range(40)) if "_(" in str(p.body) and "self.state" in str(p.results))
     with pytest.raises(ModelError) as caught:
         snippet.run()

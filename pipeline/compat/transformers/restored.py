@@ -15,7 +15,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 
 
-def restore_model(decoder: Compiled, record: dict[str, Any], other: Callable[[str], Compiled]) -> CompiledGeneration:
+def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], Compiled]) -> CompiledGeneration:
     """Return the saved model from its decoder and from the ``record`` that `CompiledGeneration.save` wrote;
     ``other`` loads a program from another file in the same folder."""
     name = str(record["class"])
