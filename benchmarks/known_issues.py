@@ -1,22 +1,26 @@
-"""``python -m benchmarks.known_issues``: make docs/known-issues.md of the table of kernel faults."""
+"""``python -m benchmarks.known_issues``: generate docs/known-issues.md from the table of kernel bugs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from benchmarks.markdown import table
-from pipeline.quirks import QUIRKS
+from benchmarks.markdown import filled
+from pipeline.quirks import QUIRKS, Quirk
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "known-issues.md"
 HEAD = """# Known issues of TensorRT-RTX
 
-Kernel faults that we measured, and what is written instead. This page is made of `pipeline/quirks/table.py` by
-`python -m benchmarks.known_issues`. What a version does wrongly in *your* model, [`pipeline.verify`](verification.md)
-finds.
+After this page you know which bugs we measured in TensorRT-RTX's kernels, what triggers each bug, and how `pipeline`
+works around it. `python -m benchmarks.known_issues` generates the page from `pipeline/quirks/table.py`. To find wrong
+results in *your* model, use [`pipeline.verify`](verification.md).
 
-The stage `avoid_faults` marks the nodes of a program at which a fault is avoided: `print(compiled.partitioned)` lists
-the marks. An experiment leaves a row out, or assumes it:
+Workarounds name modules of the package `pipeline`. Many use a *barrier*: a cheap layer (mostly the maximum of a tensor
+and itself) that keeps TensorRT from fusing the layers before and after it. "Half precision" is float16 or bfloat16.
+
+The stage `avoid_faults` marks each node that needs a workaround; `print(compiled.partitioned)` lists the marks. For
+experiments, `quirks.without(…)` switches workarounds off by the bugs' ids, and `quirks.assume(…)` applies them with a
+TensorRT version that does not have the bug:
 
 ```python
 import torch
@@ -27,15 +31,25 @@ layer, x = torch.nn.Softmax(-1), torch.randn(4, 8)
 with quirks.without("broadcast-in-reductions", "padded-zeros"), quirks.assume("biases-of-matmuls"):
     converted = pipeline.default().until("convert")(layer, args=(x,))
 ```
-
 """
 
 
 def page() -> str:
-    """The page's text."""
-    heads = ["fault", "versions", "GPUs", "what brings it about", "what is written instead", "how it shows", "test"]
-    rows = [[f"`{q.id}`: {q.fault}", q.versions, q.gpus, q.trigger, q.instead, q.seen, f"`{q.test}`"] for q in QUIRKS]
-    return HEAD + "\n".join(table(heads, rows)) + "\n"
+    """Return the page's text: a section for each bug."""
+    return "\n".join([HEAD, *map(_section, QUIRKS)])
+
+
+def _section(quirk: Quirk) -> str:
+    """Return the bug's section: the versions and GPUs that have the bug, its trigger and its workaround."""
+    versions = "all versions of TensorRT-RTX" if quirk.versions == "all" else f"TensorRT-RTX {quirk.versions}"
+    gpus = quirk.gpus.replace("(9.0)", "(compute capability 9.0)")
+    parts = [
+        f"{quirk.fault} Affected: {versions}; measured on: {gpus}. Trigger: {quirk.trigger}.",
+        f"Workaround: {quirk.instead.replace('a barrier ', 'a barrier (a layer that prevents fusion) ')}.",
+        f"How to recognize it: {quirk.seen}." if quirk.seen else "",
+        f"Test: `{quirk.test}`.",
+    ]
+    return f"## {quirk.id}\n\n{filled(' '.join(filter(None, parts)))}"
 
 
 if __name__ == "__main__":

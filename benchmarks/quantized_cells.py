@@ -29,15 +29,16 @@ Quantizer: TypeAlias = Callable[[Tensor], Tensor]
 PAGE: Final = Path(__file__).parents[1] / "docs" / "quantization-forms.md"
 HEAD: Final = """# Forms of quantization
 
-After this page you know which forms of quantized models become quantized layers. `python -m benchmarks.quantized_cells`
-writes it. Each cell is a model of one operator: the first word is for a quantized weight, what follows `;` for a
-quantized weight and activations.
+After this page you know which kinds of quantized models become quantized TensorRT layers. `python -m
+benchmarks.quantized_cells` writes the page. A row is a kind of quantization: the library, the dtype, and what shares a
+scale. A column is a model of one operator. The part before `;` is the result if only the weight is quantized, the part
+after `;` if weight and activations are quantized:
 
-- `weights`: the engine holds the weight in its few bits, with its scales.
-- `activations`: a quantize/dequantize pair is fused into the matmul.
-- `emulated`: TensorRT has no layer for this form, so it is computed elementwise: the same numbers, in one engine, and
-  no low-precision kernel.
-- `PyTorch`: it runs there, for the reason with that number.
+- `weights`: the engine stores the weight in the low-precision dtype, with its scales.
+- `activations`: the activations' quantize/dequantize pair is fused into the matmul.
+- `emulated`: TensorRT has no quantized layer for this kind, so elementwise layers of the engine compute the same
+  numbers, without a low-precision kernel.
+- `PyTorch`: the quantize operator runs in PyTorch, for the reason with that number below the table.
 
 """
 SIZE: Final = 64
@@ -267,7 +268,7 @@ def page() -> str:
             found = [outcome(validated(f, o, a)) for f, o, a in cells() if f is form and o == operator]
             row.append("; ".join(dict.fromkeys(map(short, found))))
         rows.append(row)
-    lines = table(["form", "type", "a scale for each", *OPERATORS], rows)
+    lines = table(["quantized by", "type", "a scale for each", *OPERATORS], rows)
     return "\n".join([HEAD + "\n".join(lines), "", *(f"{number}. {why}" for why, number in reasons.items()), ""])
 
 

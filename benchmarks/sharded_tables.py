@@ -22,18 +22,19 @@ HEAD = """
 ## Several GPUs
 
 Language models in float16 with random weights are sharded over two GPUs with DTensor (`python -m benchmarks.sharded`).
-*Token* and *prompt* are the milliseconds of a decoded token and of the prompt. *NCCL* is the time of a token's NCCL
-kernels, which includes waiting for the other rank. *Share* is the time to read a rank's weights at copy bandwidth, as a
-part of the token's time. *Tokens* counts the greedy tokens that equal those of eager PyTorch on one GPU. *Off* is the
-largest difference between the logits of the first token. In float16, rounding changes tokens of models with random
-weights, also in eager; in float32 (IEEE) it does not.
+*Token* and *prompt, ms* are the milliseconds to generate a token and to process the prompt. *NCCL* is the time of a
+token's NCCL kernels, which includes waiting for the other rank. *Share* is the time to read a rank's weights at copy
+bandwidth, divided by the token's time. *Tokens* counts the greedy tokens that equal the tokens of eager PyTorch on one
+GPU. *Off* is the largest difference from eager's logits of the first token. With random weights, rounding in float16
+changes some greedy tokens, in eager PyTorch too; in float32 (IEEE) it does not.
 """
 COLUMNS = ["model", "batch", "prompt", "method", "token", "NCCL", "prompt, ms", "share", "tokens", "off"]
 OVERHEAD_HEAD = """
-The next table splits the milliseconds of a step of so many tokens (`python -m benchmarks.sharded_overhead`): *engines*
-and *collectives* are their times when they run one after the other, with their number. *Overhead* is the rest of the
-step: the host's work *between* them, and waiting for other ranks. On CPUs, the reference executor runs the networks
-and gloo the collectives.
+The next table splits the milliseconds of a decoder step for the given number of *tokens* (`python -m
+benchmarks.sharded_overhead`). *Engines* and *collectives* are the total times of all engines and of all collectives
+when each runs alone, with their number. *Overhead* is the rest of the step. Part of it is the CPU's work between two
+engines or collectives (*between*); the rest is waiting for other ranks. On CPUs, the reference executor runs the
+networks and gloo runs the collectives.
 """
 OVERHEAD_COLUMNS = ["on", "model", "batch", "tokens", "method", "step", "engines", "collectives", "overhead", "between"]
 

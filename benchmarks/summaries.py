@@ -24,53 +24,54 @@ SPEED_HEAD = """# Speed
 After this page you know how fast compiled models are compared with eager PyTorch, `torch.compile` and Torch-TensorRT,
 and which file has the details of each measurement. `python -m benchmarks.tables` writes the page.
 
-Times are milliseconds of a call on the GPU: the latency of a call that the host waits for / the mean time of a call
-when many are enqueued. *Ours* has `cuda_graphs=True`, *eager* is recorded in a CUDA graph if possible, and the two
-others have their fastest mode. Compare only times in the same row. *Error* is our error divided by eager's error in the
-same dtype, both against float32. [Models](models.md) has models at the sizes of real checkpoints.
+Each cell has two times in milliseconds of GPU time: the latency of one call that the CPU waits for / the mean time of
+a call when many calls are enqueued. *Ours* is measured with `cuda_graphs=True`. *Eager* is PyTorch in a CUDA graph, if
+one can be recorded. `torch.compile` and Torch-TensorRT use their fastest mode. Compare only times in the same row.
+*Error* is our error divided by eager's error in the same dtype; both are differences from the float32 result.
+[Models](models.md) has models at the sizes of real checkpoints.
 """
 SPEED_COLUMNS = ["model", "dtype", "on", "ours", "eager", "torch.compile", "Torch-TensorRT", "error"]
 FILES_HEAD = """
 ## The data
 
-Each file contains the rows of one measurement, the date, the machine and the versions.
-[The report of 29 November 2026](notes/2026-11-29-benchmarks.md) shows the files as tables and plots; `python -m
-benchmarks.tables --note` writes such a report from the current files.
+Each file contains the results of one benchmark, with the date, the machine and the library versions. A
+[report](notes/2026-11-29-benchmarks.md) shows these files as tables and plots; `python -m benchmarks.tables --note`
+writes a new report from the current files.
 """
 KINDS: Final = {
-    "attention": "forms of attention",
+    "attention": "variants of attention",
     "attribute_pairs": "pairs of layers that differ in one attribute",
     "builds": "engines built without a GPU",
-    "captures": "capture beside torch.export",
+    "captures": "seconds to capture, compared with torch.export",
     "compilations": "seconds to compile",
-    "counts": "the GPU tests",
+    "counts": "results of the GPU tests",
     "cutting": "partitioning large programs",
-    "few_rows": "matmuls of few rows",
-    "gains": "what each pass gains",
-    "growth": "what our stages cost",
+    "few_rows": "matmuls with few rows",
+    "gains": "time saved by each graph pass",
+    "growth": "time and memory of our compilation stages",
     "kept": "saving and loading",
-    "kernels": "kernels that passes save",
-    "layers": "profiles by layer",
-    "onnx_files": "ONNX files, beside TensorRT's parser",
-    "pairs": "keys of the engine cache",
+    "kernels": "number of kernels with and without graph passes",
+    "layers": "GPU time by layer",
+    "onnx_files": "ONNX files, compared with TensorRT's ONNX parser",
+    "pairs": "which changes of a model change its engine cache key",
     "profile": "kernels of a call",
     "profiles": "engines with several profiles",
-    "prompts": "prompts of language models",
+    "prompts": "time to process prompts of language models",
     "quantized": "quantized models",
-    "ready": "the first token",
+    "ready": "seconds until a language model's first token",
     "real": "models at the sizes of real checkpoints",
-    "requests_per_second": "a server under load",
-    "rows": "ways to run a model",
+    "requests_per_second": "requests per second of a server under load",
+    "rows": "models in eager, torch.compile, Torch-TensorRT and pipeline",
     "sharded": "sharded language models",
-    "sizes": "sizes that vary, beside static programs",
-    "starts": "starting a process",
-    "steps": "kernels of a token",
-    "suite": "tests of others",
-    "tokens": "tokens of language models",
-    "verified": "what verification costs",
-    "zoo": "models of the zoo on a CPU",
-    "zoo_gpu": "models of the zoo on a GPU",
-    "zoo_kept": "models of the zoo, saved and loaded",
+    "sizes": "dynamic shapes, compared with static shapes",
+    "starts": "seconds from the start of a process to the first result",
+    "steps": "GPU time of a token's kernels",
+    "suite": "test suites of other projects",
+    "tokens": "time to generate tokens",
+    "verified": "time of `pipeline.verify`",
+    "zoo": "small models of public architectures, on a CPU",
+    "zoo_gpu": "small models of public architectures, on a GPU",
+    "zoo_kept": "small models of public architectures, saved and loaded",
 }
 """What a result measures, by the key of its rows."""
 
@@ -81,36 +82,47 @@ architecture runs in engines. `python -m benchmarks.tables` writes the page.
 
 ## At real size
 
-Models with the shapes of real checkpoints and random weights, on the GPU before they are compiled (`python -m
-benchmarks.real`). Times are milliseconds, on the GPU for a call that is awaited / for one of many that are not: *ours*
-with `cuda_graphs=True`, and the *best other* of eager in a CUDA graph (where it can be recorded), `torch.compile` in
-the modes that were measured, and Torch-TensorRT where it was. *Ratio* is ours to theirs in the measure that is worse
-for us. The *floor* is what the GPU needs at least (`python -m benchmarks.floors`): all products at the speed of one
-large matmul, or all weights, inputs and outputs at that of a copy; *share* is the floor's part of our time. *Error* is
-ours relative to eager's in the same dtype, both measured against float32: at most 2, or 4 for networks of convolutions,
-which have the bound of 2 with `use_fp32_acc=True` (*exact*). A model that chooses by its data (`routed`) has none. Rows
-*with torch.compile* have the setting `torch_compile`.
+The models of this table have the shapes of real checkpoints and random weights (`python -m benchmarks.real`). Each
+cell has two times in milliseconds: the latency of one call that the CPU waits for / the mean time of a call when many
+calls are enqueued.
+
+- *Ours* is measured with `cuda_graphs=True`. Rows *with torch.compile* also use the setting `torch_compile`.
+- *Best other* is the fastest of eager PyTorch (in a CUDA graph if one can be recorded), `torch.compile`, and
+  Torch-TensorRT, as far as these were measured; the next column names it.
+- *Ratio* is our time divided by the best other time, for that of the two times where we compare worse.
+- *Floor* is a lower bound of the GPU's time (`python -m benchmarks.floors`), the longer of two times: all matmuls and
+  convolutions at the speed of one large matmul; all weights, inputs and outputs at the speed of a copy. *Share* is the
+  floor divided by our time.
+- *Error* is our error divided by eager's error in the same dtype; both are differences from the float32 result. The
+  limit is 2. Convolutional networks may have 4; they reach 2 with `use_fp32_acc=True` (rows *exact*). `routed` models
+  choose experts by their data, so a small difference can change the result, and no error is given.
 """
 REAL_COLUMNS = ["model", "dtype", "on", "ours", "best other", "", "ratio", "floor", "share", "error"]
 ZOO_HEAD = """
-[The report of 29 November 2026](notes/2026-11-29-models.md) has each row's shapes, engines, seconds and reasons.
+Rows come from several runs; the `note` in [each data file](benchmarks.md#the-data) describes the conditions. A
+[report](notes/2026-11-29-models.md) has each model's shapes, number of engines, compilation time, and the reasons of
+nodes that run in PyTorch.
 
 ## Architectures
 
-Each architecture is a small model with random weights, made from its configuration, that is compiled, run and compared
-with eager PyTorch (`python -m benchmarks.zoo`). *One engine* counts those of which nothing runs in PyTorch. Names in
-*italics* run in part in PyTorch, or are refused in one of several forms; names ~~struck through~~ are refused, mostly
-by torch.export.
-Results are of the dates in their files: [branches](notes/2026-11-29-branches.md) lists the models that decide by data,
-which are refused since, or need `decisions="example"`. The report above has each model's errors, dims and reasons.
+For each architecture, a small model with random weights is compiled, run and compared with eager PyTorch (`python -m
+benchmarks.zoo`). *One engine* counts the architectures that run completely in one TensorRT engine. Architectures in
+*italics* run partly in PyTorch, or one of their tested variants cannot be compiled. Architectures that are ~~struck
+through~~ cannot be compiled, mostly because torch.export raises an error. Some models have data-dependent branches and
+need `decisions="example"` ([list](notes/2026-11-29-branches.md)).
 """
 MODELS_COLUMNS = ["kind", "agree with eager", "one engine", "refused", "architectures", "data"]
 GPUS_HEAD = """
 ## On GPUs
 
-With the model on the GPU before it is captured (`tests/gpu/test_zoo_gpu.py`). *Decided by rounding*: the elements that
-differ change when matmuls are rounded otherwise. *Healed*: another form agrees, as `pipeline.verify("heal")` finds it.
-*Exported otherwise*: the program agrees with its captured graph, which differs from the module.
+The same small models are moved to a GPU, compiled and compared with eager PyTorch there (`tests/gpu/test_zoo_gpu.py`).
+The column *not right* uses these words:
+
+- *rounding*: results differ only in elements that depend on how matmuls are rounded, such as a near tie of `argmax`;
+- *healed*: some nodes were wrong, and agree after `verify(on_failure="heal")` has compiled them in another way;
+- *torch.export differs*: the program agrees with the graph that torch.export captured, but this graph differs from the
+  model;
+- *refused*: capture raises an error; *not run by eager*: eager PyTorch raises an error.
 """
 
 
@@ -184,7 +196,7 @@ def _untimed(data: dict[str, Any]) -> Iterator[str]:
     rows = [row for row in data["real"] if "failed" in row or len(row.get("ms", {})) < 2]
     right = (f"{_title(row)} in {row['dtype']} {row['ratio']:.1f}" for row in rows if "failed" not in row)
     failed = (f"{_title(row)} ({row['failed']['phase']})" for row in rows if "failed" in row)
-    for said, names in (("Errors of rows that were compared alone", right), ("Failed", failed)):
+    for said, names in (("Error of models whose time was not compared", right), ("These methods failed", failed)):
         if found := ", ".join(names):
             yield filled(f"{_on(data)}. {said}: {found}.")
 
@@ -218,11 +230,10 @@ def models(results: Path = RESULTS) -> str:
     zoo = [_table_row(data) for data in found if "zoo" in data]
     runs = [data for data in found if "zoo_gpu" in data]
     gpus = ([_on(run), run["products"], *_outcomes(run), f"[data]({DATA}/{run['name']}.json)"] for run in runs)
-    lines = table(["on", "float32 matmuls in", "right", "otherwise", "data"], gpus)
+    lines = table(["on", "float32 matmuls in", "right", "not right", "data"], gpus)
     real = [row for data in found for row in _real(data)]
     of_real = [data for data in found if "real" in data]
     notes = [text for data in of_real for text in _untimed(data)]
-    notes += [filled(f"{_on(data)}, {data['date']}: {data['note']}") for data in of_real if "note" in data]
     first = [MODELS_HEAD, *table(REAL_COLUMNS, real), *("", *notes) * bool(notes)]
     return "\n".join([*first, ZOO_HEAD, *table(MODELS_COLUMNS, zoo), GPUS_HEAD, *lines, ""])
 

@@ -40,11 +40,12 @@ a layer's kernels and their microseconds, which the profiler makes a little long
 SUMMARY_HEAD = """
 ## Tokens and prompts of language models
 
-Decoders with random weights, of Llama's architecture unless the name says another, run with default settings and
-`cuda_graphs=True`. Times are milliseconds of a step that writes the last positions of the KV cache, for one token or a
-prompt: with a wait after each step / with steps one after the other. `torch.compile` runs transformers' static cache
-with `mode="reduce-overhead"`. *Ratio* is our time divided by theirs, in the measure that is worse for us. *Copy* is the
-bandwidth at which our step reads weights, as a part of the GPU's copy bandwidth.
+Decoders with random weights (Llama, unless the name is of another architecture) run with default settings and
+`cuda_graphs=True`. A *decoder step* is one call for a token or a prompt; it writes the last positions of the KV cache.
+Each cell has two times in milliseconds: of a step when the CPU waits after each step / when steps are enqueued one
+after the other. The column `torch.compile` is transformers' model with a static cache and `mode="reduce-overhead"`.
+*Ratio* is our time divided by that of `torch.compile`, for that of the two times where we compare worse. *Copy* is the
+bandwidth at which our step reads weights, divided by the GPU's copy bandwidth.
 """
 SUMMARY_COLUMNS = ["model", "dtype", "batch", "positions", "tokens", "on", "ours", "torch.compile", "ratio", "copy"]
 OURS, COMPILED = ("pipeline + graph", "pipeline + graph, prompt_lens"), "static cache, reduce-overhead"

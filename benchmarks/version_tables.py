@@ -20,7 +20,7 @@ MEASURED, GPUS = "measured", "gpus"
 LIMIT = 1e-2
 """The error from which a pair of layers counts as wrong: above what TF32 loses."""
 
-COLUMNS = ["TensorRT", "builds without a GPU", "tests on a GPU", "zoo on a GPU", "layers that are wrong"]
+COLUMNS = ["TensorRT", "models built without a GPU", "GPU tests", "small models on a GPU", "wrong layer attributes"]
 
 
 def page(results: Path = RESULTS) -> str:

@@ -38,9 +38,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 OUTCOMES = (
     "right",
-    "decided by rounding",
+    "rounding",
     "healed",
-    "exported otherwise",
+    "torch.export differs",
     "wrong",
     "failed",
     "refused",
@@ -71,9 +71,9 @@ def outcome(row: dict[str, Any]) -> str:
     if "eager" in row:
         return "not run by eager"
     if "undecided" in row:
-        return "decided by rounding"
+        return "rounding"
     if "exported" in row:
-        return "exported otherwise"
+        return "torch.export differs"
     return next((key for key in ("healed", "refused", "failed", "wrong") if key in row), "right")
 
 

@@ -78,19 +78,19 @@ def _support_row(loads: Loads, **others: Loads) -> FrozenDict[str, Loads]:
 
 TABLE: Final = (
     GpuSupport("RTX 20, T4", "7.5", _support_row("listed"), 'only with `compute_capabilities=("7.5",)`'),
-    GpuSupport("A100", "8.0", _support_row("not run"), "NVIDIA makes the `tensorrt` extra for it"),
+    GpuSupport("A100", "8.0", _support_row("not run"), "install TensorRT 10 or 11 (the `tensorrt` extra)"),
     GpuSupport("RTX 30, A10, A40", "8.6", _support_row("listed"), ""),
     GpuSupport("RTX 40, L4, L40S", "8.9", _support_row("listed"), ""),
     GpuSupport(
         "H100, H200",
         "9.0",
         _support_row("runs", v1_7="no"),
-        "in no support matrix; 1.6 alone sums float16 in float32 there and takes `NVIDIA_TF32_OVERRIDE=0`; engines "
-        "that refit in place are built by 1.4 alone",
+        "not in NVIDIA's support matrix; only 1.6 accumulates float16 in float32 and accepts `NVIDIA_TF32_OVERRIDE=0`; "
+        "only 1.4 builds engines that can be refitted in place",
     ),
-    GpuSupport("B200", "10.0", _support_row("not run"), "NVIDIA makes the `tensorrt` extra for it"),
+    GpuSupport("B200", "10.0", _support_row("not run"), "install TensorRT 10 or 11 (the `tensorrt` extra)"),
     GpuSupport("RTX 50, RTX PRO Blackwell", "12.0", _support_row("listed"), ""),
-    GpuSupport("GB10 (DGX Spark)", "12.1", _support_row("listed", v1_4="not run"), "listed from 1.5 on"),
+    GpuSupport("GB10 (DGX Spark)", "12.1", _support_row("listed", v1_4="not run"), "supported from 1.5 on"),
 )
 """The GPUs, by compute capability."""
 

@@ -145,11 +145,11 @@ def test_a_mutable_module_follows_its_weights(names: dict[str, Any]) -> None:
         torch.testing.assert_close(mutable(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-SAME = re.search(r"## Settings\n\n(.*?) are called the same", GUIDE, re.S)
+SAME = re.search(r"## Settings\n\n(.*?) have the same names", GUIDE, re.S)
 NAMED = re.findall(r"`(\w+?)(?:=[^`]*)?`", "".join(theirs for theirs, _ in rows("Settings")))
 
 
-def test_settings_that_are_called_the_same() -> None:
+def test_settings_that_have_the_same_names() -> None:
     assert SAME is not None
     assert set(re.findall(r"`(\w+)`", SAME[1])) <= set(pipeline.CompilationSettings.names())
 
