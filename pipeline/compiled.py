@@ -126,8 +126,7 @@ class CompiledModule(torch.nn.Module, ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Restore the buffers in place to their values at compilation; clear pending errors about KV cache
-        positions."""
+        """Restore the buffers in place to their values at compilation; clear errors about KV cache positions."""
 
     @abstractmethod
     def new_state(self) -> CompiledModule:

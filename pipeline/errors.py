@@ -313,8 +313,7 @@ def _user_line(trace: str) -> str:
 
 @cache
 def package_folder(package: str) -> str:
-    """Return an imported package's folder with a separator at the end, so that ``torch`` is no prefix of
-    ``torchvision``."""
+    """Return an imported package's folder, ending with a separator: ``torch`` is no prefix of ``torchvision``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 

@@ -205,8 +205,7 @@ READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.de
 
 
 def is_operator(node: torch.fx.Node) -> bool:
-    """Return whether a node computes tensors or reads a number from one: no size arithmetic, tuple item or
-    assertion."""
+    """Return whether a node computes tensors or reads a number from one; not size arithmetic or an assertion."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     value = node.meta.get("val")

@@ -288,8 +288,7 @@ class CompilationSettings:
         return tuple(field.name for field in attrs.fields(cls))
 
     def runs_in_torch(self, target: object, module_path: str = "") -> bool:
-        """Return whether `torch_executed_ops` keeps nodes of this target, in the module at this path, out of
-        engines."""
+        """Return whether `torch_executed_ops` keeps nodes of this target, in this module's path, out of engines."""
         return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:

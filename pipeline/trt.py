@@ -268,8 +268,7 @@ class Message:
 
 
 class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
-    """A TensorRT logger that stores messages, except verbose ones, and forwards them to the logger
-    `pipeline.tensorrt`."""
+    """A TensorRT logger that stores messages, except verbose ones, and passes them on to `pipeline.tensorrt`."""
 
     def __init__(self) -> None:
         super().__init__()
