@@ -30,9 +30,9 @@ def return_free_memory() -> None:
 
 
 LEAST = 1 << 16
-"""The least bytes of a tensor that is moved to the file."""
+"""The minimum bytes of a tensor that is moved to the file; smaller tensors stay in memory."""
 PIECE = 1 << 24
-"""The bytes that are copied from a GPU and written at once."""
+"""The number of bytes that are copied from a GPU and written to the file at a time."""
 _ALIGNMENT = 4096
 
 
@@ -58,8 +58,8 @@ class MemoryMappedWeights:
         return data.view(tensor.dtype).view(tensor.shape)
 
     def _write(self, data: torch.Tensor) -> None:
-        """Write bytes at the next tensor's offset. A write through the mapping would take over three times as long,
-        since each page would be read first."""
+        """Write a tensor's bytes to the file at the next free offset. A write through the mapping would take over three
+        times as long, since each page would be read first."""
         assert self.file is not None
         for start in range(0, data.numel(), PIECE):
             piece: Any = data[start : start + PIECE].cpu().numpy()
