@@ -11,8 +11,7 @@ from pipeline.compose.ledger import Ledger
 
 def select_ledger(observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]) -> Ledger:
     """Return the first ledger among the observers, so that memory is read only once; else a new ledger that reads it
-    less often. The new ledger shows ``progress`` bars if requested (None: on a terminal). ``stage_names``: its
-    stages."""
+    less often. It shows ``progress`` bars if requested (None: on a terminal). ``stage_names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
         return known
     if stage_names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):

@@ -55,8 +55,7 @@ class Decision:
 
 @frozen
 class Autocast:
-    """The mixed-precision stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their original
-        dtype."""
+    """The mixed-precision stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their dtype."""
 
     dtype: torch.dtype = field(default=torch.float16, validator=_check_half)
     exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
