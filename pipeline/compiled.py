@@ -262,7 +262,8 @@ class Compiled:
             runs: the number of measured runs, after a warm-up.
 
         Returns:
-            A record that prints a table; ``report(html=…, profile=…)`` draws it, ``trace(path)`` is for Perfetto.
+            A record that prints a table; ``report(html=…, profile=…)`` shows it on a page, ``trace(path)`` is for
+            Perfetto.
 
         Raises:
             ExecutionError: there is no GPU, or an engine does not run here.

@@ -100,7 +100,7 @@ class Constant:
 
     value: a tensor of up to 65,536 elements, or numbers in lists.
 
-    Raises a `TypeError` or `ValueError` for anything else.
+    Any other value raises a `TypeError` or `ValueError`.
     """
 
     value: torch.Tensor = field(converter=_to_tensor)
@@ -152,7 +152,7 @@ class Input:
         among the inputs, else the CPU. Calls accept inputs on any device.
     name: the input's name in errors and in the names of its dynamic dimensions; a Python identifier.
 
-    Raises a `TypeError` or `ValueError` that names the field and the dimension for anything else.
+    Any other value raises a `TypeError` or `ValueError` that names the field and the dimension.
     """
 
     shape: tuple[int, ...] | None = field(default=None, converter=_to_shape, validator=_check_sizes)

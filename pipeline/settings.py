@@ -132,9 +132,9 @@ class CompilationSettings:
     max_engines: the maximum number of engines per model, at least 1; None for no limit. Default None.
     torch_executed_ops: the nodes that run in PyTorch although a converter exists: operators
         (`torch.ops.aten.topk.default`; a packet such as `torch.ops.aten.topk` means every overload), their names
-        (`"aten.topk.default"`, `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the module path that a
-        node comes from (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an operator,
-        not a predicate. Any iterable of these. Default empty.
+        (`"aten.topk.default"`, `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the path of the module
+        that contains the node (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an
+        operator, not a predicate. The value is any iterable of these. Default empty.
     assume_dynamic_shape_support: assume that every converter supports dynamic shapes, declared or not. Default False.
     immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
         refittable engines. Default True.
@@ -142,9 +142,9 @@ class CompilationSettings:
         (`"layers.0.*"`): TensorRT fixes all others. Building such engines needs a GPU. Default empty.
     refit_identical_engine_weights: build engines that can be refitted with the same weights only, at no cost in speed.
         Building such engines needs a GPU. Default False.
-    strip_engine_weights: leave the weights out of the engines, which get the program's when they are loaded: files and
-        cache entries are smaller, and those of refittable engines serve any weights. Building and loading such engines
-        needs a GPU. Default False.
+    strip_engine_weights: build engines without weights; loading an engine supplies the program's weights. Files and
+        cache entries are smaller, and cache entries of refittable engines serve any weights. Building and loading such
+        engines needs a GPU. Default False.
     version_compatible: build engines that later versions of TensorRT also load. Default False.
     optimization_level: how much time the builder may take to find faster kernels, 0 (least) to 5 (most); None for
         TensorRT's own default. Default None.
@@ -152,8 +152,8 @@ class CompilationSettings:
         None.
     max_aux_streams: the maximum number of CUDA streams that an engine uses in addition to the caller's, at least 0;
         None leaves it to TensorRT. Default None.
-    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without repetition.
-        Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
+    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; sorted, without duplicates. Empty
+        for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
     device: the type of device for which the model is captured, `"cuda"` or `"cpu"`, independent of this machine and of
         the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
         torch traces on a GPU. None captures for the device of the model's tensors. Default None.
@@ -169,16 +169,15 @@ class CompilationSettings:
         a network's time. True: all accumulate in float32; convolutional networks take up to twice as long. False:
         TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
 
-    faster_in_torch: run operators in PyTorch that are faster there on GPUs like the one at hand: attention of halves
-        over 1,024 queries and keys or more on an H100 or H200 (measured on an H200), with TensorRT-RTX; and, where a
-        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, matmuls of
-        halves by weights where profiles have engines of their own, or the whole program if the captured operators are
-        faster, when all are measured on this GPU (in a CUDA graph with `cuda_graphs`). False, or
-        ``require_full_compilation``, keeps them in engines. Default True.
-    measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
-        of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
-        True saves them in the user's cache folder (`PIPELINE_CACHE` names another), a path in that file, and False
-        nowhere. Ranks of a sharded model measure only if this is a path. Default True.
+    faster_in_torch: run operators in PyTorch where that is faster. With TensorRT-RTX on an H100 or H200 this is
+        half-precision attention over 1,024 or more queries and keys (measured on an H200). Programs whose tensors have
+        256 MiB or more are measured on this GPU (in a CUDA graph with `cuda_graphs`), and run in PyTorch what is faster
+        there: single engines, half-precision matmuls by weights if each profile has its own engines, or the whole
+        captured program. False, or ``require_full_compilation``, keeps all operators in engines. Default True.
+    measurements: save the times that `faster_in_torch` measured. A later compilation of the same program for the same
+        kind of GPU, even on a machine without a GPU, makes the same choice without measuring. True saves them in the
+        user's cache folder (`PIPELINE_CACHE` names another), a path in that file, and False nowhere. Ranks of a sharded
+        model measure only if this is a path. Default True.
     collectives_in_engine: an experiment: let TensorRT-RTX 1.6 or newer run the collectives of a sharded program inside
         engines, with the process group's own communicator of NCCL. Collectives that an engine cannot run remain in
         PyTorch between engines; ``coverage`` reports why. Default False.
@@ -190,8 +189,9 @@ class CompilationSettings:
     cache_built_engines: save engines in the engine cache for other compilations and processes. Default
         False.
     reuse_cached_engines: load engines from the engine cache, if it has them, instead of building them. Default False.
-    engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of one that a fleet
-        shares; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default None.
+    engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of a folder that
+        several machines share; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default
+        None.
     engine_cache_size: the maximum size of the cache folder in bytes; the least recently used entries are deleted.
         Ignored for URLs. Default 5 GiB.
 
@@ -215,8 +215,8 @@ class CompilationSettings:
     weight_streaming_budget: the maximum bytes on the GPU for the weights of each engine, at least 0; the other weights
         stay on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
-    torch_compile: compile the parts of a program that run in PyTorch with `torch.compile`, if its sizes are fixed or
-        they are for one profile, in this mode: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
+    torch_compile: the mode in which `torch.compile` compiles a program's PyTorch segments, if the program's sizes are
+        fixed or the segment is for one profile: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
         kernels. For a large model the first call in a process takes 15 s to 2 min longer. `faster_in_torch` then
         measures two such variants of every program, also of small programs. Loaded programs do not use `torch.compile`.
         None: segments call operators one by one. Default None.

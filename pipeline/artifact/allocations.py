@@ -1,9 +1,9 @@
-"""Limit the memory for constants of a saved program: those computed from parameters (recipes), and tensors that
-``full``, ``arange`` and the like create.
+"""Limit the memory for constants of a saved program: those computed from parameters (recipes), and tensors created by
+``full``, ``arange`` and the like.
 
 A few bytes of a malicious file can request a tensor of any size. So a file states the size of its largest such tensor,
-`inspect` prints it, and a program that requests a larger tensor is not loaded. Recipes' sizes are computed on fake
-tensors.
+`inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show the sizes of recipes'
+results.
 """
 
 from __future__ import annotations

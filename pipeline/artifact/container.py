@@ -1,4 +1,4 @@
-"""The container of a saved program: a zip file whose entries start at multiples of 4096. Text entries are compressed;
+"""The container of a saved program: a zip file whose entries start at multiples of 4 KiB. Text entries are compressed;
 other entries are not, so that they can be memory-mapped. The file states the size of uncompressed text, which is
 limited.
 

@@ -158,8 +158,7 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
 
 def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
     """Return the role of each engine input and output: a program input, size or output, or else its rank among other
-    inputs. A network orders its inputs by their use, so the network alone does not distinguish ``x - y`` from ``y -
-    x``."""
+    inputs. A network orders inputs by use, so the network alone does not distinguish ``x - y`` from ``y - x``."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}

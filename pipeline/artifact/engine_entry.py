@@ -77,9 +77,8 @@ class CorruptEntryError(PipelineError):
 
 @frozen
 class EngineEntry:
-    """The description of the plan in a cache entry. ``bindings``: names of its inputs and outputs, in the network's
-    order. ``weights``: names of its weights, in order of first use. ``values``: the SHA-256 of each refittable
-    weight."""
+    """The description of a cached plan. ``bindings``: names of its inputs and outputs, in the network's order.
+    ``weights``: names of its weights, in order of first use. ``values``: the SHA-256 of each refittable weight."""
 
     key: str
     library: str

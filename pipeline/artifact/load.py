@@ -292,8 +292,7 @@ class Loader:
 
 class _Describer(Loader):
     """A loader for `inspect` that runs no operators, recipes or graphs of the file, not even on fake tensors. Tensors
-    have no values; missing operators are represented by their names. Only ranges of sizes are computed, at a bounded
-    cost."""
+    have no values; names represent missing operators. Only ranges of sizes are computed, at a bounded cost."""
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
         for each in self.verified.values():

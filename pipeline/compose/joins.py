@@ -120,8 +120,8 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
 
 
 def apply_settings(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
-    """Return a program with the settings that differ from the defaults; return any other record unchanged. For a
-    program, stages check that this machine has what they need.
+    """Return a program in which ``settings`` that differ from the defaults replace its own; return any other record
+    unchanged. For a program, stages check that this machine has what they need.
 
     Raises:
         ValueError: the program was captured for another device.

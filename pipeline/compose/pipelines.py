@@ -191,7 +191,7 @@ class Pipeline(Generic[Takes, Gives]):
 
     stages: the stages in order, converted by `as_stage`. Each stage accepts the previous stage's result.
     settings: the settings for capturing models. None means the defaults; then `|` uses the other pipeline's settings.
-    observers: called with every `Event`, in order. An observer that raises is logged, and dropped for the run.
+    observers: called with every `Event`, in order. If one raises, this is logged, and it gets no more events.
 
     Raises a `TypeError` that names both stages and record types if adjacent stages do not fit, and a `ValueError` for a
     duplicate name. Pipelines are equal if their fields are. `Pipeline()` is the identity of `|`, which is associative.

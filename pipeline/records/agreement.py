@@ -19,11 +19,11 @@ class OutputAgreement:
     output: the output's name; ``after the call`` for a buffer or input that the program writes to.
     sample: which inputs were used: those of smallest, optimal or largest sizes, or the number of a user's example.
     error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute if
-        that is 0). Infinite if only one of the two is NaN or infinite, and for unequal integers.
+        that is 0). It is infinite if only one of the two values is NaN or infinite, or if integers differ.
     eager_error, bound: the error of eager PyTorch in the model's own dtypes, and the largest allowed error.
     norm_error, eager_norm_error, norm_bound: the norm of the program's errors relative to the exact output's norm; the
         same norm for eager PyTorch; the largest allowed value. Norms reveal sums in too low a precision, where every
-        element is slightly wrong. All are 0 for small outputs and integers.
+        element is slightly wrong. All three are 0 for small outputs and integers.
     exact: the reference for both errors: the model in ``float64`` or ``float32``; or ``eager`` if the model cannot run
         in these dtypes, or the program is so close to eager that no other reference is needed.
     elements, undecided: the number of all elements, and of elements left out since they depend on rounding, such as a

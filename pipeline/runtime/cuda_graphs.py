@@ -52,7 +52,7 @@ class CapturedCall:
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.fast_replay: Any = None
-        """The `FastReplay` for calls like the last one, once a call was replayed."""
+        """The `FastReplay` for calls like this one, created after the first replay."""
         self.still = tuple(fixed_addresses.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.can_set_addresses()

@@ -81,7 +81,7 @@ class RuntimeCache:
 
     The file is written under a temporary name and renamed, so that concurrent processes read a complete file; it ends
     with the SHA-256 of the kernels. A file that was altered, or that other users could write, is ignored with a warning
-    and replaced. The same holds for the last file that TensorRT refuses.
+    and replaced. So is a file whose kernels TensorRT refuses, if there is no other file to try.
     """
 
     def __init__(self, path: Path | None, initial: bytes = b"", next_paths: tuple[Path | None, ...] = ()) -> None:

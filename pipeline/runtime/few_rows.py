@@ -23,7 +23,7 @@ LEAST, LEAST_OF_SEVERAL = 1 << 19, 1 << 24
 WIDTHS: Final = (64, 128, 256)
 """The head sizes that the attention kernel supports, which are powers of two."""
 KEYS, PARTS, PROGRAMS = 64, 32, 512
-"""Sizes of the attention kernel: keys per block, the most parts of the keys, and the most Triton programs at once."""
+"""Sizes of the attention kernel: keys per block, the maximum parts of the keys, the maximum Triton programs."""
 DEEP: Final = 128 << 10
 """The bytes of shared memory that a GPU needs to run the kernel for several rows with five pipeline stages."""
 

@@ -96,7 +96,7 @@ class Ranks:
         return tree_unflatten(leaves, form)
 
     def check_same_shapes(self, inputs: Sequence[object]) -> None:
-        """Check that all ranks make this call with the same shapes. It is called for shapes that are new on this rank.
+        """Check that all ranks make this call with the same shapes. Call it only for shapes that are new on this rank.
 
         Raises:
             ExecutionError: another rank passes other shapes, has no new shapes in its next call, or has ended.

@@ -64,9 +64,8 @@ def torch_segment(
 def _clone_shared(
     results: Sequence[object], inputs: Sequence[object], owned: frozenset[int], constants: frozenset[int]
 ) -> Sequence[object]:
-    """Return the results, with copies of outputs that must not share memory. A result at an index in ``owned``, an
-    output of the program, is cloned if it shares memory with an input, constant or other result: the graph may have a
-    view where the model copies."""
+    """Return the results, without shared memory. A result at an index in ``owned``, an output of the program, is cloned
+    if it shares memory with an input, constant or other result: the graph may have a view where the model copies."""
     seen = {*constants, *(_storage_pointer(v) for v in inputs if isinstance(v, torch.Tensor))}
     cloned = list(results)
     for i, result in enumerate(results):

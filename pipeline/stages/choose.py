@@ -3,7 +3,7 @@
 Before: any compiled program. After: its fastest variant. The variants are: the same program; the program with some
 engines replaced by PyTorch; and the program before `decompose`, whose operators may be fewer and larger, completely in
 PyTorch. If each engine is for one profile, the last variant instead runs matmuls by weights, and attention of many
-queries or of one, in PyTorch. The reasons of ``coverage.fallback`` have both times. Small programs are not measured;
+queries or of one, in PyTorch. The reasons in ``coverage.fallback`` state both times. Small programs are not measured;
 without a GPU none is. Ranks of a sharded model measure if ``measurements`` is a path, and choose the same variant.
 """
 

@@ -116,9 +116,9 @@ def engine_per_profile(most: int = MOST) -> EnginePerProfile:
     Without this stage, and with ``max_engines``, an engine contains all profiles, with the same layers for each.
 
     Args:
-        most: the maximum bytes of weights in an engine that is split; with more it stays one engine for all profiles,
-            since each would contain the weights. 16 MiB by default: enough for the weights that `shared_weights` leaves
-            in engines.
+        most: the maximum bytes of weights in an engine that is split. An engine with more serves all profiles, since
+            each engine would contain the weights. 16 MiB by default: enough for the weights that `shared_weights`
+            leaves in engines.
     """
     return EnginePerProfile(most)
 
