@@ -201,7 +201,7 @@ class Input:
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the least, the optimal and the greatest size of each dimension: TensorRT's optimization profile."""
+        """Return the minimum, optimal and maximum size of each dimension: TensorRT's optimization profile."""
         ends = (self.min_shape, self.opt_shape, self.max_shape) if self.shape is None else (self.shape,) * 3
         return tuple(zip(*(end or () for end in ends), strict=True))
 

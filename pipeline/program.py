@@ -250,10 +250,10 @@ class Validated:
 class Segment:
     """A part of a program that runs in an engine or in PyTorch.
 
-    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; an engine
-    reads those that are also in ``inputs`` from the model's memory. ``profile``: the index of the only optimization
-    profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs; None before
-    `avoid_faults`.
+    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; constants
+    that are also in ``inputs`` stay in the model's memory, where an engine reads them. ``profile``: the index of the
+    only optimization profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs;
+    None before `avoid_faults`.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Add low-rank adapters (LoRA) to weights: a weight W becomes W + scale * B @ A, and W again after their removal.
 
-The parameter keeps its value. Two parameters ``NAME.lora_A`` and ``NAME.lora_B`` are added, and every constant computed
+The parameter stays unchanged. Two parameters ``NAME.lora_A`` and ``NAME.lora_B`` are added, and every constant computed
 from the parameter is computed from the sum instead. So removing adapters restores the program exactly.
 """
 

@@ -102,7 +102,7 @@ class DiskStore:
 
     Threads and processes may share it. Entries are written atomically, even if a process is killed; an altered entry is
     deleted with a warning. If another user owns the folder or can write to it, nothing is read, and a warning says so.
-    While one process builds an engine, others that need it wait.
+    While one process builds an engine, other processes that need it wait.
 
     folder: the path; None for ``engines`` in the user's cache folder, or in the folder `PIPELINE_CACHE`.
     size: the limit for the bytes of all entries together.

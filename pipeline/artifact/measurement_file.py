@@ -76,7 +76,7 @@ class MeasurementFile:
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         """Return the measurements of the current GPU. Without a GPU, or if it is none of the ``targets``, return those
-        of the only kind of GPU in the file with the target's compute capability; empty if there are several kinds."""
+        of the only kind of GPU in the file that has the target's compute capability; empty if several have it."""
         here = has_gpu() and is_for_this_gpu(targets)
         name = torch.cuda.get_device_name() if here else ""
         rows = [row for row in self._read_rows() or () if row.gpu_and_versions[2:] == (LIBRARY, torch_release())]

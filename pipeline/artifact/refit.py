@@ -53,8 +53,8 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
             mapping omits stay unchanged. Tied weights may be passed under either name.
 
     Raises:
-        RefitError: weights are missing, unknown, of another shape or dtype, tied but different, or computed by a
-            converter without a recipe; the message names each weight, with the reason.
+        RefitError: weights are missing, unknown, of another shape or dtype, tied but of different values, or computed
+            by a converter without a recipe; the message names each weight, with the reason.
     """
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")

@@ -22,8 +22,8 @@ def return_free_memory() -> None:
 
     TensorRT copies weights to blocks in glibc's heaps, and frees these blocks phase by phase. Returning them between
     phases lowers the memory peak by 0.5 times the weights for ResNet-50 and 0.25 times for a Llama-like model
-    (TensorRT-RTX 1.4). Afterwards no such memory remains, compared to 0.8 times the weights without this call. A call
-    takes 1–2 ms and changes no setting and no result. With another C library it does nothing.
+    (TensorRT-RTX 1.4). After a build no freed memory remains in the heaps; without this call, 0.8 times the weights
+    remain. A call takes 1–2 ms and changes no setting and no result. With another C library it does nothing.
     """
     if _TRIM is not None:
         _TRIM(0)

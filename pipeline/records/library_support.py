@@ -17,7 +17,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 Loads = Literal["runs", "listed", "not run", "no"]
-"""Whether engines load on a GPU: our tests ran there, NVIDIA's support matrix lists it, we do not know, or no."""
+"""Whether engines load on a GPU: yes by our tests, yes by NVIDIA's support matrix, unknown, or no."""
 
 
 @frozen

@@ -70,7 +70,7 @@ class Profile:
 
     segments: in execution order, with their layers. nodes: every node with its time. call: the call without CUDA
     graphs. graph: the call with CUDA graphs; None if the call cannot be captured, for the reason in ``no_graph``. gpu:
-    the GPU's name. library: TensorRT and its version. inputs: the inputs of the call.
+    the GPU's name. library: TensorRT and its version. inputs: a description of the call's inputs.
     """
 
     segments: tuple[SegmentTime, ...]

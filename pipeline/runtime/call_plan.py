@@ -139,7 +139,7 @@ class Layout:
 class CallPlan:
     """The state shared by calls with equal shapes, dtypes, devices and Python numbers.
 
-    ``template``: the slots, filled with the values that are equal in every such call. ``moves``: the tensors among the
+    ``template``: the slots, filled with the values that are equal in all these calls. ``moves``: the tensors among the
     inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
     first profile that fits the sizes. ``home``: the outputs' device. ``guard`` receives the results of checks.
     """

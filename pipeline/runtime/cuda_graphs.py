@@ -188,7 +188,7 @@ class CudaGraphs:
         self._pool: object = None
 
     def find_or_capture(self, plan: CallPlan, leaves: Sequence[Leaf], worker: Any) -> CapturedCall | None:
-        """Return the graph of a plan for these inputs; None at the plan's first call, or if capturing fails.
+        """Return the graph of a plan for these inputs; None at the first call with this plan, or if the capture fails.
 
         If an input that the graph reads in place has another address, the call is captured again, at most once per
         input. A sharded program reads no input in place: a capture runs the collectives once more, so all ranks must

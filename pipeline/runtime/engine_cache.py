@@ -180,7 +180,7 @@ class RuntimeCache:
 
     def copy_kernels_from(self, other: RuntimeCache) -> None:
         """Copy another program's kernels to this cache's file, unless the file exists. The programs have some engines
-        in common; kernels that are only for this GPU are copied to such a file."""
+        in common; kernels from a file for this GPU only are copied to such a file."""
         path = self.path if other._next or not self._next else self._next[-1]
         if path and other.path and not path.exists() and (data := other.stored()):
             _write_kernels(path, memoryview(data))

@@ -21,7 +21,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Context:
-    """An execution context with its current state: the session that uses it, shapes, addresses and output allocators.
+    """A TensorRT execution context with its current state: its session, shapes, addresses and output allocators.
 
     ``name``: the name of the session's network, for errors. ``turn``: an object that identifies the session. It is not
     the session itself, since a reference cycle would hold GPU memory until the garbage collector runs.

@@ -80,8 +80,8 @@ def input_and_output_copies(
 def make_instance(
     graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
 ) -> GraphInstance:
-    """Return PyTorch's instance of a graph. It keeps the copied outputs alive. Other outputs are in the caller's
-    memory, which must be unused when the next launch writes to it."""
+    """Return PyTorch's instance of a graph. The instance keeps the copied outputs alive. Other outputs are in the
+    caller's memory, which must be unused when the next launch writes to it."""
     kept = [take.value for take in takes if take.value is not take.example]
     return GraphInstance(graph, *input_and_output_copies(graph, feeds, takes), keep_alive=kept)
 

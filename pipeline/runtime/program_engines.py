@@ -184,7 +184,7 @@ def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
 
 
 def engine_group(compiled: Compiled, index: int) -> str:
-    """Return the name of the process group that an engine's collectives join; empty if it has none.
+    """Return the name of the process group that an engine's collectives join; empty if it has no collectives.
 
     The name comes from the program's graph, whose operators `load` checks; the contents of a plan cannot be checked.
     """

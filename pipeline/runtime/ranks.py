@@ -55,7 +55,8 @@ class Ranks:
         """Return the `Ranks` of a program; None if it is not part of a sharded model, or is measured alone.
 
         Raises:
-            ExecutionError: this process has another rank, or its process groups have other ranks.
+            ExecutionError: this process has another rank than the program, or its process groups have other ranks than
+                the program's.
         """
         if program.sharding is None or isinstance(program.sharding, Alone):
             return None

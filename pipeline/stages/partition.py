@@ -62,10 +62,10 @@ class Partition:
 class InPieces:
     """A partitioner that cuts each engine of the default partitioner into several engines that run one after the other.
 
-    TensorRT builds an engine in one thread, and a deep network takes longer than all its parts, which processes can
-    build in parallel (threads block each other on RTX 1.4). Cuts are at positions where few bytes cross, such as
-    between the layers of a transformer. Patterns that TensorRT fuses are never cut, but nothing is fused across a cut.
-    `in_pieces` documents the fields.
+    TensorRT builds an engine in one thread, and a deep network takes longer to build than all its parts together, which
+    processes can build in parallel (threads block each other on RTX 1.4). Cuts are at positions where few bytes cross,
+    such as between the layers of a transformer. Patterns that TensorRT fuses are never cut, but nothing is fused across
+    a cut. `in_pieces` documents the fields.
     """
 
     count: int | None = field(default=None)

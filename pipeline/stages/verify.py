@@ -103,12 +103,12 @@ def verify(
 ) -> Verify:
     """Return a stage that compares the program with eager PyTorch: ``pipeline.default() | pipeline.verify()``.
 
-    Both run on the same inputs, at the smallest, optimal and largest sizes that the program accepts. Errors are
-    measured against float64; at the smallest and largest sizes only if the program and eager differ by more than the
-    floor. The error of an output may be ``multiple`` times eager's error in the model's dtypes, plus a floor. The floor
-    is relative to the output's largest magnitude: 4e-6 in float32; on a GPU 3e-5, or 5e-3 if its matmuls use TF32 (then
-    eager uses TF32, too); and 4 units in the last place in half precision. Integers and bools must be equal. Elements
-    that change when matmuls are rounded differently are not compared, but counted.
+    The program and eager run on the same inputs, at the smallest, optimal and largest sizes that the program accepts.
+    Errors are measured against float64; at the smallest and largest sizes only if the program and eager differ by more
+    than the floor. The error of an output may be ``multiple`` times eager's error in the model's dtypes, plus a floor.
+    The floor is relative to the output's largest magnitude: 4e-6 in float32; on a GPU 3e-5, or 5e-3 if its matmuls use
+    TF32 (then eager uses TF32, too); and 4 units in the last place in half precision. Integers and bools must be equal.
+    Elements that change when matmuls are rounded differently are not compared, but counted.
 
     Eager runs the graph that torch.export captured from the model. If the module still exists, a copy of it is called
     with the same inputs, and must agree with that graph within the same bounds. If it does not agree, engines are not
