@@ -163,11 +163,11 @@ class CompilationSettings:
         GPU, so these programs run without a CUDA graph of the whole program. Default `"refuse"`.
     decompose_attention: always compute attention by matmuls and a softmax in float32, for which TensorRT builds several
         kernels instead of one. Default False.
-    use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 accumulates float16 in float16;
-        for thousands of terms the error is 5 to 20 times that of eager. None: on that version, float16 matmuls
+    use_fp32_acc: accumulate half-precision matmuls and convolutions in float32. TensorRT-RTX 1.6 accumulates float16 in
+        float16; for thousands of terms the error is 5 to 20 times that of eager. None: on that version, float16 matmuls
         accumulate in float32, and so do convolutions with many terms and output channels, at a cost of at most 10 % of
-        a network's time. True: all accumulate in float32; convolutional networks take up to twice as long. False:
-        TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
+        a network's time. True: all of them accumulate in float32; convolutional networks take up to twice as long.
+        False: TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
 
     faster_in_torch: run operators in PyTorch where that is faster. With TensorRT-RTX on an H100 or H200 this is
         half-precision attention over 1,024 or more queries and keys (measured on an H200). Programs whose tensors have
