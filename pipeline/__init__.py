@@ -125,7 +125,7 @@ _PLACES: Final = MappingProxyType(
         "pipeline.verification.records": "Bisection",
     }
 )
-"""The public names by the modules that define them, which are imported when a name is first asked for."""
+"""The public names of each module; a module is imported at the first access to one of its names."""
 _MODULES: Final = MappingProxyType({name: module for module, names in _PLACES.items() for name in names.split()})
 
 if not TYPE_CHECKING:

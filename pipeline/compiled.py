@@ -72,8 +72,8 @@ class ConvertedNode:
 class Coverage:
     """Operator coverage: the operators that run in engines, those that run in PyTorch with the reason (for all
     optimization profiles or a single one), and those compiled by an alternative implementation because their engine did
-    not load or was wrong. ``unreached`` lists the user's registrations that were unused although the model has their
-    operator."""
+    not load or was wrong. ``unreached`` lists the converters and decompositions of the user that were not used although
+    the model calls their operator."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
@@ -95,9 +95,9 @@ class CompiledModule(torch.nn.Module, ABC):
     model's names: ``state_dict`` returns the state, ``reset`` restores it, and ``new_state`` creates another module
     with a separate state.
 
-    Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. Several threads and
-    streams may call it at once: each call has its own execution context, up to ``settings.execution_contexts`` of them.
-    Threads that call a program which mutates buffers must take turns.
+    Inputs may be on any device; outputs are on the device of the inputs, or on the GPU if the inputs are on a GPU and
+    on the CPU. Several threads and streams may call it at once: each call has its own execution context, up to
+    ``settings.execution_contexts`` of them. Threads that call a program which mutates buffers must take turns.
 
     Attributes:
         compiled: the compiled program, without the model's parameters.
@@ -126,7 +126,7 @@ class CompiledModule(torch.nn.Module, ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Restore the buffers in place to their values at compilation; clear a pending error about cache positions."""
+        """Restore the buffers in place to their values at compilation; clear errors about KV cache positions."""
 
     @abstractmethod
     def new_state(self) -> CompiledModule:
@@ -139,7 +139,7 @@ class CompiledModule(torch.nn.Module, ABC):
     @property
     @abstractmethod
     def refused_graphs(self) -> tuple[str, ...]:
-        """The reasons why calls of this module run without a CUDA graph although one was requested."""
+        """The reasons why calls of this module run without a CUDA graph although ``cuda_graphs=True`` requested one."""
 
 
 @refuse_assignment("stages return others, as pipeline.refit_module_weights and with_lora do")
@@ -153,14 +153,14 @@ class Compiled:
     Attributes:
         engines: a serialized engine for each engine segment, in order.
         networks: the frozen, printable description of each engine's network.
-        refit_map: engine weight → recipe over the model's parameters.
+        refit_map: for each engine weight, the recipe that computes it from the model's parameters.
         partitioned: the program and its segments.
-        agreement: the errors against eager; None without `pipeline.verify`.
+        agreement: the program's errors compared with eager PyTorch's; None without `pipeline.verify`.
         healed: the nodes compiled by an alternative implementation, because their engine did not load or was wrong
             (also in ``coverage.healed``).
         took: the seconds and memory of each compilation stage, as in `pipeline.Ledger`; empty for a loaded program.
         kernels: the kernels that TensorRT-RTX compiled when the engines were loaded, if no cache stores them
-            (``runtime_cache=False``), or those of the file that the program was loaded from.
+            (``runtime_cache=False``), or the kernels stored in the file that the program was loaded from.
     """
 
     partitioned: Partitioned
@@ -199,12 +199,12 @@ class Compiled:
         return tuple(p for network, engine in rows for p in find_pairs(network, engine.plan, self.plan_network(engine)))
 
     def plan_network(self, engine: Engine) -> Network:
-        """Return the network of the engine's plan: the engine's network, or an equal network with other names."""
+        """Return the network that the engine's plan was built from; networks that differ only in names share a plan."""
         plan = engine.digest or engine.plan
         return next(n for n, e in zip(self.networks, self.engines, strict=False) if (e.digest or e.plan) == plan)
 
     def layer_names(self, engine: Engine, network: Network) -> dict[str, str]:
-        """Return a mapping from an engine's layer names in its plan to those in its network."""
+        """Return a mapping from the layer names in an engine's plan to the layer names in the engine's own network."""
         planned = self.plan_network(engine).layers
         return {theirs.name: ours.name for theirs, ours in zip(planned, network.layers, strict=True)}
 
@@ -230,7 +230,7 @@ class Compiled:
             runtime: runtime settings (``cuda_graphs=True``) that override those of the compilation.
 
         Raises:
-            ValueError: ``executor`` is none of these.
+            ValueError: ``executor`` is not one of these values.
             ExecutionError: TensorRT was requested and there is no GPU, or the engine does not load.
             TypeError: ``runtime`` has an unknown setting, or one that takes effect only at compilation.
         """
@@ -249,7 +249,7 @@ class Compiled:
 
         Raises:
             TypeError: ``model`` is not an ``nn.Module``, or its ``forward`` does not accept the program's inputs.
-            ExecutionError: as for `module`; and later, if a submodule with weights is called separately.
+            ExecutionError: as for `module`. A later call of a submodule with weights also raises it.
         """
         return self._module_like(model, self.module(executor, **runtime))
 
@@ -262,7 +262,8 @@ class Compiled:
             runs: the number of measured runs, after a warm-up.
 
         Returns:
-            A record that prints a table; ``report(html=…, profile=…)`` draws it, ``trace(path)`` is for Perfetto.
+            A record that prints a table; ``report(html=…, profile=…)`` shows it on a page, ``trace(path)`` is for
+            Perfetto.
 
         Raises:
             ExecutionError: there is no GPU, or an engine does not run here.
@@ -347,7 +348,7 @@ class Compiled:
     def report(self, html: StrPath | None = None, *, title: str = "", profile: Profile | None = None) -> str:
         """Return a text that describes the program: converted operators, every fallback with its reason, inputs and
         outputs, dynamic sizes, each segment in order (operators, inputs and outputs, tensors that later segments read,
-        an engine's size and layers), and the agreement with eager if the program was verified.
+        an engine's size and layers), and the errors compared with eager PyTorch if the program was verified.
 
         Args:
             html: a file for the same report as a web page, which draws the program as modules that unfold to nodes. The

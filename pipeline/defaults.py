@@ -52,7 +52,7 @@ PRECISIONS: Final[Mapping[str, torch.dtype | None]] = {
     **dict.fromkeys(("float16", "fp16", "f16", "half"), torch.float16),
     **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
 }
-"""The dtype of matmuls by the names of a precision; None leaves the model in its own dtypes."""
+"""The dtype of matmuls for each value of ``precision=``; None leaves the model in its own dtypes."""
 
 
 def compile(
@@ -92,10 +92,10 @@ def compile(
 def add_precision_stage(
     compile: Pipeline[Program, Compiled], precision: str | torch.dtype | None, exclude: object = ()
 ) -> Pipeline[Program, Compiled]:
-    """Return the pipeline with a mixed-precision stage before ``decompose``; for float32 and None, the pipeline itself.
+    """Return the pipeline with a mixed-precision stage before ``decompose``; unchanged for float32 and None.
 
     Raises:
-        ValueError: ``precision`` is none of float16, bfloat16 and float32, by torch's names or short ones.
+        ValueError: ``precision`` is not float16, bfloat16 or float32, by torch's names or short ones.
     """
     name = str(precision).removeprefix("torch.")
     if precision is not None and name not in PRECISIONS:
@@ -164,23 +164,23 @@ def bisect(
     multiple: float = MULTIPLE,
     limit: int = MAX_BUILDS,
 ) -> Bisection:
-    """Find the smallest sets of nodes whose engines are wrong.
+    """Find the smallest sets of nodes for which TensorRT's engines compute wrong results.
 
     The program is compiled as a whole, then with parts in TensorRT and the rest in PyTorch. Finding the first faulty
-    node needs at most log2(nodes) + 4 builds, each further independent one log2(nodes) + 3 more.
+    node needs at most log2(nodes) + 4 builds, each further independent node log2(nodes) + 3 more.
 
     Args:
         model: an nn.Module or ExportedProgram with its ``args``, ``kwargs`` and ``dynamic_shapes``, as for a pipeline;
             or a `Compiled` without them.
         compile: the pipeline that compiles the model; the default pipeline if None. Stages after the one that returns
             `Compiled` (`verify`) are skipped.
-        inputs, executor, multiple: as in `pipeline.verify`. The reference executor needs no engines: none are built.
-        limit: the largest number of builds; a search that reaches it returns the faults found so far, with
+        inputs, executor, multiple: as in `pipeline.verify`. With the reference executor no engines are built.
+        limit: the largest number of builds; a search that reaches it returns the faulty sets found so far, with
             ``complete=False``.
 
     Returns:
-        The faults, each with its nodes, operators and source lines; the agreement of the whole program; and a script
-        that shows the first fault.
+        The faulty sets, each with its nodes, operators and source lines; the agreement of the whole program; and a
+        script that reproduces the first wrong result.
 
     Raises:
         PipelineError: the pipeline does not have the usual records between its stages, or the program does not compile
@@ -200,7 +200,7 @@ def bisect(
 
 
 def _stages_until_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
-    """Return the stages up to the one that returns `Compiled`, without building engines if the executor needs none."""
+    """Return a pipeline's stages up to the one that returns `Compiled`; ``engines=False`` builds no engines."""
     if not isinstance(compile, Pipeline):
         raise TypeError(f"compile is {kind_of(compile)}, expected a pipeline, such as pipeline.default()")
     last = next((step.name for step in compile if step.gives is Compiled), None)
@@ -210,7 +210,7 @@ def _stages_until_compiled(compile: Pipeline[Program, Any], *, engines: bool) ->
 
 
 def _check_keywords(fields: Mapping[str, object], function: Callable[..., object]) -> None:
-    """Raise a `TypeError` for an unknown keyword whose spelling resembles an argument of the function."""
+    """Raise a `TypeError` if a keyword is unknown but its spelling resembles an argument of the function."""
     arguments, known = [*inspect.signature(function).parameters][1:-1], CompilationSettings.names()
     for name in fields:
         close = difflib.get_close_matches(name, (*arguments, *known), 1)

@@ -124,7 +124,7 @@ class Backend:
 
 
 def _is_differentiated(value: object) -> bool:
-    """Return whether an input needs a gradient: a leaf tensor with ``requires_grad`` that is no parameter."""
+    """Return whether a graph input needs a gradient: a leaf tensor with ``requires_grad`` that is no parameter."""
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return False
     return value.requires_grad and value.is_leaf
@@ -136,7 +136,7 @@ MODES: Final[Mapping[str, Mapping[str, object]]] = {
     "max-autotune": {"cuda_graphs": True, "optimization_level": 5},
     "max-autotune-no-cudagraphs": {"optimization_level": 5},
 }
-"""The settings that a ``mode`` of torch.compile stands for."""
+"""The settings that each ``mode`` of torch.compile sets."""
 
 
 def entry_point(
@@ -156,7 +156,8 @@ def _compile_runner(
     graph_module: GraphModule,
     example_inputs: Sequence[object],
 ) -> _Runner:
-    """Compile one of Dynamo's graphs for its example inputs; return its runner and the required guards."""
+    """Compile one of Dynamo's graphs for its example inputs; return a callable that runs it, and add its guards on
+    sizes."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     values = dict(zip(nodes, example_inputs, strict=True))
     weights = [node for node, value in values.items() if _is_weight(node, value)]
@@ -177,14 +178,14 @@ def _compile_runner(
 
 @define(eq=False)
 class _Runner:
-    """The callable for Dynamo: a compiled graph, refitted when a call passes changed weights.
+    """A compiled graph as the callable that Dynamo receives. If a call passes changed weights, the graph is refitted
+    first.
 
-    weights, inputs: the positions of weights and inputs among Dynamo's arguments.
-    calls: Dynamo's graph, for calls in which a mutated input (``written``) shares memory with another input or a
-        weight.
+    weights, inputs: the indices of weights and of other inputs among the arguments that Dynamo passes.
+    calls: Dynamo's graph in PyTorch. It runs a call if a mutated input (``written``) shares memory with another input.
     held: the weights at compilation.
-    watched, counts: the tensors whose writes are counted (by torch's version counter and through ``.data``), and these
-        counts.
+    watched, counts: the tensors whose writes are counted (by torch's version counter and through ``.data``), and the
+        latest number of writes to each tensor.
     """
 
     compiled: Compiled
@@ -222,6 +223,6 @@ class _Runner:
 
 
 def _is_weight(node: Node, value: object) -> bool:
-    """Return whether an argument is a parameter or buffer, by its name: a fixed address is no proof."""
+    """Return whether an argument is a parameter or buffer, judged by its name: inputs may have fixed addresses, too."""
     fixed = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
     return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in node.name)

@@ -42,7 +42,7 @@ MODULE_METHODS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("parameters", "named_parameters", "buffers", "state_dict", "load_state_dict"), _WEIGHTS),
     "generate": _GENERATE,
 }
-"""What to use in place of the methods of ``nn.Module`` that a compiled program does not have."""
+"""What to use instead of each method of ``nn.Module`` that a compiled program does not have."""
 
 
 def missing_attribute_error(name: str, known_names: Iterable[str]) -> AttributeError:
@@ -55,7 +55,7 @@ def missing_attribute_error(name: str, known_names: Iterable[str]) -> AttributeE
 
 @attrs.frozen
 class Fallback:
-    """A node that runs in PyTorch: its name and target, the reason, a hint, and the user's line that it comes from."""
+    """A node that runs in PyTorch: its name and target, the reason, a hint, and the user's source line."""
 
     node: str
     target: str
@@ -98,7 +98,7 @@ class PipelineError(RuntimeError):
 
 
 class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's name for it
-    """Full compilation was required and these nodes would run in PyTorch: `fallbacks`, of `total` nodes."""
+    """Full compilation was required, but the nodes in `fallbacks`, of `total` nodes, would run in PyTorch."""
 
     advice = "allow partial compilation (require_full_compilation=False)"
 
@@ -114,7 +114,7 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
 
 
 class ConversionError(PipelineError):
-    """A converter, or TensorRT inside it, refused a node that validation had accepted."""
+    """A converter, or TensorRT inside the converter, refused a node that the stage `validate` had accepted."""
 
     def __init__(self, node: str, target: str, where: str = "", message: str = "") -> None:
         super().__init__(message)
@@ -136,7 +136,7 @@ class BuildError(PipelineError):
 
 
 class QuantizationError(BuildError):
-    """Fused quantization was required, and these pairs are not fused in an engine: `pairs`, each with the reason."""
+    """Fused quantization was required, but engines do not fuse the quantize/dequantize pairs in ``pairs``."""
 
     advice = "keep those layers in floats (exclude=…), or allow them (require_fused_quantization=False)"
 
@@ -150,7 +150,7 @@ class QuantizationError(BuildError):
 
 
 class CalibrationError(PipelineError, ValueError):
-    """Calibration does not determine the ranges of activations that are to be quantized; the message says why."""
+    """Calibration does not determine the ranges of the activations to quantize; the message says why."""
 
     advice = "pass calibration=[…]: a few typical inputs, each as a tensor, a tuple of arguments or a dict of keywords"
 
@@ -162,9 +162,9 @@ class CaptureError(PipelineError):
 
 
 class ShapeError(PipelineError, ValueError):
-    """An input has a size in a dimension, or a rank (`dim` is None), that the program was not compiled for.
+    """An input has a size in dimension ``dim``, or a rank (``dim`` is None), that the program was not compiled for.
 
-    `why` names what the size depends on beside its range, if anything.
+    ``why`` names another reason for the allowed sizes besides the compiled range, or is empty.
     """
 
     def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int], why: str = "") -> None:
@@ -179,8 +179,8 @@ class ShapeError(PipelineError, ValueError):
 
 
 class DtypeError(PipelineError, TypeError):
-    """An input has a dtype (`found`) that the model or the compiled program does not accept. The expected dtype is a
-    text; `why` names what requires it."""
+    """An input has a dtype (``found``) that the model or the compiled program does not accept. ``due`` names the
+    expected dtype; ``why`` names what requires it."""
 
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
@@ -206,7 +206,7 @@ class RefitError(PipelineError):
 
 
 class AgreementError(PipelineError):
-    """A compiled program's error is beyond its bound; `agreement` has every output at every size."""
+    """Errors of a compiled program compared with eager PyTorch exceed their bounds; ``agreement`` has all errors."""
 
     advice = (
         'verify(on_failure="heal") puts the operators at fault in another form, and pipeline.bisect finds them; '
@@ -228,15 +228,15 @@ CAPTURED_OTHERWISE = (
 
 
 class AgreementWarning(UserWarning):
-    """The warning of `verify(on_failure="warn")`, with the message of `AgreementError`."""
+    """A program disagrees with eager PyTorch, and `verify(on_failure="warn")` was requested instead of an error."""
 
 
 class UnreachedWarning(UserWarning):
-    """A user's converter, decomposition or setting was not used, although the model has its operator."""
+    """A converter, decomposition or setting of the user was not used, although the model calls its operator."""
 
 
 class VersionWarning(UserWarning):
-    """The installed TensorRT-RTX or torch is a release that the tests did not run with."""
+    """The tests did not run with the installed release of TensorRT-RTX or torch."""
 
 
 class CoverageWarning(UserWarning):
@@ -250,7 +250,7 @@ class ExecutionError(PipelineError):
 
 
 class DecisionError(ExecutionError):
-    """A call reaches another data-dependent branch than the captured example did; the message names the source line."""
+    """A call takes another data-dependent branch than the example inputs did; the message names the source line."""
 
     advice = 'compile it with another example, or choose by torch.where: decisions="example" has one branch alone'
 
@@ -271,7 +271,7 @@ for _kind in [each for each in vars().values() if isinstance(each, type)]:
 
 
 def _describe_errors(agreement: Any) -> str:
-    """Return the text that lists the wrong outputs, with their sizes and errors."""
+    """Return the text of an error that lists the wrong outputs, with their sizes and errors."""
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
         return f"the program could not be compared with eager: {skipped}"
@@ -296,13 +296,13 @@ def source_line(node: torch.fx.Node) -> str:
 
 
 def source_line_in(meta: Mapping[str, Any]) -> str:
-    """Return the `source_line` of a node that has this `meta`."""
+    """Return the user's source line that created a node, given the node's ``meta``; empty if unknown."""
     return _user_line(meta.get("stack_trace") or "")
 
 
 @lru_cache(256)
 def _user_line(trace: str) -> str:
-    """Return the user's line in a stack trace (cached: the nodes of one call share their trace)."""
+    """Return the user's innermost line in a stack trace; cached, since the nodes of one call share their trace."""
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""
@@ -313,18 +313,18 @@ def _user_line(trace: str) -> str:
 
 @cache
 def package_folder(package: str) -> str:
-    """Return an imported package's folder with a separator at the end: ``torch`` is no prefix of ``torchvision``."""
+    """Return an imported package's folder, ending with a separator: ``torch`` is no prefix of ``torchvision``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 
 def require_package(package: str, extra: str) -> None:
-    """Raise an ``ImportError`` that names the extra to install, if a package is not installed."""
+    """Raise an ``ImportError`` that names the extra of this distribution to install, if a package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(f'{package} is not installed: pip install "stagewright[{extra}]"', name=package)
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the user's line that called the package, however deep in the stack it is."""
+    """Issue a warning located at the user's line that called this package, however deep in the stack that line is."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith((package_folder("pipeline"), *_LIBRARY)):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""An immutable, picklable, ordered mapping for the fields of frozen records."""
+"""``FrozenDict``: an immutable, picklable, ordered mapping for the fields of frozen records."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _GRAMMAR = (
 
 
 def _to_shape(value: object) -> object:
-    """Convert integers of any type (NumPy's) to Python's."""
+    """Convert a shape's integers of any type, such as NumPy's, to Python ints."""
     if isinstance(value, torch.Tensor):
         raise TypeError("Input: shape is a tensor: pipeline.Input.from_tensor(x) describes one")
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
@@ -67,11 +67,11 @@ def _check_sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> Non
 
 
 MOST = 1 << 16
-"""The most elements of a `Constant`."""
+"""The maximum number of elements of a `Constant`."""
 
 
 def _to_tensor(value: object) -> torch.Tensor:
-    """Return a copy of a tensor, or the tensor of numbers in lists."""
+    """Return a copy of a tensor, or a new tensor made of numbers in lists."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if not isinstance(value, bool | int | float | Sequence) or isinstance(value, str | bytes):
@@ -83,7 +83,7 @@ def _to_tensor(value: object) -> torch.Tensor:
 
 
 def _replacement_field(name: str) -> str:
-    """Return the replacement for a field that `Input` does not have, as text."""
+    """Return the advice for an error: what to use in place of a field name that `Input` does not have."""
     known = ("shape", "min_shape", "opt_shape", "max_shape", "profiles", "dtype", "name", "device")
     if name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
         return "programs take inputs of any strides and values, and Input.from_tensor(x) describes a tensor"
@@ -100,7 +100,7 @@ class Constant:
 
     value: a tensor of up to 65,536 elements, or numbers in lists.
 
-    Raises a `TypeError` or `ValueError` for anything else.
+    Any other value raises a `TypeError` or `ValueError`.
     """
 
     value: torch.Tensor = field(converter=_to_tensor)
@@ -132,7 +132,7 @@ class Constant:
 
 
 def unwrap_constant(value: object) -> object:
-    """Return the value that a caller passes for a constant: a tensor for a `Constant`, else the value itself."""
+    """Return the value to pass to the model: the tensor of a `Constant`; any other value unchanged."""
     return value.value if isinstance(value, Constant) else value
 
 
@@ -152,7 +152,7 @@ class Input:
         among the inputs, else the CPU. Calls accept inputs on any device.
     name: the input's name in errors and in the names of its dynamic dimensions; a Python identifier.
 
-    Raises a `TypeError` or `ValueError` that names the field and the dimension for anything else.
+    Any other value raises a `TypeError` or `ValueError` that names the field and the dimension.
     """
 
     shape: tuple[int, ...] | None = field(default=None, converter=_to_shape, validator=_check_sizes)
@@ -201,7 +201,7 @@ class Input:
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the least, the optimal and the greatest size of each dimension: TensorRT's optimization profile."""
+        """Return the minimum, optimal and maximum size of each dimension: TensorRT's optimization profile."""
         ends = (self.min_shape, self.opt_shape, self.max_shape) if self.shape is None else (self.shape,) * 3
         return tuple(zip(*(end or () for end in ends), strict=True))
 
@@ -217,7 +217,7 @@ class Input:
 
     def example(self, device: torch.device | str | None = None) -> torch.Tensor:
         """Return a tensor of this dtype and the optimal shape: zeros for integers (valid indices anywhere), else ones.
-        It is on ``device``, or else on the input's own, or else on the CPU.
+        It is on ``device``; if that is None, on the input's ``device``; if both are None, on the CPU.
 
         torch.export specializes on sizes 0 and 1, so a dynamic dimension gets size 2 instead if its range has it.
         """
@@ -238,7 +238,7 @@ class Input:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `[NAME=]DIMxDIM…[:DTYPE][@DEVICE]`, the form that `str` prints.
+        """Parse `[NAME=]DIMxDIM…[:DTYPE][@DEVICE]`, the syntax that `str` prints.
 
         DIM is SIZE, MIN..MAX (optimal: MAX) or MIN..OPT..MAX; `()` is a scalar. DTYPE is torch's name or a short one
         (f16, bf16, f32, i64, u8), float32 if absent. Any other text raises a `ValueError` that explains what is wrong.
@@ -266,7 +266,7 @@ class Input:
         return cls(tuple(tensor.shape), dtype=tensor.dtype, name=name)
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads."""
+        """Return the input as text in the syntax that `parse` reads."""
         dims = "x".join(_format_dim(*sizes) for sizes in self.ranges) or "()"
         name, device = (f"{self.name}=" if self.name else ""), (f"@{self.device}" if self.device else "")
         return f"{name}{dims}:{str(self.dtype).removeprefix('torch.')}{device}"

@@ -47,7 +47,7 @@ def tensor_version(tensor: torch.Tensor) -> int:
 
 @frozen
 class Port:
-    """A value that crosses the border of a program or a segment: a tensor, a symbolic int, or a plain constant.
+    """A value that enters or leaves a program or a segment: a tensor, a symbolic int, or a plain constant.
 
     ``shape`` has ints and sympy expressions; ``ranges`` has each dim's bounds. ``kind`` is ``"tensor"``; ``"symint"``
     or ``"symfloat"``: a Python number that the host computes from sizes by the expression ``value``, and passes to
@@ -69,7 +69,7 @@ class Port:
         return self.kind in ("symint", "symfloat")
 
     def nbytes(self, size: Callable[[Range], int]) -> int:
-        """Return the bytes of a tensor; ``size`` chooses each dim from its range."""
+        """Return the size of a tensor in bytes; ``size`` chooses a value for each dim from the dim's range."""
         if self.kind != "tensor" or self.dtype is None:
             return 0
         return self.dtype.itemsize * math.prod(map(size, self.ranges))
@@ -96,8 +96,8 @@ class Output:
 
     ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``: a result
     of the model; ``"buffer"`` or ``"input"``: a mutation, written back to ``target`` after every call; ``"check"``:
-    whether rows outside of ``target`` or another buffer were written; or ``"decision"``: whether the call reaches
-    another branch than the example at the source line ``target``. The ``target`` of a ``"user"`` output identifies the
+    whether rows outside of ``target`` or another buffer were written; or ``"decision"``: whether the call takes another
+    branch than the example inputs at the source line ``target``. The ``target`` of a ``"user"`` output identifies the
     returned tensor by its name at capture: outputs with equal targets are the same tensor, and a target that is an
     input, parameter or buffer means that tensor itself, after mutation. Outputs without a target are new tensors at
     each call. ``name`` is a key in the model's result, or the name of the mutated buffer or input.
@@ -116,10 +116,10 @@ class SavedFields:
 
     ``constants``: the recipe of each constant placeholder over ``parameters`` (the model's tensors, by name).
     ``buffers``: the buffer of each placeholder that the program mutates. ``aliases``: all names in the model's state
-    dict. ``written``: the parameters that are literals in the model's code. ``numbers``: the numbers of buffers that
-    Python read during the capture (``stride[1]``). ``unreached``: the user's unused registrations. ``profiles``: the
-    optimization profiles, one of which a call must fit. ``signature``: the parameters of ``forward``. ``sharding``: the
-    rank of a part of a sharded model.
+    dict. ``written``: the parameters that are constants written in the model's code. ``numbers``: the numbers of
+    buffers that Python read during the capture (``stride[1]``). ``unreached``: the user's unused registrations.
+    ``profiles``: the optimization profiles, one of which a call must fit. ``signature``: the parameters of ``forward``.
+    ``sharding``: the rank of a part of a sharded model.
     """
 
     inputs: tuple[Port, ...]
@@ -166,7 +166,7 @@ class Program(SavedFields):
         return evolve(self, graph_module=graph_module(self.graph_module, graph), **changes)
 
     def as_source(self) -> Program:
-        """Return this program as the ``source`` of derived programs: without weights, which those have."""
+        """Return this program, without weights, as the ``source`` of programs that are derived from it."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -186,7 +186,7 @@ class Program(SavedFields):
 
 
 def rename_outputs(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
-    """Return the outputs with the node names that the graph now returns, since a rewrite may rename nodes."""
+    """Return the outputs with the node names that the graph returns after a rewrite, which may have renamed nodes."""
     nodes = zip(outputs, results_of(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
@@ -201,11 +201,11 @@ def describe_value(value: object) -> str:
 
 
 READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-"""Operators that return a tensor's number to Python."""
+"""The operators that return a tensor's element to Python as a number."""
 
 
 def is_operator(node: torch.fx.Node) -> bool:
-    """Return whether a node computes tensors or reads a number from one: no size arithmetic, tuple item, assertion."""
+    """Return whether a node computes tensors or reads a number from one; not size arithmetic or an assertion."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     value = node.meta.get("val")
@@ -216,8 +216,8 @@ def is_operator(node: torch.fx.Node) -> bool:
 
 @frozen
 class Verdict:
-    """The result of ``validate`` for one node: the converter that accepts the node, or the reason of every converter
-    that does not. ``others`` are further converters that accept the node."""
+    """The result of the stage `validate` for one node: the converter that accepts the node, or each converter's reason
+    for refusing it. ``others`` are further converters that accept the node."""
 
     node: str
     target: str
@@ -237,7 +237,7 @@ class Verdict:
 
 @frozen
 class Validated:
-    """A program, and the verdict on each operator node, by the node's name."""
+    """A program, and by node name the verdict on each operator: its converter, or the reasons why it has none."""
 
     program: Program
     verdicts: FrozenDict[str, Verdict]
@@ -250,10 +250,10 @@ class Validated:
 class Segment:
     """A part of a program that runs in an engine or in PyTorch.
 
-    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; an engine
-    reads those that are also in ``inputs`` from the model's memory. ``profile``: the index of the only optimization
-    profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs; None before
-    `avoid_faults`.
+    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; constants
+    that are also in ``inputs`` stay in the model's memory, where an engine reads them. ``profile``: the index of the
+    only optimization profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs;
+    None before `avoid_faults`.
     """
 
     name: str
@@ -285,12 +285,12 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that cross at the optimal sizes, for which engines are tuned."""
+        """Return how many bytes cross at the optimal sizes, for which TensorRT tunes engines."""
         return sum(port.nbytes(lambda r: r.opt) for port in self.tensors)
 
     @property
     def max_nbytes(self) -> int:
-        """Return the bytes that cross at the largest sizes."""
+        """Return how many bytes cross at the largest sizes."""
         return sum(port.nbytes(lambda r: r.max) for port in self.tensors)
 
     def __str__(self) -> str:
@@ -328,17 +328,17 @@ class Partitioned:
 
 
 GETITEM = "operator.getitem"
-"""The target of nodes that take an item of a result: they are no operators."""
+"""The target of nodes that take an item of a tuple; such nodes are not counted as operators."""
 
 
 def count_operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
-    """Return a segment's number of operators by target."""
+    """Return how often a segment calls each operator, by the operator's name."""
     targets = (partitioned.verdicts[name].target for name in segment.nodes)
     return Counter(target for target in targets if target != GETITEM)
 
 
 def input_and_output_lines(partitioned: Partitioned) -> tuple[list[str], list[str]]:
-    """Return a text line per input and per output of a program, with the model's names for sizes."""
+    """Return a text line for each input and for each output of a program, with the model's names for dynamic sizes."""
     program = partitioned.program
     ports = (*program.inputs, *(port for segment in partitioned.segments for port in segment.outputs))
     inputs = [port_text(port, program.shapes.words) for port in program.inputs]
@@ -346,7 +346,7 @@ def input_and_output_lines(partitioned: Partitioned) -> tuple[list[str], list[st
 
 
 def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
-    """Yield a segment's description: operators by target, inputs, outputs, values that later segments read."""
+    """Yield the lines that describe a segment: operators, inputs, outputs, and values that later segments read."""
     counts = count_operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     yield f"{segment.name}: {(total := counts.total())} operator{'s'[: total != 1]}: {listed}"

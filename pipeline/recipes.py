@@ -21,12 +21,12 @@ from pipeline.aten.calls import qualified_name as qualified_name
 from pipeline.aten.traits import Kind, op_kind
 
 CPU = "cpu"
-"""The device in a recipe's steps; evaluation replaces it by the actual device."""
+"""The device named in recipes; evaluation replaces it by the device that the parameters are on."""
 
 
 @frozen
 class Ref:
-    """A reference to a parameter or to an earlier step, by name."""
+    """A reference, by name, to a parameter of the model or to the result of an earlier call in a recipe."""
 
     name: str
 
@@ -38,7 +38,7 @@ class Ref:
 
 @frozen
 class Step:
-    """One ATen call: ``target`` is its qualified name (``aten.permute.default``)."""
+    """One ATen call of a recipe: ``target`` is the operator's qualified name (``aten.permute.default``)."""
 
     name: str
     target: str
@@ -52,7 +52,7 @@ class Step:
 
 @frozen
 class Recipe:
-    """The constant ``name``: the value of ``result`` after ``steps`` (without steps, a parameter)."""
+    """How to compute the constant ``name``: the value ``result`` after ``steps``, or a parameter without steps."""
 
     name: str
     result: Ref
@@ -76,7 +76,7 @@ class Recipe:
     def evaluate_on(
         self, device: torch.device, parameters: Mapping[str, torch.Tensor], *, copied: bool = True
     ) -> torch.Tensor:
-        """Return the constant on a device, contiguous; ``copied``: in memory shared with no parameter."""
+        """Compute the constant on a device, contiguous; ``copied`` requests memory that no parameter shares."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._evaluate(given).to(device)
         if copied and value.layout != torch.strided:
@@ -86,7 +86,7 @@ class Recipe:
         return value.clone() if copied and value.untyped_storage().data_ptr() in memory else value
 
     def _evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the constant, on the device where it was computed."""
+        """Compute the constant, and return it on the device of the computation."""
         places = {t.device for t in parameters.values() if t.device.type != CPU}
         if len(places) == 1:
             with suppress(torch.OutOfMemoryError):
@@ -119,7 +119,7 @@ def call_operator(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
 
 
 def _wider_dtype(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype | None:
-    """Return the wider dtype in which to compute a matmul or convolution; None for the operands' dtype."""
+    """Return the wider dtype in which to compute a matmul or convolution; None if the operands' dtype suffices."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
         return torch.float32 if op_kind(target) in (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES) else None
@@ -128,7 +128,7 @@ def _wider_dtype(target: Callable[..., object], operand: torch.Tensor) -> torch.
 
 
 def narrow_dtype(value: torch.Tensor) -> torch.Tensor:
-    """Return a weight in the dtype that it has in networks: float64 becomes float32 (``truncate_double``)."""
+    """Convert a weight to the dtype that it has in networks: float64 becomes float32 (``truncate_double``)."""
     return value.float() if value.dtype == torch.float64 else value
 
 
@@ -150,7 +150,7 @@ def find_target(qualified: str) -> Callable[..., object]:
 
 
 def _resolve(value: object, values: Mapping[str, object], device: torch.device) -> Any:
-    """Return an argument with references resolved to values; ``device`` replaces the recipe's CPU device."""
+    """Return an argument with references replaced by values, and the recipe's CPU device replaced by ``device``."""
     if isinstance(value, Ref):
         return values[value.name]
     if isinstance(value, (tuple, list)):
@@ -159,7 +159,7 @@ def _resolve(value: object, values: Mapping[str, object], device: torch.device) 
 
 
 def ref_names(value: object) -> list[str]:
-    """Return the names that an argument refers to."""
+    """Return the names of the parameters and earlier results that an argument of a recipe's call refers to."""
     if isinstance(value, Ref):
         return [value.name]
     if isinstance(value, (tuple, list)):
@@ -168,6 +168,6 @@ def ref_names(value: object) -> list[str]:
 
 
 def buffer_numbers(name: str, buffer: torch.Tensor) -> Iterator[tuple[str, float]]:
-    """Return a buffer's numbers by name; by name and index if it has several (``stride[1]``)."""
+    """Yield each number in a buffer with its name: the buffer's, with an index if it has several (``stride[1]``)."""
     flat = buffer.detach().flatten().tolist()
     return ((name if len(flat) == 1 else f"{name}[{place}]", number) for place, number in enumerate(flat))

@@ -1,4 +1,4 @@
-"""``CompilationSettings``: one frozen record of every setting, validated when it is made."""
+"""``CompilationSettings``: one frozen record of every setting, validated when it is created."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from pipeline.settings_migration import ELSEWHERE
 
 
 def _sort_capabilities(value: object) -> tuple[str, ...]:
-    """Sort in numeric order and remove duplicates, so that equal targets compare equal."""
+    """Sort compute capabilities numerically and remove duplicates, so that settings for the same GPUs compare equal."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f'compute_capabilities takes a collection such as ("8.6", "12.0"), not {value!r}')
     given = list(value)
@@ -28,7 +28,7 @@ def _sort_capabilities(value: object) -> tuple[str, ...]:
 
 
 def _to_device_type(value: object) -> str | None:
-    """Convert to a device type; a device index is refused, since it may not exist on another machine."""
+    """Convert a device to its type, such as ``"cuda"``; refuse an index, since the device may not exist elsewhere."""
     name = str(value) if isinstance(value, torch.device) else value
     if not isinstance(name, str | None):
         raise TypeError(f"device is 'cuda', 'cpu' or None, not {value!r}")
@@ -45,7 +45,7 @@ def _check_boolean(_: object, field: "attrs.Attribute[Any]", value: object) -> N
 
 
 def _integer_validator(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
-    """Return a validator of integers from `least` to `most`, and of None where the field is optional."""
+    """Return a validator that accepts integers from ``least`` to ``most``, and also None if the field is optional."""
     span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
     expected = f"an integer {span}" + (", or None" if optional else "")
 
@@ -103,12 +103,12 @@ ENGINE = (
     "max_aux_streams",
     "compute_capabilities",
 )
-"""The settings of TensorRT's builder, except whether weights are refitted or streamed: engines that differ in one are
-separate cache entries. All others reach an engine through its network, or not at all."""
+"""The settings of TensorRT's builder that are part of an engine's cache key; refitting and streaming are separate.
+Other settings affect an engine only through its network, or not at all."""
 
 
 def replacement_hint(name: str) -> str:
-    """Return the replacement for an unknown setting, as text."""
+    """Return the advice for an error: what to use in place of an unknown setting."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     return did_you_mean(name, CompilationSettings.names(), "") or "pipeline.CompilationSettings documents each"
@@ -127,14 +127,14 @@ class CompilationSettings:
     require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
     require_fused_quantization: raise `QuantizationError` if no matmul or convolution reads the quantized values of some
         weight or pair according to the engine's plan, or if the plan does not show it. Default False.
-    min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch.
-        Ignored if the whole model is one segment or with `require_full_compilation`. Default 5.
-    max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
+    min_block_size: the minimum number of operators in an engine, at least 1; a smaller segment runs in PyTorch. Ignored
+        if the whole model is one segment or with `require_full_compilation`. Default 5.
+    max_engines: the maximum number of engines per model, at least 1; None for no limit. Default None.
     torch_executed_ops: the nodes that run in PyTorch although a converter exists: operators
         (`torch.ops.aten.topk.default`; a packet such as `torch.ops.aten.topk` means every overload), their names
-        (`"aten.topk.default"`, `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the module path that a
-        node comes from (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an operator,
-        not a predicate. Any iterable of these. Default empty.
+        (`"aten.topk.default"`, `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the path of the module
+        that contains the node (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an
+        operator, not a predicate. The value is any iterable of these. Default empty.
     assume_dynamic_shape_support: assume that every converter supports dynamic shapes, declared or not. Default False.
     immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
         refittable engines. Default True.
@@ -142,59 +142,58 @@ class CompilationSettings:
         (`"layers.0.*"`): TensorRT fixes all others. Building such engines needs a GPU. Default empty.
     refit_identical_engine_weights: build engines that can be refitted with the same weights only, at no cost in speed.
         Building such engines needs a GPU. Default False.
-    strip_engine_weights: leave the weights out of the engines, which get the program's when they are loaded: files and
-        cache entries are smaller, and those of refittable engines serve any weights. Building and loading such engines
-        needs a GPU. Default False.
+    strip_engine_weights: build engines without weights; loading an engine supplies the program's weights. Files and
+        cache entries are smaller, and cache entries of refittable engines serve any weights. Building and loading such
+        engines needs a GPU. Default False.
     version_compatible: build engines that later versions of TensorRT also load. Default False.
     optimization_level: how much time the builder may take to find faster kernels, 0 (least) to 5 (most); None for
         TensorRT's own default. Default None.
-    workspace_size: the most scratch memory that a layer may take on the GPU, in bytes, at least 0; None for no limit.
-        Default None.
-    max_aux_streams: the most CUDA streams an engine uses beside the caller's, at least 0; None leaves it to TensorRT.
-        Default None.
-    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without repetition.
-        Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
+    workspace_size: the maximum scratch memory of a layer on the GPU, in bytes, at least 0; None for no limit. Default
+        None.
+    max_aux_streams: the maximum number of CUDA streams that an engine uses in addition to the caller's, at least 0;
+        None leaves it to TensorRT. Default None.
+    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; sorted, without duplicates. Empty
+        for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
     device: the type of device for which the model is captured, `"cuda"` or `"cpu"`, independent of this machine and of
         the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
-        torch traces on a GPU. None for the device of the tensors. Default None.
+        torch traces on a GPU. None captures for the device of the model's tensors. Default None.
     decisions: how to compile a model whose Python branches depend on data (`if x.sum() > 0`). `"refuse"`: capture
         raises a `CaptureError` that names the line. `"example"`: the program has the branches that the example inputs
         take, and each call is checked: one that takes another branch raises a `DecisionError`. The check waits for the
-        GPU, and these programs run without a CUDA graph of the whole. Default `"refuse"`.
+        GPU, so these programs run without a CUDA graph of the whole program. Default `"refuse"`.
     decompose_attention: always compute attention by matmuls and a softmax in float32, for which TensorRT builds several
         kernels instead of one. Default False.
-    use_fp32_acc: sum matmuls and convolutions of halves in float32. TensorRT-RTX 1.6 accumulates float16 in float16;
-        for thousands of terms the error is 5 to 20 times that of eager. None: on that version, float16 matmuls
+    use_fp32_acc: accumulate half-precision matmuls and convolutions in float32. TensorRT-RTX 1.6 accumulates float16 in
+        float16; for thousands of terms the error is 5 to 20 times that of eager. None: on that version, float16 matmuls
         accumulate in float32, and so do convolutions with many terms and output channels, at a cost of at most 10 % of
-        a network's time. True: all accumulate in float32; convolutional networks take up to twice as long. False:
-        TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
+        a network's time. True: all of them accumulate in float32; convolutional networks take up to twice as long.
+        False: TensorRT chooses; large matmuls are 5 % faster, and inexact. Default None.
 
-    faster_in_torch: run operators in PyTorch that are faster there on GPUs like the one at hand: attention of halves
-        over 1,024 queries and keys or more on an H100 or H200 (measured on an H200), with TensorRT-RTX; and, where a
-        program's tensors have 256 MiB or more, engines that are slower than their operators in PyTorch, matmuls of
-        halves by weights where profiles have engines of their own, or the whole program if the captured operators are
-        faster, when all are measured on this GPU (in a CUDA graph with `cuda_graphs`). False, or
-        ``require_full_compilation``, keeps them in engines. Default True.
-    measurements: save what `faster_in_torch` measured, so that a later compilation of the same program on the same kind
-        of GPU chooses alike without measuring, and one for that compute capability on a machine without a GPU, too:
-        True in the user's cache folder (`PIPELINE_CACHE` names another), the path of a file, False not at all. Ranks of
-        a sharded model measure with a path alone. Default True.
+    faster_in_torch: run operators in PyTorch where that is faster. With TensorRT-RTX on an H100 or H200 this is
+        half-precision attention over 1,024 or more queries and keys (measured on an H200). Programs whose tensors have
+        256 MiB or more are measured on this GPU (in a CUDA graph with `cuda_graphs`), and run in PyTorch what is faster
+        there: single engines, half-precision matmuls by weights if each profile has its own engines, or the whole
+        captured program. False, or ``require_full_compilation``, keeps all operators in engines. Default True.
+    measurements: save the times that `faster_in_torch` measured. A later compilation of the same program for the same
+        kind of GPU, even on a machine without a GPU, makes the same choice without measuring. True saves them in the
+        user's cache folder (`PIPELINE_CACHE` names another), a path in that file, and False nowhere. Ranks of a sharded
+        model measure only if this is a path. Default True.
     collectives_in_engine: an experiment: let TensorRT-RTX 1.6 or newer run the collectives of a sharded program inside
-        engines, with the process group's own communicator of NCCL. Collectives that an engine cannot run stay between
-        engines; coverage reports why. Default False.
+        engines, with the process group's own communicator of NCCL. Collectives that an engine cannot run remain in
+        PyTorch between engines; ``coverage`` reports why. Default False.
     load_built_engines: load each engine as soon as it is built, if there is a GPU that it is built for: operators for
-        which TensorRT has no kernel there are compiled in another form, or run in PyTorch (``coverage.healed``). If
+        which TensorRT has no kernel there are computed by other operators, or run in PyTorch (``coverage.healed``). If
         False, the first call fails instead. Default True.
-    progress: draw the progress of the stages on stderr while a model is compiled; the bars vanish at the end. None: if
-        stderr is a terminal. A `pipeline.Ledger` among the observers replaces them. Default None.
+    progress: show progress bars of the stages on stderr while a model is compiled, and remove them at the end. None:
+        only if stderr is a terminal. No bars are shown if a `pipeline.Ledger` is among the observers. Default None.
     cache_built_engines: save engines in the engine cache for other compilations and processes. Default
         False.
-    reuse_cached_engines: take engines from the engine cache, if they are there, instead of building them. Default
-        False.
-    engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of one that a fleet
-        shares; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default None.
-    engine_cache_size: the most bytes in the folder; the least recently used entries are deleted. Ignored for URLs.
-        Default 5 GiB.
+    reuse_cached_engines: load engines from the engine cache, if it has them, instead of building them. Default False.
+    engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of a folder that
+        several machines share; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default
+        None.
+    engine_cache_size: the maximum size of the cache folder in bytes; the least recently used entries are deleted.
+        Ignored for URLs. Default 5 GiB.
 
     The remaining settings control how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a
     module.
@@ -206,27 +205,27 @@ class CompilationSettings:
         batch 1 takes 0.42 ms instead of the bare engine's 0.50; with `cuda_graphs` the program's graph does that. Set
         it to False to capture the program yourself. Default True.
     reuse_outputs: return outputs in memory that the next call overwrites, which saves a copy. Default False.
-    execution_contexts: the number of calls that may run at once (threads, streams), at least 1; each takes memory for
-        its activations, and further ones wait. Default 4.
+    execution_contexts: the number of calls that may run at once (on threads or streams), at least 1. Each needs memory
+        for its activations; further calls wait. Default 4.
     kernel_specialization: whether TensorRT-RTX compiles kernels for the actual sizes when dims are dynamic: `"none"`,
         `"eager"` (at the first call with a shape) or `"lazy"` (in the background, so that results change slightly when
         they are ready; a CUDA graph goes on with the kernels that it was captured with). Default `"none"`: on an H200
         the specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; the gain was 5 % for
         ResNet-50, and for BERT 42 % at batch 1 and sequence 32, but -11 % at 8 and 128 (docs/tensorrt.md).
-    weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
-        on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
+    weight_streaming_budget: the maximum bytes on the GPU for the weights of each engine, at least 0; the other weights
+        stay on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
-    torch_compile: compile the parts of a program that run in PyTorch with `torch.compile`, if its sizes are fixed or
-        they are for one profile, in this mode: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
+    torch_compile: the mode in which `torch.compile` compiles a program's PyTorch segments, if the program's sizes are
+        fixed or the segment is for one profile: `"default"`, or `"max-autotune-no-cudagraphs"`, which measures more
         kernels. For a large model the first call in a process takes 15 s to 2 min longer. `faster_in_torch` then
         measures two such variants of every program, also of small programs. Loaded programs do not use `torch.compile`.
         None: segments call operators one by one. Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines,
-        and of those that PyTorch reads. If False, it shares the model's weights if they are on its device. These must
-        not be changed then: weights inside engines would not change, so the results would mix old and new weights.
-        Default True.
-    runtime_cache: save the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
-        folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
+        and of those that PyTorch reads. If False, the module shares the model's weights if they are on its device. Do
+        not change the model's weights then: weights inside engines would not change, so the results would mix old and
+        new weights. Default True.
+    runtime_cache: save the kernels that TensorRT-RTX compiles on a GPU for the next start: True saves them in the
+        user's cache folder (`PIPELINE_CACHE` names another), a path in that folder, False nowhere. Default True.
     """
 
     truncate_double: bool = attrs.field(default=False, validator=_check_boolean)
@@ -289,7 +288,7 @@ class CompilationSettings:
         return tuple(field.name for field in attrs.fields(cls))
 
     def runs_in_torch(self, target: object, module_path: str = "") -> bool:
-        """Return whether `torch_executed_ops` keeps nodes of this target, at this module path, out of engines."""
+        """Return whether `torch_executed_ops` keeps nodes of this target, in this module's path, out of engines."""
         return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
@@ -301,7 +300,7 @@ class CompilationSettings:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def changed(self) -> dict[str, str]:
-        """Return the settings that differ from the default, as texts by name."""
+        """Return the settings that differ from the default: a mapping from the setting's name to its value as text."""
         values = {f.name: getattr(self, f.name) for f in attrs.fields(type(self)) if getattr(self, f.name) != f.default}
         return {name: _format_value(value) for name, value in values.items()}
 

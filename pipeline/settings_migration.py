@@ -1,4 +1,4 @@
-"""Replacements for settings of Torch-TensorRT and for renamed settings."""
+"""What to use here in place of settings of Torch-TensorRT and of renamed settings."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ ELSEWHERE: Final = MappingProxyType(
         **dict.fromkeys(("dla_sram_size", "dla_local_dram_size", "dla_global_dram_size"), _NONE),
     }
 )
-"""The settings' names, and how to go on without them."""
+"""For each setting of Torch-TensorRT and each former name: what to use instead, or that nothing is equivalent."""

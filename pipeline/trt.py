@@ -1,4 +1,4 @@
-"""The TensorRT bindings, which only this module imports, and their capabilities."""
+"""Import the TensorRT bindings, which no other module imports, and determine what the installed version supports."""
 
 import ctypes
 import functools
@@ -50,9 +50,9 @@ Attention = Literal["none", "v1", "v2"]
 
 @attrs.frozen
 class Capabilities:
-    """The capabilities of the installed TensorRT: names in the bindings, without layers that fail to build.
+    """What the installed TensorRT supports, according to its bindings. Layers that fail to build count as unsupported.
 
-    Layers that it computes wrongly are listed in `pipeline.quirks`.
+    Layers that TensorRT computes wrongly are listed in `pipeline.quirks`.
     """
 
     flavour: str
@@ -110,23 +110,23 @@ def _read_capabilities(bindings: Any) -> Capabilities:
 
 CAPABILITIES = _read_capabilities(trt)
 LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
-"""The version of TensorRT that plans are built by, and for."""
+"""The flavour and version of the installed TensorRT, which builds and loads plans."""
 
 
 @functools.cache
 def _enum_names(cls: Any) -> Mapping[int, str]:
-    """Return an enum's names by value (the first of several aliases); cached, since the bindings search slowly."""
+    """Return an enum's names by value, the first of several aliases; cached, since the bindings search slowly."""
     return {int(member): name for name, member in reversed(list(cls.__members__.items()))}
 
 
 def enum_name(value: Any) -> str:
-    """Return the name of an enum member. Store only names, since the integers differ between versions."""
+    """Return the name of an enum member. Records store names, because the integer values differ between versions."""
     cls: object = type(value)
     return _enum_names(cls)[int(value)]
 
 
 def enum_member(cls: Any, name: str) -> object:
-    """Return the member called `name`; raise a ValueError that lists the names this TensorRT has."""
+    """Return the enum member called ``name``; raise a ValueError that lists the names in this TensorRT version."""
     try:
         return cls.__members__[name]
     except KeyError:
@@ -134,7 +134,7 @@ def enum_member(cls: Any, name: str) -> object:
 
 
 def compute_capability(text: str) -> object:
-    """Return the `trt.ComputeCapability` written "8.6" or "12.0", "current" or "none"."""
+    """Return the `trt.ComputeCapability` for a text such as "8.6", "12.0", "current" or "none"."""
     name = f"SM{text.replace('.', '')}" if "." in text else text.upper()
     return enum_member(getattr(trt, "ComputeCapability", Enum("ComputeCapability", [])), name)
 
@@ -168,14 +168,14 @@ def dtype_name(dtype: "trt.DataType") -> str:
 
 
 def trt_dtype(name: str) -> "trt.DataType":
-    """Return the TensorRT dtype whose `dtype_name` is this; TypeError if this TensorRT has none."""
+    """Return the TensorRT dtype for torch's name of it ("float32"); raise a TypeError if this TensorRT has none."""
     if ours := next((ours for ours, torchs in DTYPE_NAMES.items() if torchs == name), None):
         return trt.DataType.__members__[ours]
     raise TypeError(f"{LIBRARY} has no dtype called {name}")
 
 
 def to_trt(dtype: torch.dtype) -> "trt.DataType":
-    """Return the TensorRT dtype of a torch dtype; TypeError if TensorRT has none."""
+    """Return the TensorRT dtype of a torch dtype; raise a TypeError if TensorRT has none."""
     try:
         return trt.DataType.__members__[_TRT[dtype]]
     except KeyError:
@@ -183,7 +183,7 @@ def to_trt(dtype: torch.dtype) -> "trt.DataType":
 
 
 def to_torch(dtype: "trt.DataType") -> torch.dtype:
-    """Return the torch dtype of a TensorRT dtype; TypeError if torch has none."""
+    """Return the torch dtype of a TensorRT dtype; raise a TypeError if torch has none."""
     try:
         return _TORCH[dtype.name]
     except KeyError:
@@ -191,7 +191,7 @@ def to_torch(dtype: "trt.DataType") -> torch.dtype:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype called `name` ("float32"); TypeError if torch has none."""
+    """Return the torch dtype called ``name`` ("float32"); raise a TypeError if torch has none."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype called {name}")
@@ -199,14 +199,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def as_weights(tensor: torch.Tensor) -> "trt.Weights":
-    """Return weights that share the memory of a contiguous CPU tensor, which the caller must keep alive."""
+    """Return a ``trt.Weights`` that shares the memory of a contiguous CPU tensor, which the caller must keep alive."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"weights need a contiguous CPU tensor, not {tensor.device} with strides {tensor.stride()}")
     return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
 
 
 class _WeightsStruct(ctypes.Structure):
-    """nvinfer1::Weights, the public C++ record that the Python object holds."""
+    """The C++ struct nvinfer1::Weights, which a ``trt.Weights`` object contains."""
 
     _fields_ = (("type", ctypes.c_int32), ("values", ctypes.c_void_p), ("count", ctypes.c_int64))
 
@@ -226,7 +226,7 @@ _STRUCT_IS_READABLE = _struct_pointer(trt.Weights(trt.DataType.BF16, 0x7AB5C0DE,
 
 
 def weights_pointer(weights: object) -> int | None:
-    """Return the address of a layer's weights: a numpy array, or `trt.Weights` of a type that numpy lacks."""
+    """Return the address of a layer's weights: a numpy array, or `trt.Weights` of a dtype that numpy lacks."""
     if hasattr(weights, "__array_interface__"):
         return int(weights.__array_interface__["data"][0])
     return _struct_pointer(weights) if _STRUCT_IS_READABLE else None
@@ -261,14 +261,14 @@ class Message:
 
     @property
     def level(self) -> int:
-        """Return the level of Python's log at which the message is logged."""
+        """Return the level of Python's ``logging`` at which this message is logged."""
         if self.is_noise:
             return logging.DEBUG
         return logging.INFO if _REMARKS.search(self.text) else _LEVELS[self.severity]
 
 
 class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
-    """A TensorRT logger that keeps messages (except verbose ones) and forwards them to `pipeline.tensorrt`."""
+    """A TensorRT logger that stores messages, except verbose ones, and passes them on to `pipeline.tensorrt`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,16 +289,16 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         return len(self.messages)
 
     def errors_since(self, position: int) -> tuple[str, ...]:
-        """Return TensorRT's errors since the mark, except reports of a missing GPU."""
+        """Return the errors that TensorRT logged since a `position` in the log, except reports of a missing GPU."""
         return tuple(m.text for m in self.messages[position:] if "ERROR" in m.severity and not m.is_noise)
 
     def messages_since(self, position: int) -> str:
-        """Return the errors since the mark on one line, or a text that there are none."""
+        """Return TensorRT's errors since a `position` in the log on one line, or a text that there are none."""
         return "; ".join(self.errors_since(position)) or "TensorRT gave no reason"
 
 
 def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":
-    """Return an empty strongly typed network, on every version."""
+    """Return an empty, strongly typed network; this works with every supported version of TensorRT."""
     flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
     return builder.create_network(0 if flag is None else 1 << int(flag))
 
@@ -321,7 +321,7 @@ _CLASSES = {
 
 
 def layer_class(kind: str) -> object:
-    """Return the bindings' class for a layer kind, which has the kind's attributes."""
+    """Return the bindings' class for a kind of layer; the class has the attributes of that kind."""
     camel = "".join(word.capitalize() for word in kind.split("_"))
     return getattr(trt, _CLASSES.get(kind, f"I{camel}Layer"), trt.ILayer)
 
@@ -332,7 +332,7 @@ def layer_kind(layer: "trt.ILayer") -> str:
 
 
 def typed_layer(network: "trt.INetworkDefinition", index: int) -> Any:
-    """Return layer `index` as an object of its kind's class, where `get_layer` returns a plain ILayer."""
+    """Return the layer with this index as an object of its kind's class; ``get_layer`` returns a plain ILayer."""
     layer = network.get_layer(index)
     cls = layer_class(layer_kind(layer))
     if type(layer) is not cls:

@@ -1,6 +1,6 @@
 """Add low-rank adapters (LoRA) to weights: a weight W becomes W + scale * B @ A, and W again after their removal.
 
-The parameter keeps its value. Two parameters ``NAME.lora_A`` and ``NAME.lora_B`` are added, and every constant computed
+The parameter stays unchanged. Two parameters ``NAME.lora_A`` and ``NAME.lora_B`` are added, and every constant computed
 from the parameter is computed from the sum instead. So removing adapters restores the program exactly.
 """
 
@@ -20,7 +20,7 @@ from pipeline.records.wording import kind_of
 
 A, B = ".lora_A", ".lora_B"
 SUM = "lora:"
-"""The prefix of the names of an adapter's steps; the last step, the sum, is this and the parameter's name."""
+"""The prefix of the names of the calls in a recipe that add an adapter; the last, the sum, has the parameter's name."""
 _KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.(?!weight$)\w+)?(?:\.weight)?"
 )
@@ -28,8 +28,8 @@ _KEY = re.compile(
 
 @frozen
 class Adapter:
-    """The LoRA factors of a parameter: ``a`` [rank, in, …], ``b`` [out, rank, …]. ``transposed``: the parameter's shape
-    is [in, out], as in embeddings and GPT-2's ``Conv1D``."""
+    """The LoRA factors of a parameter: ``a`` [rank, in, …] and ``b`` [out, rank, …]. ``transposed``: the parameter's
+    shape is [in, out], as in embeddings and GPT-2's ``Conv1D``."""
 
     parameter: str
     a: torch.Tensor = field(repr=False)
@@ -45,8 +45,8 @@ def is_adapter(name: str) -> bool:
 def read_adapters(
     factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
-    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B). A `RefitError` names each
-    key that does not fit a parameter, with the reason."""
+    """Read adapters from PEFT's state dict, or from a mapping from parameter to (A, B). A `RefitError` names each key
+    that does not fit a parameter, with the reason."""
     pairs, wrong = _factor_pairs(factors_by_name, parameters)
     found = {name: _fit_adapter(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
@@ -58,7 +58,7 @@ def read_adapters(
 def _factor_pairs(
     factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
-    """Return the factors of each parameter, and the keys that fit no parameter, with the reason."""
+    """Return the factors A and B of each parameter; and the keys that fit no parameter, each with the reason."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     wrong: dict[str, str] = {}
     for key, value in factors_by_name.items():
@@ -99,7 +99,7 @@ def _fit_adapter(
 
 
 def factor_parameters(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
-    """Return the factors of adapters as parameters, copied."""
+    """Return copies of the factors of adapters, by their names as parameters of the program."""
     return {f"{each.parameter}{side}": v.clone() for each in adapters for side, v in ((A, each.a), (B, each.b))}
 
 
@@ -114,7 +114,7 @@ def adapt(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes:
 
 
 def _adapter_steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
-    """Return the steps of W + scale * B @ A, computed as PEFT does: in the wider of the two dtypes, rounded once."""
+    """Return the calls that compute W + scale * B @ A as PEFT does: in the wider of the two dtypes, rounded once."""
     name, steps = adapter.parameter, list[Step]()
 
     def step(what: str, target: str, *args: object) -> Ref:
@@ -132,7 +132,7 @@ def _adapter_steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[S
 
 
 def remove_adapters(recipe: Recipe) -> Recipe:
-    """Return a recipe with its adapters removed."""
+    """Return a recipe that reads each parameter W instead of W + scale * B @ A."""
     steps = tuple(step for step in recipe.steps if not step.name.startswith(SUM))
     names = {name: name.removeprefix(SUM) for name in (s.name for s in recipe.steps) if name.startswith(SUM)}
     return recipe if len(steps) == len(recipe.steps) else _rename_parameters(evolve(recipe, steps=steps), names)

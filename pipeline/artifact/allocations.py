@@ -1,8 +1,9 @@
-"""Limit the memory that the constants of a file may allocate: constants computed from parameters (recipes), and tensors
-made by ``full``, ``arange`` and the like.
+"""Limit the memory for constants of a saved program: those computed from parameters (recipes), and tensors created by
+``full``, ``arange`` and the like.
 
 A few bytes of a malicious file can request a tensor of any size. So a file states the size of its largest such tensor,
-`inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show recipes' sizes.
+`inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show the sizes of recipes'
+results.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from pipeline.aten.types import Argument, Target
 from pipeline.recipes import CPU, Recipe, Ref, find_target, ref_names
 
 ALWAYS_ALLOWED: Final = 64 << 20
-"""Bytes that a file need not declare."""
+"""The maximum bytes of a computed constant that a file need not declare."""
 FACTOR: Final = 4
-"""This multiple of the parameters' bytes need not be declared either, since recipes may widen them."""
+"""A constant of up to this multiple of the parameters' bytes need not be declared either: recipes may widen dtypes."""
 
 _SIZES: Final = frozenset(("size", "n", "m", "steps", "row", "col", "end"))
 _SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS)
 
 
 def allowed_bytes(parameters: Iterable[int], declared: int) -> int:
-    """Return the largest allowed bytes of a computed constant, from the parameters' sizes and the file's statement."""
+    """Return the maximum bytes of a computed constant, given the parameters' sizes and the file's statement."""
     return max(ALWAYS_ALLOWED, FACTOR * sum(parameters), declared)
 
 
@@ -71,7 +72,7 @@ def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:
 
 
 def _computed_bytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
-    """Yield the bytes of each tensor that a recipe computes; if its shape is data-dependent, from its literal sizes."""
+    """Yield the bytes of each tensor that a recipe computes; literal sizes count if its shape is data-dependent."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values: dict[str, Argument] = {
             name: torch.empty(shape, dtype=dtype)

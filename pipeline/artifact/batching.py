@@ -1,4 +1,4 @@
-"""Determine whether requests can be batched: whether each output row depends only on the same input row."""
+"""Determine whether requests can be batched: whether each row of the outputs depends only on that row of the inputs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.trt import has_gpu
 from pipeline.verification.samples import create_sample, sizes_to_try
 
 ROWS = 3
-"""The rows of the batch that is compared with calls of single rows."""
+"""The number of rows in the test batch, whose results are compared with those of calls with a single row."""
 
 
 def batch_range(program: Program, ports: list[Port]) -> Range | None:
-    """Return the range of the first dim if it is the same for all inputs and outputs, its minimum is 1, and the program
-    has no state; else None."""
+    """Return the range of the batch size, or None if requests cannot be batched: the first dim must be the same for all
+    inputs and outputs, its minimum 1, and the program must have no state."""
     symbol = _batch_symbol(ports)
     written = any(output.kind != "user" for output in program.outputs)
     if written or symbol is None or any(len(port.shape) < 2 for port in ports):
@@ -38,7 +38,7 @@ def _batch_symbol(ports: list[Port]) -> sympy.Symbol | None:
 
 
 def batching_obstacle(compiled: Compiled, ports: list[Port]) -> str:
-    """Return why requests cannot be batched, or an empty string. The check compares a call with a few random rows to a
+    """Return why requests cannot be batched; empty if they can. The check compares a call with a few random rows to a
     call for each row. ``ports``: the program's inputs and outputs, which share their first dim."""
     symbol, rows = _batch_symbol(ports), min(ROWS, ports[0].ranges[0].max)
     if symbol is None or rows == 1:

@@ -1,4 +1,4 @@
-"""Write records as JSON, and read them back by the type annotations of their fields; each kind of type has a rule.
+"""Convert records to JSON and back, by rules for the type annotations of their fields.
 
 Fields that have their default value are omitted, so that old files stay readable when records get new fields. Reading
 checks every type: the result matches the annotations of the record, or an error names the wrong field.
@@ -24,30 +24,30 @@ from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 
 Json = typing.NewType("Json", object)
-"""JSON that is passed through unchanged: other modules write and read it."""
+"""The type of fields that contain JSON, which is passed through unchanged, since other modules convert it."""
 
 
 @attrs.frozen
 class Rule:
-    """The functions that write and read values of a type."""
+    """The two functions that convert values of a type to JSON and back."""
 
     write: Convert
     read: Convert
 
 
 def to_json(value: object, value_type: object) -> JsonData:
-    """Return a value of a type as JSON."""
+    """Convert a value to JSON, by the rule for ``value_type``."""
     return rule_for_type(value_type).write(value)
 
 
 def from_json(data: JsonData, value_type: object) -> Any:
-    """Read a value of a type from JSON; a `MalformedError` names the field that is wrong."""
+    """Convert JSON to a value of a type; a `MalformedError` names the field that is wrong."""
     return rule_for_type(value_type).read(data)
 
 
 @cache
 def rule_for_type(value_type: Any) -> Rule:
-    """Return the rule for a type."""
+    """Return the rule that converts values of this type annotation."""
     if value_type in _PLAIN:
         return _PLAIN[value_type]
     origin, args = typing.get_origin(value_type), typing.get_args(value_type)
@@ -105,7 +105,7 @@ def _is_default(default: object, value: object) -> bool:
 
 
 def read_part(location: object, read: Convert, data: JsonData) -> Any:
-    """Read a part of a record. An error names the part (``location``), but not for a missing operator."""
+    """Read a part of a record; an error gets the part's name (``location``), unless it reports a missing operator."""
     try:
         return read(data)
     except MissingOperatorError:
@@ -137,7 +137,7 @@ def _check_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
 
 
 def _union_rule(types: tuple[Any, ...]) -> Rule:
-    """Return the rule for an optional type, plain types (told apart by their JSON types), or network attributes."""
+    """Return the rule for a union: an optional type, plain types (distinguished by their JSON types) or attributes."""
     rest = [kind for kind in types if kind is not type(None)]
     if len(rest) == 1:
         inner = rule_for_type(rest[0])
@@ -177,7 +177,7 @@ def _tuple_rule(element_types: tuple[object, ...]) -> Rule:
 
 
 def _mapping_rule(key_type: Any, value_type: Any) -> Rule:
-    """Return the rule for a mapping, which is a list of pairs in JSON, to keep the order."""
+    """Return the rule for a mapping; in JSON it is a list of pairs, which preserves the order."""
     pairs = rule_for_type(tuple[tuple[key_type, value_type], ...])
 
     def read(data: JsonData) -> Any:

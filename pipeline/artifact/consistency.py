@@ -1,4 +1,4 @@
-"""Check that the parts of a manifest are consistent and its names printable, before the manifest is used."""
+"""Check a saved program's manifest before use: its parts must be consistent, and its names printable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.shapes.environment import Range
 
 
 def check_names(manifest: Manifest) -> None:
-    """Raise an error if a name is not printable on a single line, as reports, pages and configurations require."""
+    """Raise an error if a name is not printable on one line, as reports, web pages and configurations require."""
     parts: tuple[Any, ...] = (*manifest.inputs, *manifest.outputs, *manifest.segments, *manifest.engines)
     names = (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules)
     for name in (*(part.name for part in parts), *names, manifest.weights.file, manifest.kernels):
@@ -30,7 +30,7 @@ def check_names(manifest: Manifest) -> None:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raise an error if `save` cannot have written the manifest."""
+    """Raise an error if the manifest has contents that `save` never writes."""
     check_names(manifest)
     if fault := next(_manifest_errors(manifest), ""):
         raise ArtifactError(fault)
@@ -68,7 +68,7 @@ def _segment_errors(compiled: Compiled) -> Iterator[str]:
 
 
 def _missing_value_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tensors that a segment or an output reads before they are computed."""
+    """Yield an error text for each tensor that a segment or an output reads before it is computed."""
     program = compiled.program
     known = {*program.constants, *program.buffers, *(port.name for port in program.inputs)}
     for segment in compiled.partitioned.segments:
@@ -82,7 +82,7 @@ def _missing_value_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iter
 
 
 def _type_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tensors whose type in the graph differs from the type of a segment's port or of a buffer."""
+    """Yield an error text for each tensor whose type in the graph differs from that of a segment's port or a buffer."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
             value = values.get(port.name)

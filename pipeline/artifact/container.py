@@ -1,9 +1,10 @@
-"""The container of a saved program: a zip file whose entries start at multiples of 4096. Text is compressed; other
-entries are not, so that they can be memory-mapped. The uncompressed size of text is stated, and limited per file.
+"""The container of a saved program: a zip file whose entries start at multiples of 4 KiB. Text entries are compressed;
+other entries are not, so that they can be memory-mapped. The file states the size of uncompressed text, which is
+limited.
 
-Entries have exactly one encoding, and the reader accepts no other: it compares every byte outside the entries' data
-with the writer's output. The archive's comment is the SHA-256 of the manifest, the last entry, which contains the
-digests of all other entries. So every altered byte is detected before the data is used.
+A file's content has exactly one valid encoding: the reader compares every byte outside the entries' data with the
+writer's output. The archive's comment is the SHA-256 of the manifest, the last entry, which contains the digests of all
+other entries. So every altered byte is detected before the data is used.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ ALIGNMENT = 4096
 MANIFEST = "manifest.json"
 TEXT = ".json"
 MOST_TEXT = 1 << 22
-"""The most inflated bytes of all deflated entries together; text beyond that is stored. Records take up to 80 times the
-memory of their text, so a small file must not inflate to much of it."""
+"""The maximum uncompressed bytes of all compressed text in a file; further text is not compressed. Records take up to
+80 times the memory of their text, so a small file must not expand to much text."""
 NAME = re.compile(r"[a-z]+(/[0-9]{1,6})?\.(json|plan|safetensors)", re.ASCII)
 
 _OF_TORCH = re.compile(rb"[^/]+/(data\.pkl|(data|code|models)/.*)", re.S)
-"""The first entries of files that torch.save, torch.jit.save and torch.export.save write."""
+"""Matches the first entry of files that torch.save, torch.jit.save or torch.export.save wrote, for a better error."""
 _SMALL, _BIG = 0xFFFFFFFF, 1 << 62
 _MOST = 1 << 16
 _DATE = 0x21  # 1980-01-01, the first date of zip: equal programs are equal files
@@ -59,7 +60,7 @@ class ZipEntry:
         return self.data + self.size
 
     def header(self) -> bytes:
-        """Return the local header, padded so that the data after it is aligned."""
+        """Return the entry's local zip header, padded so that the data after it is aligned."""
         name, big = self.name.encode(), self.size >= _SMALL
         wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if big else b""
         pad = -(self.offset + _LOCAL.size + len(name) + len(wide) + 6) % ALIGNMENT
@@ -68,13 +69,13 @@ class ZipEntry:
         return _LOCAL.pack(0x04034B50, version, *self._shared_header_fields(), len(name), len(extra)) + name + extra
 
     def _shared_header_fields(self) -> tuple[int, ...]:
-        """Return the fields shared by the local header and the directory: flags, method, time, date, CRC-32, sizes."""
+        """Return the fields that an entry's two headers share: flags, method, time, date, CRC-32, sizes."""
         size = min(self.size, _SMALL)
         inflated, method = (size, 0) if self.inflated is None else (self.inflated, 8)
         return 0, method, 0, _DATE, self.crc, size, inflated
 
     def directory_row(self) -> bytes:
-        """Return the entry's row in the zip directory."""
+        """Return the entry's row in the zip directory, as bytes."""
         name, big, far = self.name.encode(), self.size >= _SMALL, self.offset >= _SMALL
         wide = struct.pack("<QQ", self.size, self.size) * big + struct.pack("<Q", self.offset) * far
         extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
@@ -96,7 +97,7 @@ def zip_directory(entries: Sequence[ZipEntry], manifest: str) -> bytes:
 
 
 class ContainerWriter(ChecksumWriter):
-    """Write entries in order to a seekable file, the manifest last."""
+    """Write the entries of a saved program in order to a seekable file, with the manifest as the last entry."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
@@ -105,7 +106,7 @@ class ContainerWriter(ChecksumWriter):
         self.text = 0
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
-        """Write an entry whose parts have ``size`` bytes in all; return the SHA-256 of its bytes in the file.
+        """Write an entry, given in parts of ``size`` bytes in all; return the SHA-256 of its bytes in the file.
         ``digest``: this SHA-256, if it is known and the entry is not text."""
         entry = ZipEntry(name, self.entries[-1].end if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
@@ -130,8 +131,8 @@ class ContainerWriter(ChecksumWriter):
 
 
 class ContainerReader:
-    """The entries of an open file by name. The constructor checks every byte outside the entries' data; it raises an
-    `ArtifactError` if the file is not a saved program, is truncated, or was altered."""
+    """Read the entries of a saved program's file by name. The constructor checks every byte outside the entries' data;
+    it raises an `ArtifactError` if the file is not a saved program, is truncated, or was altered."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = SharedFile(file), name
@@ -172,7 +173,7 @@ class ContainerReader:
         return entries, digest
 
     def _check_other_bytes(self, entries: Sequence[ZipEntry], start: int, digest: str) -> None:
-        """Compare every byte except the entries' data with the writer's output."""
+        """Raise an error if any byte outside the entries' data differs from what the writer would write."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
             raise self.damage_error("the names of entries were altered")
@@ -188,7 +189,7 @@ class ContainerReader:
             raise self.damage_error("the directory of entries was altered")
 
     def verify(self, name: str, digest: str) -> ZipEntry:
-        """Compare an entry's data with a SHA-256, and return the entry. Thread-safe."""
+        """Check an entry's data against its SHA-256, and return the entry. Thread-safe."""
         entry = self._find_entry(name)
         if self.file.digest(entry.data, entry.size) != digest:
             raise self.damage_error(f"entry {name} was altered")
@@ -200,7 +201,7 @@ class ContainerReader:
         return self.entries[name]
 
     def read(self, name: str, digest: str) -> bytes:
-        """Return an entry's data, verified and uncompressed."""
+        """Return an entry's data, checked against its SHA-256 and uncompressed."""
         entry = self._find_entry(name)
         data = self.read_at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @frozen
 class EngineRequest:
-    """An engine that a program needs: the order to build it, and its cache key. ``values``: the SHA-256 of each
+    """A request for an engine of a program: the order to build it, and its cache key. ``values``: the SHA-256 of each
     refittable weight by name; a cached engine with this key may have other values."""
 
     order: BuildOrder
@@ -42,18 +42,18 @@ class EngineRequest:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """A key that is equal for networks that can share one engine without a refit."""
+        """A key that is equal for two networks if one engine can serve both without a refit."""
         return (self.key, *self.values.values())
 
     def entry_for(self, engine: Engine) -> EngineEntry:
-        """Return the cache entry for an engine that was built by this order."""
+        """Return the cache entry that describes an engine built for this request."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
         bindings = tuple(engine.bindings.get(name, name) for name in self.form.bindings)  # the plan's names
         weights = tuple(engine.weights.get(name, name) for name in self.form.weights)
         return EngineEntry(self.key, engine.library, engine.digest, bindings, weights, values)
 
     def engine_from_entry(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
-        """Return the engine of an entry, refitted if it has other weights; None if it cannot be refitted."""
+        """Return the engine of a cache entry, refitted if its weights differ; None if it cannot be refitted."""
         found = evolve(
             make_engine(self.order, Plan(entry.digest, entry.library), plan),
             bindings=_map_names(self.form.bindings, entry.bindings),
@@ -69,7 +69,7 @@ class EngineRequest:
 
 @frozen
 class Cached:
-    """Look engines up in a store before calling ``build``, the stage that builds missing engines. ``reuse``: read
+    """A stage that looks engines up in a store, and calls the stage ``build`` for missing engines. ``reuse``: read
     engines from the store. ``keep``: save built engines."""
 
     store: EngineStore = field(hash=False)
@@ -102,7 +102,7 @@ class Cached:
     def _build_missing(
         self, files: FileStore, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
     ) -> dict[int, Engine]:
-        """Return the missing engines: load those that another process has saved meanwhile; build and save the rest."""
+        """Build and save the missing engines; first load those that another process has saved in the meantime."""
         found = {i: self._load_entry(files, requests[i], i, len(requests)) for i in missing}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         if due := [i for i in missing if i not in engines]:
@@ -112,7 +112,7 @@ class Cached:
         return engines
 
     def _load_entry(self, files: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
-        """Return the engine from the store, or None. Errors of the store become warnings."""
+        """Return the requested engine from the store, or None. Errors of the store are logged as warnings."""
         if not self.reuse:
             return None
         try:
@@ -144,7 +144,7 @@ class Cached:
 
 
 def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
-    """Yield the engine of each network, in order."""
+    """Yield the request for each network's engine, in order."""
     program = converted.partitioned.program
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
@@ -157,8 +157,8 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
 
 
 def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
-    """Return the role of each binding in the program: an input, size or output, or else its rank among other inputs. A
-    network orders its inputs by their use, so the network alone does not distinguish ``x - y`` from ``y - x``."""
+    """Return the role of each engine input and output: a program input, size or output, or else its rank among other
+    inputs. A network orders inputs by use, so the network alone does not distinguish ``x - y`` from ``y - x``."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
@@ -208,7 +208,7 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
 
 
 def wrap_in_engine_cache(settings: CompilationSettings, stage: StageLike) -> StageLike:
-    """Return the stage, wrapped by the engine cache if the settings enable the cache."""
+    """Return the build stage, wrapped in the engine cache if the settings enable the cache."""
     reuse, keep = settings.reuse_cached_engines, settings.cache_built_engines
     if not (reuse or keep):
         return stage

@@ -1,5 +1,5 @@
-"""Entries of the engine cache: an engine's plan and its description, verified before use. Their key is a digest of
-everything that an engine depends on, but not of names."""
+"""Entries of the engine cache: an engine's plan and its description, which are verified before use. An entry's key is a
+digest of everything that an engine depends on, but not of names."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from pipeline.settings import ENGINE
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 FORMAT = "engine 1"
-"""The version of keys and entries. A new number makes older entries unreachable."""
+"""The version of cache keys and entries. A new version has other keys, so that older entries are never read."""
 
 
 def tensor_digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return the SHA-256 of each tensor's bytes; on threads, since this dominates compilations with a warm cache."""
+    """Return the SHA-256 of each tensor's bytes, computed on several threads, since this is slow for large weights."""
 
     def digest(tensor: torch.Tensor) -> str:
         return hashlib.sha256(memoryview(raw_bytes(tensor.cpu()).numpy())).hexdigest()  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def engine_key(order: BuildOrder, network: Canonical, values: Mapping[str, str])
 
 
 def environment_parts() -> Iterator[str]:
-    """Yield everything except the program that an engine depends on."""
+    """Yield everything that an engine depends on except the program: library, platform and environment variables."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"
     yield f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"
@@ -68,17 +68,17 @@ Buffer: TypeAlias = "bytes | memoryview | mmap.mmap"
 MAGIC = b"trtp-engine\n"
 _FOOT = struct.Struct(f"<Q32s{len(MAGIC)}s")
 MOST = 1 << 26
-"""The most bytes of an entry's text."""
+"""The maximum bytes of the text in a cache entry."""
 
 
 class CorruptEntryError(PipelineError):
-    """An entry is corrupt."""
+    """A cache entry is truncated or altered, or was saved under another key."""
 
 
 @frozen
 class EngineEntry:
-    """The description of a plan. ``bindings``: the plan's names, in the network's order. ``weights``: the plan's names,
-    in order of first use. ``values``: the SHA-256 of each refittable weight, in the same order."""
+    """The description of a cached plan. ``bindings``: names of its inputs and outputs, in the network's order.
+    ``weights``: names of its weights, in order of first use. ``values``: the SHA-256 of each refittable weight."""
 
     key: str
     library: str
@@ -89,7 +89,7 @@ class EngineEntry:
 
 
 def pack(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
-    """Yield the parts of an entry: the plan (first, for memory-mapping), the description, lengths and digests."""
+    """Yield an entry's bytes in parts: the plan (first, for memory-mapping), the description, lengths and digests."""
     text = json.dumps(codec.to_json(entry, EngineEntry), separators=(",", ":")).encode()
     yield memoryview(plan)
     yield text

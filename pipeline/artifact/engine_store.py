@@ -1,4 +1,4 @@
-"""Engine stores: an interface of two methods, a local folder of limited size, and a URL that a fleet shares."""
+"""Engine stores: an interface of two methods, a local folder of limited size, and a URL that several machines share."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from pipeline.runtime.private import MODE, make_private, open_private
 
 SUFFIX = ".engine"
 ABANDONED = 3600.0
-"""Seconds without a write after which a partial file is taken to belong to a killed process."""
+"""The seconds without a write after which a partial file is assumed to belong to a killed process."""
 _KEY = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,199}", re.ASCII)
 _DIGEST = 32
 
 
 @runtime_checkable
 class EngineStore(Protocol):
-    """The methods of an engine store, called by `pipeline.cached`. Keys are 64 hexadecimal digits. Entries contain a
-    digest: an altered entry is dropped with a warning, and its engine is built."""
+    """The protocol of engine stores: `pipeline.cached` calls these methods. Keys are 64 hexadecimal digits. Entries
+    contain a digest: an altered entry is discarded with a warning, and its engine is built again."""
 
     def load(self, key: str) -> bytes | None:
-        """Return the entry of a key; None if no entry has the key."""
+        """Return the bytes saved under a key; None if there are none."""
 
     def save(self, key: str, data: bytes, /) -> None:
-        """Save an entry. An existing entry with this key may be replaced or stay."""
+        """Save bytes under a key. If the key already has an entry, the store may replace or keep it."""
 
 
 @runtime_checkable
@@ -49,13 +49,13 @@ class FileStore(Protocol):
     """A store whose entries are files, so that plans are memory-mapped and processes can share the store."""
 
     def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
-        """Return the entry as an open file, and its size in bytes; None if no entry has the key."""
+        """Return the file of an entry, opened for reading, and its size in bytes; None if no entry has the key."""
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Save an entry that comes in parts."""
+        """Save an entry whose bytes are given in parts."""
 
     def delete(self, key: str) -> None:
-        """Delete an entry."""
+        """Delete the entry of this key."""
 
     def lock_builds(self, keys: Iterable[str]) -> AbstractContextManager[None]:
         """Return a context in which no other process builds the engines of these keys."""
@@ -63,7 +63,7 @@ class FileStore(Protocol):
 
 @frozen
 class StoreInMemory:
-    """Adapter from an `EngineStore` to a `FileStore`; entries are in memory."""
+    """Adapter that makes an `EngineStore` a `FileStore`; it holds whole entries in memory."""
 
     store: EngineStore
 
@@ -75,15 +75,15 @@ class StoreInMemory:
         self.store.save(key, b"".join(parts))
 
     def delete(self, key: str) -> None:
-        """Do nothing: the entry is replaced when its engine is built."""
+        """Do nothing: the entry is replaced when its engine is built again."""
 
     def lock_builds(self, keys: Iterable[str]) -> AbstractContextManager[None]:
-        """Do nothing: two processes may build the same engine, and the later one is saved."""
+        """Do nothing: two processes may build the same engine, and both save it."""
         return nullcontext()
 
 
 def as_file_store(store: EngineStore) -> FileStore:
-    """Return a store as a `FileStore`."""
+    """Return a `FileStore` unchanged; wrap any other engine store so that it acts as one."""
     return store if isinstance(store, FileStore) else StoreInMemory(store)
 
 
@@ -102,7 +102,7 @@ class DiskStore:
 
     Threads and processes may share it. Entries are written atomically, even if a process is killed; an altered entry is
     deleted with a warning. If another user owns the folder or can write to it, nothing is read, and a warning says so.
-    While one process builds an engine, others that need it wait.
+    While one process builds an engine, other processes that need it wait.
 
     folder: the path; None for ``engines`` in the user's cache folder, or in the folder `PIPELINE_CACHE`.
     size: the limit for the bytes of all entries together.
@@ -112,7 +112,7 @@ class DiskStore:
     size: int = field(default=5 << 30, validator=_check_size)
 
     def load(self, key: str) -> bytes | None:
-        """Return the bytes saved under a key; None without an entry. An altered entry is deleted with a warning."""
+        """Return the bytes saved under a key, or None. An altered entry is deleted with a warning."""
         found = self.open_entry(key)
         if found is None:
             return None
@@ -131,7 +131,7 @@ class DiskStore:
         self.write(key, [data])
 
     def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
-        """Return an entry's file and size, and mark it as used. In the file the SHA-256 follows the entry."""
+        """Return an entry's file and the entry's size, and mark it as recently used; the file ends with a SHA-256."""
         path = self._path(key)
         try:
             file = open_private(path)
@@ -143,7 +143,7 @@ class DiskStore:
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Save bytes in parts, without joining them. A failure is logged as a warning."""
+        """Save an entry, given in parts, without joining them in memory. A failure is logged as a warning."""
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
@@ -165,7 +165,7 @@ class DiskStore:
             warn(f"an engine cannot be saved to {self.folder}: {error}", ArtifactWarning)
 
     def delete(self, key: str) -> None:
-        """Delete an entry if possible; else the next save replaces it."""
+        """Delete an entry if possible; if not, the next save replaces it."""
         with suppress(OSError):
             self._path(key).unlink()
 
@@ -184,7 +184,7 @@ class DiskStore:
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """Hold a lock across processes; warn if the system has no file locks."""
+        """Hold the lock file of this name against other processes; warn if the system has no file locks."""
         folder = self.folder / "locks"
         lock = filelock.FileLock(folder / name)
         try:

@@ -27,16 +27,16 @@ ELEMENTS: Final[Mapping[torch.dtype, str]] = {
     torch.float32: "FLOAT",
     torch.float8_e4m3fn: "FLOAT8E4M3FN",
 }
-"""ONNX's names of the dtypes that the provider takes as inputs and outputs."""
+"""ONNX's name for each dtype that ONNX Runtime's TensorRT provider accepts as inputs and outputs."""
 IR_VERSION: Final = 10
-"""The version of ONNX's format that introduced the youngest of these dtypes; newer runtimes read it."""
+"""The version of ONNX's format, which introduced the newest of these dtypes; newer versions of ONNX Runtime read it."""
 LARGEST: Final = (1 << 31) - (1 << 20)
-"""The bytes of a plan that fits into an ONNX file: protobuf's messages have less than 2 GiB."""
+"""The maximum bytes of a plan inside an ONNX file, since protobuf's messages have less than 2 GiB."""
 OPSET: Final = 21
 
 
 def save_in_format(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
-    """Save a program as ``.trtp`` or for ONNX Runtime, as `Compiled.save` documents."""
+    """Save a program as ``.trtp`` or for ONNX Runtime, according to ``format``; see `Compiled.save`."""
     if format not in get_args(Format):
         raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
     (save_epcontext if format == "epcontext" else save)(compiled, path, weights)
@@ -64,7 +64,7 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
 
 
 def _export_obstacles(compiled: Compiled) -> Iterator[str]:
-    """Yield the reasons why a program is not a single plan from tensors to tensors."""
+    """Yield the reasons why a program cannot be an ONNX file: it must be a single engine from tensors to tensors."""
     program, partitioned = compiled.program, compiled.partitioned
     if program.buffers:
         yield f"it mutates the buffer {next(iter(program.buffers.values()))}, and a session has no state"
@@ -83,7 +83,7 @@ def _export_obstacles(compiled: Compiled) -> Iterator[str]:
 
 
 def _port_obstacle(port: Port) -> str:
-    """Return why a session of ONNX Runtime cannot accept or return a value; empty if it can."""
+    """Return why ONNX Runtime cannot accept this value as an input or return it as an output; empty if it can."""
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns tensors"
     if (dtype := _port_dtype(port)) not in ELEMENTS:
@@ -106,7 +106,7 @@ def _output_obstacles(compiled: Compiled) -> Iterator[str]:
 
 
 def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
-    """Yield the properties of the engine that an ONNX file cannot express: weights, names, inputs and profiles."""
+    """Yield the properties of the engine that an ONNX file cannot express: in weights, names, inputs or profiles."""
     engine, network = compiled.engines[0], compiled.networks[0]
     if engine.stripped:
         yield "its plan has no weights (strip_engine_weights), and the provider has none to add"
@@ -128,15 +128,15 @@ def _result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
 
 
 def _output_ports(compiled: Compiled) -> list[Port]:
-    """Return the ports of the outputs, with their names in the model."""
+    """Return the outputs as ports that have their names in the model."""
     computed = {port.name: port for port in compiled.partitioned.segments[0].outputs}
     rows = ((name, computed.get(output.value)) for name, output in _result_outputs(compiled))
     return [evolve(port, name=name) for name, port in rows if port is not None]
 
 
 def _onnx_model(compiled: Compiled, name: str, content: bytes, *, embed_plan: bool) -> bytes:
-    """Return an ONNX model with a plan, or with the plan's relative path. The node has no attribute ``source``, which
-    would have to equal the name under which an application registers the provider."""
+    """Return the bytes of an ONNX model that contains a plan, or the plan's relative path. The node has no attribute
+    ``source``: it would have to equal the name under which an application registers the provider."""
     require_package("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 
@@ -169,7 +169,7 @@ def _onnx_model(compiled: Compiled, name: str, content: bytes, *, embed_plan: bo
 
 
 def _relative_plan_path(plan: Path, model: Path) -> str:
-    """Return the path of a plan as the provider finds it: relative to the folder of the ONNX file, and inside it."""
+    """Return a plan's path relative to the folder of the ONNX file, as the provider finds it."""
     file, place = (Path(os.path.normpath(path.absolute())) for path in (model, plan))
     if place == file:
         raise ArtifactError(f"{plan} is the ONNX file itself", 'pass another name, or "inside"')

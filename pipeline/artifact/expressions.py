@@ -1,5 +1,5 @@
-"""Sizes as JSON: a sympy expression is a list of the function's name and the arguments. The reader accepts a fixed set
-of functions and evaluates no text.
+"""Convert sizes to JSON and back: a sympy expression becomes a list of the function's name and the arguments. The
+reader accepts a fixed set of functions and evaluates no text.
 
 ``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` marks a function
 that stays unevaluated; sympy would otherwise simplify it.
@@ -21,16 +21,16 @@ from pipeline.errors import ArtifactError
 
 LARGEST = 2**64
 MOST_NODES, MOST_DEPTH = 4096, 128
-"""The most parts of an expression of a file, and its greatest depth."""
+"""The maximum number of nodes and the maximum depth of an expression that is read from a file."""
 MOST_BITS = 8192
-"""The most bits that a value inside an expression may reach at any sizes."""
+"""The maximum number of bits that any value in an expression may need, for all sizes."""
 SYMBOL = 64
 POWER = MOST_BITS // 2
 DIVISIONS = ("FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "FloatTrueDiv", "Mod", "PythonMod", "ModularIndexing")
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
 NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 ASSUMPTIONS = ("integer", "nonnegative", "nonzero", "positive", "real")
-"""The assumptions that torch.export makes for symbols."""
+"""The sympy assumptions that torch.export sets for its symbols."""
 
 IMPLIED = {"positive": ("nonnegative", "nonzero", "real"), "integer": ("real",), "nonnegative": ("real",)}
 
@@ -50,7 +50,7 @@ FUNCTIONS: Mapping[str, Any] = {
 
 
 def to_json(expr: Any) -> JsonData:
-    """Return an int, float, bool or sympy expression as JSON; raise an `ArtifactError` for other functions."""
+    """Convert an int, float, bool or sympy expression to JSON; raise an `ArtifactError` for other functions."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)
@@ -80,8 +80,8 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def from_json(data: JsonData) -> Any:
-    """Read an expression from JSON, with sympy numbers, without evaluation or reordering. Raise an `ArtifactError` if
-    `to_json` does not return such JSON, or a value of the expression could be too large."""
+    """Convert JSON to a sympy expression, without evaluation or reordering. Raise an `ArtifactError` if `to_json` never
+    returns such JSON, or if a value in the expression could be too large."""
     _BitBound().bound(data, MOST_DEPTH)
     return _expression_from_json(data)
 
@@ -107,8 +107,8 @@ def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
 
 
 class _BitBound:
-    """Compute an upper bound, in bits, of the values in an expression before it is built; a symbol is an int64. Only
-    powers can turn a small file into huge values."""
+    """Compute an upper bound, in bits, for the values in an expression before sympy builds it; a symbol is an int64.
+    Only powers can turn a small file into huge values."""
 
     def __init__(self) -> None:
         self.nodes = 0

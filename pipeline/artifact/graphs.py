@@ -1,5 +1,5 @@
-"""Write torch.fx graphs as JSON, a row per node: name, target, arguments, dtype and sizes of the result. Operators that
-run in PyTorch are looked up when the graph is loaded; for nodes in engines only the operator names are saved."""
+"""Convert torch.fx graphs to JSON, a row per node: name, target, arguments, dtype and sizes of the result. Operators
+that run in PyTorch are looked up when the graph is loaded; for nodes in engines only the operator names are saved."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 @frozen
 class SavedNode:
-    """A node. ``calls``: whether its target is looked up; ``value``: the type of its result as JSON; ``module``: the
-    path of the module whose forward contains the node; ``where``: the user's source line."""
+    """A graph node in a file. ``calls``: whether its target is looked up; ``value``: the type of its result as JSON;
+    ``module``: the path of the module whose forward contains the node; ``where``: the user's source line."""
 
     name: str
     op: str
@@ -49,7 +49,7 @@ class SavedNode:
 
 @frozen
 class SavedGraph:
-    """Nodes of a graph, and the graphs and tensors that they read, by attribute name."""
+    """A graph in a file: its nodes, and the inner graphs and tensors that they read, by attribute name."""
 
     nodes: tuple[SavedNode, ...]
     graphs: tuple[tuple[str, SavedGraph], ...] = ()
@@ -59,8 +59,8 @@ class SavedGraph:
 def save_graph(
     module: torch.nn.Module, nodes: Sequence[Node], name: str, tensors: TensorsToSave, engines: Collection[str] = ()
 ) -> SavedGraph:
-    """Return the rows of a module's nodes, with the graphs and tensors that they read; for nodes in ``engines``, only
-    names. Modules and source lines of inner graphs are saved with the node that runs the graph."""
+    """Convert nodes of a module to a `SavedGraph`, with the inner graphs and tensors that they read; of nodes in
+    ``engines``, only names. Modules and source lines of inner graphs are saved with the node that runs them."""
     rows = tuple(_save_node(node, calls=node.name not in engines) for node in nodes)
     graphs: dict[str, SavedGraph] = {}
     held: dict[str, SavedTensor] = {}
@@ -78,7 +78,7 @@ def save_graph(
 
 
 def _save_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
-    """Return the row of a node. If ``calls`` is False, its arguments may have any type."""
+    """Convert a graph node to its row in the file. If ``calls`` is False, its arguments may have any type."""
     write = json_values.to_json if calls else _to_json_or_text
     target = str(node.target)
     if node.op == "call_function":
@@ -102,7 +102,7 @@ def _to_json_or_text(value: object) -> JsonData:
 
 
 def value_to_json(value: object) -> JsonData:
-    """Return a node's value as JSON: the type of a tensor, the expression of a size, or a tuple of these."""
+    """Convert a node's fake value to JSON: the type of a tensor, the expression of a size, or a tuple of these."""
     if isinstance(value, torch.Tensor):
         value = TensorType(value.dtype, shape_of(value), value.device.type)
     if isinstance(value, TensorType):
@@ -116,7 +116,7 @@ def value_to_json(value: object) -> JsonData:
 
 
 def value_from_json(data: JsonData) -> Any:
-    """Read a node's value."""
+    """Convert JSON to the type of a node's value."""
     if not isinstance(data, dict) or len(data) != 1:
         return json_values.from_json(data)
     name, inner = next(iter(data.items()))
@@ -128,21 +128,21 @@ def value_from_json(data: JsonData) -> Any:
 
 
 class LoadedGraph(torch.fx.GraphModule):
-    """A graph from a file, with the graphs and tensors that its nodes read. torch.fx would run it by generating Python
-    source, so it refuses to run; `pipeline.aten.interpreter` runs its nodes."""
+    """A graph from a file, with the graphs and tensors that its nodes read. Since torch.fx would run it by generating
+    Python source, calling it is an error; `pipeline.aten.interpreter` runs its nodes."""
 
     def recompile(self) -> Argument:
-        """Generate no code."""
+        """Do nothing, where torch.fx would generate Python code for the graph."""
 
     def forward(self, *args: object, **kwargs: object) -> Argument:
-        """Raise an error: only an interpreter runs the nodes."""
+        """Raise an error: `pipeline.aten.interpreter` runs the nodes instead."""
         raise ArtifactError("the graph of a loaded program does not run: call program.module()")
 
 
 @frozen
 class GraphBuilder:
-    """Build graphs from their rows. ``tensor`` returns a saved tensor; ``libraries``: the namespaces of allowed
-    libraries, or `op_names.ANY`; ``most``: the size limit, in bytes, for a tensor that a node fills."""
+    """Build torch.fx graphs from the rows of a file. ``tensor`` returns a saved tensor; ``libraries``: the namespaces
+    of allowed libraries, or `op_names.ANY`; ``most``: the maximum bytes of a tensor that a node fills."""
 
     tensor: Callable[[SavedTensor], torch.Tensor]
     libraries: Collection[str] | None
@@ -190,7 +190,7 @@ def _argument_mismatch(schema: Sequence[Argument], count: int, kwargs: Mapping[s
 
 
 class NodeBuilder:
-    """Add nodes to a new graph in order. ``graphs``, ``tensors``: the attribute paths that nodes may read."""
+    """Add a file's nodes to a new graph, in order. ``graphs``, ``tensors``: the attribute paths that nodes may read."""
 
     def __init__(self, reader: GraphBuilder, graphs: Collection[str], tensors: Collection[str]) -> None:
         self.reader, self.graphs, self.tensors = reader, graphs, tensors
@@ -223,7 +223,7 @@ class NodeBuilder:
         return self.env[value.name]
 
     def check_without_call(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
-        """Raise an error if a node that calls nothing is malformed."""
+        """Raise an error if a node that calls no function (such as a placeholder) is malformed."""
         fits = {
             "placeholder": row.target.isidentifier() and not args,
             "get_attr": (row.target in self.graphs or row.target in self.tensors) and not args,
@@ -235,7 +235,7 @@ class NodeBuilder:
             raise MalformedError(f"{row.target[:60]!r} does not exist, or has arguments that a {row.op} does not take")
 
     def find_function(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
-        """Return the function that a node calls, or its name if an engine runs it."""
+        """Return the function that a node calls; for a node in an engine, only the function's name."""
         if not row.calls:
             return FUNCTIONS.get(row.target) or op_names.OperatorName(row.target)
         target = op_names.allowed_operator(row.target, self.reader.libraries, row.library)

@@ -13,15 +13,15 @@ from contextlib import ExitStack
 from typing import BinaryIO, Self
 
 PIECE = 1 << 20
-"""Bytes that are read, hashed and written at a time; they fit a core's cache."""
+"""The number of bytes that are read, hashed and written at a time; they fit a core's cache."""
 SMALL = PIECE >> 3
-"""Pieces of up to so many bytes are joined with their neighbours."""
+"""Pieces of up to this many bytes are joined with their neighbours."""
 AHEAD = 16
-"""The most pieces that wait for a hash, which bounds memory."""
+"""The maximum number of pieces that wait to be hashed, which limits memory."""
 THREADS = min(8, os.cpu_count() or 1)
-"""The number of threads that hash."""
+"""The number of threads that compute hashes."""
 SYNCED = 1 << 25
-"""Bytes between requests to write a file to disk."""
+"""The number of bytes after which a file is flushed to disk in the background."""
 
 
 def split_into_pieces(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
@@ -42,7 +42,7 @@ def split_into_pieces(parts: Iterable[memoryview | bytes]) -> Iterator[memoryvie
 
 class ChecksumWriter:
     """Write to a file while other threads compute SHA-256 and CRC-32 and the disk stores earlier pieces. The threads
-    end with this context manager. The caller still has to call fsync."""
+    end when this context ends. The caller must call fsync."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -62,8 +62,8 @@ class ChecksumWriter:
                 self.syncing.result()  # raise an error of the disk, which a later fsync would not report
 
     def write(self, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> tuple[str, int]:
-        """Write parts that have ``size`` bytes in all; return their SHA-256 in hexadecimal, and their CRC-32.
-        ``digest``: the SHA-256 if it is known."""
+        """Write parts of ``size`` bytes in all; return their SHA-256 in hexadecimal, and their CRC-32. ``digest``: the
+        SHA-256 if it is known."""
         sha256, crc, waiting = hashlib.sha256(), 0, deque[Future[None]]()
 
         def check(piece: memoryview | bytes) -> None:
@@ -100,7 +100,7 @@ class ChecksumWriter:
 
 
 class SharedFile:
-    """A file that several threads read."""
+    """A file that several threads can read and hash at once."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.lock = file, threading.Lock()

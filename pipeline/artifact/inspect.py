@@ -17,7 +17,7 @@ from pipeline.shapes.port_text import output_lines
 
 @frozen
 class Description:
-    """A saved program as text: inputs, outputs, engines, operators in PyTorch, and the versions that wrote it."""
+    """A saved program as text: inputs, outputs, engines, operators in PyTorch, and the versions that wrote the file."""
 
     path: str
     nbytes: int
@@ -30,7 +30,7 @@ class Description:
 
 
 def inspect(path: str | os.PathLike[str]) -> Description:
-    """Describe a saved program, after checking every byte against its digest; raise the same errors as `load`."""
+    """Describe a saved program as text, after checking every byte of the file; raise the same errors as `load`."""
     with open_program_file(Path(path)) as file:
         reader = ContainerReader(file, os.fspath(path))
         manifest = read_manifest(reader)

@@ -1,5 +1,5 @@
-"""The JSON of saved programs: the type of the data, the allowed text, and the errors for malformed files, to which the
-loader adds the file's name."""
+"""Encode and decode the JSON of saved programs: the type of the data, the allowed characters, and the errors for
+malformed files. The loader adds the file's name to these errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.errors import ArtifactError
 
 
 class MalformedError(ArtifactError):
-    """Malformed data, and its location in the file; the loader turns this error into the user's error."""
+    """A part of a file, which the error locates, is malformed; the loader turns this into an error for the user."""
 
     def __init__(self, why: str, location: str = "", hint: str = "") -> None:
         super().__init__(f"{location}: {why}" if location else why, hint)
@@ -19,28 +19,28 @@ class MalformedError(ArtifactError):
 
 
 class MissingOperatorError(ArtifactError):
-    """A program calls an operator that this process lacks; the hint says what to import."""
+    """A saved program calls an operator that this process lacks; the hint says which library to import."""
 
 
 JsonData: TypeAlias = Any
-"""JSON: None, bools, numbers, strings, lists, and dicts with string keys. The codec checks it by the type of its
+"""JSON data: None, bools, numbers, strings, lists, and dicts with string keys. `codec` checks it by the type of the
 field."""
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Characters that move a terminal's cursor, end lines, or reverse text; tab and line feed are allowed."""
+"""Matches the characters that JSON text must not contain: they move a terminal's cursor, end lines or reverse text."""
 
 
 def encode_json(data: JsonData) -> bytes:
-    """Return JSON text, equal for equal data; raise an `ArtifactError` if it has forbidden characters."""
+    """Encode data as JSON text, equal for equal data; raise an `ArtifactError` if it has forbidden characters."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     _check_text(text)
     return text.encode()
 
 
 def decode_json(data: bytes) -> JsonData:
-    """Parse JSON that has no control characters or lone surrogates, which a terminal, a page or a configuration could
-    misread. Raise an `ArtifactError` if the bytes are no such JSON; the message begins with a verb."""
+    """Parse JSON. Raise an `ArtifactError`, whose message begins with a verb, if it is malformed, or has control
+    characters or lone surrogates: a terminal, a web page or a configuration could misread these."""
     try:
         text = data.decode("utf-8")
         _check_text(text)

@@ -1,7 +1,7 @@
-"""Write plain values as JSON: arguments of operators, constants, attributes.
+"""Convert plain values to JSON and back: arguments of operators, constants, attributes.
 
-Values of JSON types are written unchanged; any other value is an object whose key is the kind of value: ``{"tuple": [1,
-2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
+Values of JSON types stay unchanged; any other value is an object whose key is the kind of value: ``{"tuple": [1, 2]}``,
+``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 @frozen
 class NodeName:
-    """The name of a node that is an argument, before the graph is built."""
+    """The name of a graph node, as an argument of another node before the graph is built."""
 
     name: str
 
 
 def write_float(value: float) -> JsonData:
-    """Return a float as JSON; infinities and NaN, which JSON lacks, are objects."""
+    """Convert a float to JSON; infinities and NaN, which JSON lacks, become objects."""
     value = float(value)
     return value if math.isfinite(value) else {"float": str(value)}
 
 
 def read_float(data: JsonData) -> float:
-    """Read a float from JSON."""
+    """Convert JSON to a float, including infinities and NaN."""
     if isinstance(data, float):
         return data
     if isinstance(data, dict) and data.get("float") in ("inf", "-inf", "nan"):
@@ -56,7 +56,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_attribute(attribute_type: type, name: object) -> Any:
-    """Return the attribute of torch with this name and type: ``torch.float32`` for ``float32``."""
+    """Return torch's attribute of this name, if it has this type: ``torch.float32`` for ``float32``."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, attribute_type):
         raise MalformedError(f"{str(name)[:40]!r} is not a {attribute_type.__name__} of torch")
@@ -133,7 +133,7 @@ _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
     (SymInt | SymFloat | SymBool, "size", lambda value: expressions.to_json(value.node.expr), expressions.from_json),
     (OpOverload | HigherOrderOperator, "operator", operator_name, lambda data: allowed_operator(_as_str(data))),
 )
-"""The types, name, writer and reader of each form; the first row of which a type is a subclass writes it."""
+"""The conversions to JSON, in order of priority: a value's type, the key in JSON, the writer and the reader."""
 _READ: Mapping[str, Convert] = {
     **{name: read for _, name, _, read in _JSON_KINDS},
     "float": lambda data: read_float({"float": data}),
@@ -141,7 +141,7 @@ _READ: Mapping[str, Convert] = {
 
 
 def to_json(value: object) -> JsonData:
-    """Return a value as JSON; raise an `ArtifactError` if its type cannot be saved."""
+    """Convert a value to JSON; raise an `ArtifactError` if its type cannot be saved."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if isinstance(value, float):
@@ -161,7 +161,7 @@ def _find_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
 
 
 def from_json(data: JsonData) -> Any:
-    """Read a value from JSON; raise `MalformedError` if it is malformed."""
+    """Convert JSON to a value; raise a `MalformedError` if it is malformed."""
     if isinstance(data, list):
         return _read_list(data)
     if not isinstance(data, dict):

@@ -52,12 +52,12 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     (``save_pretrained``), import transformers and return the object with ``generate``.
 
     Every byte is checked against a digest; engines and weights are memory-mapped. No other module is imported, and no
-    text of the file becomes code: a program can call only operators of torch that only compute, and operators of the
-    libraries in ``operators``. Instead of an output whose class is not imported, it returns a read-only record with the
-    same positions, keys and attributes.
+    text of the file becomes code: a program can call only the operators of torch that compute without side effects, and
+    operators of the libraries in ``operators``. If the class of an output is not imported, the program returns a
+    read-only record with the same positions, keys and attributes.
 
-    operators: the namespaces of other libraries whose operators the program may call in PyTorch (``{"torchvision"}``),
-        with any arguments: allow them only for files that you trust. Import the library first.
+    operators: the namespaces of libraries other than torch whose operators the program may call in PyTorch
+        (``{"torchvision"}``), with any arguments: allow them only for files that you trust. Import the library first.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -87,7 +87,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
 
 
 def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
-    """Load a program as `load` does, but also a language model's decoder as a program; warn if there is no GPU."""
+    """Load a program as `load` does, but a language model as its decoder's program; warn if there is no GPU."""
     if isinstance(operators, str):
         raise TypeError(f'operators={operators!r} is not a set of namespaces: pass {{"{operators}"}}')
     compiled = load_silently(path, frozenset(operators))
@@ -97,11 +97,11 @@ def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) 
 
 
 FOLDER: Final = "model.trtp"
-"""The name of a language model's file in its folder."""
+"""The file name of the program in a folder that a language model was saved to."""
 
 
 def load_silently(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
-    """Load a program without the warning about a missing GPU; ``libraries`` are namespaces, or `op_names.ANY`."""
+    """Load a program without a warning if there is no GPU; ``libraries`` are namespaces, or `op_names.ANY` for all."""
     with open_program_file(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         return Loader(file, Path(path), threads, libraries).compiled()
 
@@ -113,7 +113,7 @@ def load_description(path: Path) -> Compiled:
 
 
 class Loader:
-    """Build the program of an open file step by step. Threads check engines and weights against their digests while the
+    """Build the program in an open file step by step. Threads check engines and weights against their digests while the
     text is read; engines and weights are used only after these checks."""
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
@@ -137,7 +137,7 @@ class Loader:
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
 
     def compiled(self) -> Compiled:
-        """Return the program after all checks."""
+        """Return the loaded program, after all checks have succeeded."""
         kept = self.manifest
         networks = tuple(map(self.read_network, kept.networks))
         self.segments = [self.read_entry(name, SavedGraph) for name in kept.graphs]
@@ -188,7 +188,7 @@ class Loader:
         return found
 
     def expected_digest(self, name: str) -> str:
-        """Return the expected SHA-256 of an entry."""
+        """Return the SHA-256 that the manifest states for an entry of the file."""
         if name not in self.manifest.entries:
             raise self.reader.damage_error(f"the manifest does not list the entry {name[:80]}")
         return self.manifest.entries[name]
@@ -221,7 +221,7 @@ class Loader:
         return lambda each: (inside if each.key in inside.rows else beside)(each)
 
     def separate_weights(self) -> MappedTensors:
-        """Return the tensors of the weights file; without values if the file is missing or weights were not saved."""
+        """Return the tensors of the weights file; without values if it is missing or weights were not saved."""
         kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
             with open_program_file(beside) as file:
@@ -240,7 +240,7 @@ class Loader:
             raise self.reader.damage_error(error.message) from None
 
     def tensors_by_name(self, saved: Mapping[str, SavedTensor]) -> FrozenDict[str, torch.Tensor]:
-        """Return saved tensors by their names in the program."""
+        """Return tensors by their names in the program, given their locations in the file."""
         found = {name: read_part(name, self.tensor, each) for name, each in saved.items()}
         return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
@@ -274,7 +274,7 @@ class Loader:
         return evolve(program.as_source(), graph_module=module, **fields)
 
     def graph_module(self) -> torch.fx.GraphModule:
-        """Build the graph of the nodes of all entries, in the manifest's order."""
+        """Build one graph from the nodes of all entries, in the order of the manifest."""
         rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
             raise MalformedError("the nodes of the graph are not those that the manifest lists")
@@ -291,8 +291,8 @@ class Loader:
 
 
 class _Describer(Loader):
-    """A loader that runs no operators, recipes or graphs of the file, not even on fake tensors. Tensors have no values;
-    missing operators are represented by their names. Only ranges of sizes are computed, at a bounded cost."""
+    """A loader for `inspect` that runs no operators, recipes or graphs of the file, not even on fake tensors. Tensors
+    have no values; names represent missing operators. Only ranges of sizes are computed, at a bounded cost."""
 
     def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
         for each in self.verified.values():
@@ -301,7 +301,7 @@ class _Describer(Loader):
         return MappedTensors()
 
     def check_recipes(self) -> None:
-        """Evaluate nothing."""
+        """Do nothing: a description needs no recipes."""
 
     def source_program(self, program: Program) -> Program | None:
         return None
@@ -320,7 +320,7 @@ def _remove_calls(graph: SavedGraph) -> SavedGraph:
 
 
 def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], bool]) -> OpenedFile:
-    """Keep a file open after loading; ``has_same_bytes`` returns whether it still has the same bytes."""
+    """Keep a file open after loading; ``has_same_bytes`` returns whether the file still has the loaded bytes."""
     again = os.fdopen(os.dup(file.fileno()), "rb")
     return OpenedFile(again, str(path), lambda: has_same_bytes(again))
 
@@ -349,7 +349,7 @@ def _check_parts(compiled: Compiled, reader: ContainerReader) -> None:
 
 @contextmanager
 def report_altered_file(name: str) -> Iterator[None]:
-    """Turn Python's errors inside the block into the error of an altered file with inconsistent parts."""
+    """Turn Python's errors inside the block into the error that the file was altered, so that parts do not fit."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:

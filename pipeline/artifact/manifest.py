@@ -21,15 +21,15 @@ from pipeline.records.agreement import Agreement, Healed
 
 FORMAT: Final = "pipeline program"
 KERNELS: Final = "kernels.plan"
-"""The entry of the kernels that TensorRT-RTX compiled on the machine that wrote the file."""
+"""The name of the entry with the kernels that TensorRT-RTX compiled on the machine that wrote the file."""
 SCHEMA: Final = 2
-"""The version of the format: 1 stored text, 2 deflates it. Older files can be read; a new field with a default needs no
-new version."""
+"""The version of the file format: 1 stored text uncompressed, 2 compresses it. Older files can be read; a new field
+with a default needs no new version."""
 
 
 @frozen
 class SavedVerdict:
-    """A verdict about a node, with the converter's name instead of its code."""
+    """The verdict on a node as saved in a file: it has the converter's name instead of the converter itself."""
 
     node: str
     target: str
@@ -41,7 +41,7 @@ class SavedVerdict:
 
 @frozen
 class SavedEngine:
-    """An engine, and the name of the entry with its plan."""
+    """The record of an engine in a file, and the name of the entry with the engine's plan."""
 
     name: str
     entry: str
@@ -55,8 +55,8 @@ class SavedEngine:
 
 @frozen
 class SavedWeights:
-    """The location of the tensors: in this file (``entry``), in another file (``file``, its size and SHA-256), or not
-    saved. ``others``: the entry has only constants of the model's code, not the model's weights."""
+    """Where a program's tensors are saved: in this file (``entry``), in another file (``file``, its size and SHA-256),
+    or nowhere. ``others``: the entry has only constants of the model's code, not the model's weights."""
 
     entry: str = ""
     file: str = ""
@@ -67,7 +67,7 @@ class SavedWeights:
 
 @frozen
 class SavedSource:
-    """The program before the stage `decompose`: its graph, inputs and outputs."""
+    """The program before the stage `decompose`, as saved in a file: its graph, inputs and outputs."""
 
     graph: SavedGraph
     inputs: tuple[Port, ...]
@@ -78,7 +78,7 @@ class SavedSource:
 
 @frozen
 class Versions:
-    """The versions that wrote the file, the requested compute capabilities, and the machine's GPU."""
+    """The versions of libraries that wrote the file, the requested compute capabilities, and the machine's GPU."""
 
     pipeline: str
     torch: str
@@ -89,13 +89,13 @@ class Versions:
 
 @frozen(kw_only=True)
 class Manifest(SavedFields):
-    """A compiled program without its engines, networks, graph and weights; fields of `Program` are `SavedFields`.
+    """A saved program without its engines, networks, graph and weights; `SavedFields` are the fields of `Program`.
 
     ``libraries``: the libraries of operators that run in PyTorch. ``modules``: the class of each module that has nodes,
     by path. ``source``: the entry of the program before `decompose`. ``computed``: the bytes of the largest computed
-    constant. ``generation``: the JSON from which `load` makes a language model of the program.
-    ``call``: the memory limit of a call in bytes; 0 if sizes are unbounded. ``kernels``: the machine of the compiled
-    kernels; empty if there are none.
+    constant. ``generation``: the JSON from which `load` creates a language model of the program. ``call``: the memory
+    limit of a call in bytes; 0 if sizes are unbounded. ``kernels``: the machine of the compiled kernels; empty if there
+    are none.
     """
 
     format: str
@@ -129,5 +129,5 @@ class Manifest(SavedFields):
 
 
 def saved_fields(record: SavedFields) -> dict[str, Argument]:
-    """Return the fields that a program and its manifest share, by name."""
+    """Return the fields, by name, that a program and the manifest of its file share."""
     return {each.name: getattr(record, each.name) for each in fields(SavedFields)}

@@ -1,4 +1,4 @@
-"""Read the manifest of a saved program's file. This module imports quickly, for `pipeline inspect`."""
+"""Read the manifest, the description of a saved program. This module imports quickly, for `pipeline inspect`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def open_program_file(path: Path) -> BinaryIO:
-    """Open the file. Errors of the system, except for a missing file, become an `ArtifactError`."""
+    """Open a saved program's file. Errors of the system, except for a missing file, become an `ArtifactError`."""
     try:
         return path.open("rb")
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def read_manifest(reader: ContainerReader) -> Manifest:
 
 
 def decode_entry(reader: ContainerReader, data: bytes, name: str) -> object:
-    """Decode the JSON of an entry."""
+    """Decode the JSON of the file's entry called ``name``."""
     try:
         return decode_json(data)
     except ArtifactError as error:
@@ -53,7 +53,7 @@ def decode_entry(reader: ContainerReader, data: bytes, name: str) -> object:
 
 
 def read_record(reader: ContainerReader, data: object, record_type: type[T], name: str) -> T:
-    """Read the record of an entry."""
+    """Convert the JSON of the file's entry called ``name`` to a record."""
     try:
         found: T = codec.from_json(data, record_type)
         return found

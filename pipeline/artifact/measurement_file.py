@@ -1,4 +1,4 @@
-"""Save measured times of engines and of PyTorch in a JSON file, by GPU and versions."""
+"""Save the measured times of engines and of PyTorch to a JSON file, with the GPU and versions they hold for."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pipeline.trt import LIBRARY, has_gpu
 log = logging.getLogger(__name__)
 
 MOST: Final = 10_000
-"""The most rows; the oldest are dropped."""
+"""The maximum number of measurements in the file; the oldest are deleted."""
 BYTES: Final = 16 << 20
-"""The most bytes that are read."""
+"""The maximum bytes of the file; a larger file is not read."""
 
 
 def _check_milliseconds(_: object, field: object, value: Any) -> None:
@@ -38,7 +38,7 @@ def _check_milliseconds(_: object, field: object, value: Any) -> None:
 
 @frozen
 class MeasurementRow:
-    """The milliseconds of ``key`` in TensorRT and in PyTorch (None if it cannot run), with the GPU and versions."""
+    """One measurement: the milliseconds of ``key`` in TensorRT and in PyTorch (None: cannot run), GPU and versions."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
     gpu: str
@@ -50,7 +50,7 @@ class MeasurementRow:
 
     @property
     def gpu_and_versions(self) -> tuple[str, str, str, str]:
-        """Return the conditions of the measurement: the GPU, its compute capability, and the versions."""
+        """Return the conditions of the measurement: the GPU, its compute capability, and versions."""
         return self.gpu, self.capability, self.tensorrt, self.torch
 
 
@@ -65,8 +65,8 @@ class MeasurementTable:
 
 @frozen
 class MeasurementFile:
-    """A store of measurements in a file that processes can share: at the given path, or in the user's cache folder. An
-    unreadable file is reported in the log, and left unchanged."""
+    """A store of measurements in a file that processes can share: at the given path, or in the user's cache folder. If
+    the file is unreadable, this is logged and the file stays unchanged."""
 
     given: Path | None = None
 
@@ -76,7 +76,7 @@ class MeasurementFile:
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         """Return the measurements of the current GPU. Without a GPU, or if it is none of the ``targets``, return those
-        of the only kind of GPU in the file with the target's compute capability; empty if there are several kinds."""
+        of the only kind of GPU in the file that has the target's compute capability; empty if several have it."""
         here = has_gpu() and is_for_this_gpu(targets)
         name = torch.cuda.get_device_name() if here else ""
         rows = [row for row in self._read_rows() or () if row.gpu_and_versions[2:] == (LIBRARY, torch_release())]
@@ -105,7 +105,7 @@ class MeasurementFile:
             log.warning("the measurements cannot be saved to %s: %s", self.path, error)
 
     def _read_rows(self) -> tuple[MeasurementRow, ...] | None:
-        """Return the file's rows; none if there is no file, None if it cannot be read."""
+        """Return the rows of the file: empty if there is no file, None if it cannot be read."""
         try:
             with open_private(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
@@ -123,12 +123,12 @@ class MeasurementFile:
 
 
 def torch_release() -> str:
-    """Return torch's release, without the platform that it was built for."""
+    """Return torch's release without the suffix for the platform that it was built for (``+cu130``)."""
     return str(torch.__version__).partition("+")[0]
 
 
 def measurement_store(settings: CompilationSettings) -> Measurements:
-    """Return the store that the settings name."""
+    """Return the store of measurements that the setting ``measurements`` selects."""
     chosen = settings.measurements
     if chosen is False:
         return NoMeasurements()

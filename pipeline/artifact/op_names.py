@@ -19,15 +19,15 @@ from pipeline.aten.effects import SPACES, reason_to_refuse
 from pipeline.errors import ArtifactError
 
 ANY: Final = None
-"""Allow the operators of all libraries."""
+"""The value of ``libraries`` that allows the operators of all libraries."""
 GRAPHS: Final[Mapping[str, int]] = {"cond": 2, "while_loop": 2, "map_impl": 1, "scan": 1}
-"""The operators that run graphs, and the number of graphs among their first arguments (after the condition of
-``cond``)."""
+"""The control-flow operators that run graphs, each with the number of graphs among its first arguments (after the
+condition of ``cond``)."""
 
 
 @frozen
 class OperatorName:
-    """The name of an operator that an engine runs, so that it is not looked up."""
+    """The name of an operator that runs in an engine, in place of the operator, so that it need not exist here."""
 
     name: str
 
@@ -43,7 +43,7 @@ class OperatorName:
 
 
 def operator_name(target: object) -> str:
-    """Return the name of an operator or function; raise an `ArtifactError` if it cannot be looked up by name."""
+    """Return the name by which an operator or function can be found again; raise an `ArtifactError` if it has none."""
     name = readable_name(target)
     if isinstance(target, (OpOverload, HigherOrderOperator, OperatorName)) or name in FUNCTIONS:
         return name
@@ -61,7 +61,7 @@ def readable_name(target: object) -> str:
 
 
 def find_callable(name: str) -> Any:
-    """Return the operator or function of this name, whether allowed or not; None if this process lacks it."""
+    """Return the operator or function of this name, even if files must not call it; None if this process lacks it."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     space, _, short = name.partition(".")
@@ -71,7 +71,7 @@ def find_callable(name: str) -> Any:
 def allowed_operator(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
     """Return the operator or function of this name, if a file may call it.
 
-    libraries: the namespaces of other libraries that are allowed; `ANY` for all. library: the module that defines the
+    libraries: the namespaces of allowed libraries other than torch; `ANY` for all. library: the module that defines the
     operator, for the error.
 
     Raises:
@@ -91,7 +91,7 @@ def allowed_operator(name: str, libraries: Collection[str] | None = (), library:
 
 
 def refusal_reason(target: Any, libraries: Collection[str] | None = ANY) -> str:
-    """Return why a file may not call an operator or function; empty if it may."""
+    """Return the reason why a file must not call an operator or function; empty if it may call it."""
     if isinstance(target, HigherOrderOperator):
         return "" if target.name() in GRAPHS else "runs graphs, and is not one of those that files may call"
     if not isinstance(target, OpOverload):

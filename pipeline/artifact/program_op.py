@@ -1,7 +1,7 @@
 """A compiled program as an operator of torch, ``pipeline::run``, which torch.compile and torch.export can trace.
 
 Its fake implementation computes result shapes from expressions that are passed as text. The real implementation finds
-the module by a key. In a process that loaded an exported graph, it makes the module from the bytes of a saved program.
+the module by a key. If another process exported the graph, it loads the module from the bytes of a saved program.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pipeline.runtime.module import ProgramModule
 from pipeline.shapes.environment import shape_of
 
 _MODULES: Final[weakref.WeakValueDictionary[str, CompiledModule]] = weakref.WeakValueDictionary()
-"""The modules that graphs of this process call, while they are alive."""
+"""The compiled modules that graphs of this process call, by key, while they are alive."""
 
 _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] = weakref.WeakKeyDictionary()
-"""The modules made from the bytes of saved programs, while a graph holds the bytes."""
+"""The modules created from the bytes of saved programs, as long as a graph holds the bytes."""
 
 
 class OperatorCall:
-    """The call of a compiled module in a trace; everything that tracing needs is computed in advance."""
+    """What a trace needs to call a compiled module as an operator, computed before the trace."""
 
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
@@ -58,7 +58,7 @@ class OperatorCall:
         _MODULES[self.key] = module
 
     def __call__(self, module: ProgramModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
-        """Call the operator, and put its results into the model's pytree structure."""
+        """Call the operator, and convert its results to the model's output structure."""
         if self.refusal:
             raise ExecutionError(self.refusal, "call the module outside of the traced function")
         leaves = tree_leaves((args, kwargs))
@@ -70,12 +70,12 @@ class OperatorCall:
 
 
 def _input_kind(port: Port) -> str:
-    """Return the kind of an input of the operator. Constant tensors are also inputs, since each call checks them."""
+    """Return how the operator receives an input. Constant tensors are passed, too, since each call checks them."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
 def _trace_obstacle(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
-    """Return why a graph cannot call a program (graphs must know all mutations); empty if it can."""
+    """Return why a traced graph cannot call a program (it must know all mutations); empty if it can."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
         return f"the compiled program updates {name}, which a graph around it cannot express"
@@ -94,7 +94,7 @@ def _tensor_or_constant(values: Mapping[str, Argument], output: Output) -> tuple
 
 
 def _describe_call(program: Program, values: Mapping[str, Argument], key: str) -> str:
-    """Return JSON for the fake implementation: the key, the sizes of inputs, and the dtypes and sizes of results."""
+    """Return the JSON for the fake implementation: the module's key, sizes of inputs, dtypes and sizes of results."""
     tensors = [
         [to_json(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs
@@ -107,7 +107,7 @@ def _describe_call(program: Program, values: Mapping[str, Argument], key: str) -
 
 
 def _to_bytes(call: OperatorCall) -> torch.Tensor:
-    """Return the program saved as bytes, for an exported graph that is loaded in another process."""
+    """Save the called program as a tensor of bytes, for an exported graph that another process loads."""
     compiled = call.compiled()
     if compiled is None:
         hint = "hold the Compiled that pipeline.default() or pipeline.load returned until torch.export is done"
@@ -121,7 +121,7 @@ def _to_bytes(call: OperatorCall) -> torch.Tensor:
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """Run a compiled program for ``pipeline::run`` (`artifact.run_op`)."""
+    """Run a compiled program: the implementation of the operator ``pipeline::run`` (see `artifact.run_op`)."""
     module = _module_of_key(program, _module_key(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
@@ -137,7 +137,7 @@ def _module_key(facts: str) -> str:
 
 
 def _module_of_key(program: torch.Tensor | None, key: str) -> CompiledModule:
-    """Return the module with this key in this process, or make a module from the bytes."""
+    """Return this process's module with this key; if there is none, create it from the bytes of a saved program."""
     if (known := _MODULES.get(key)) is not None:
         return known
     if program is None:
@@ -169,7 +169,7 @@ def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
 
 
 def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
-    """Return empty tensors with the shapes of a call's results."""
+    """Return uninitialized tensors with the shapes of a call's results: the operator's fake implementation."""
     tensors, numbers, results = _parse_sizes(facts)
     given = [*zip(numbers, sizes, strict=True)]
     given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]
@@ -179,7 +179,7 @@ def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: s
 
 
 def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argument:
-    """Return a size, given the sizes of the inputs; a data-dependent size becomes a new symbol."""
+    """Compute a size from the sizes of the inputs; a data-dependent size becomes a new symbol."""
     if isinstance(expr, int):
         return expr
     for symbol in expr.free_symbols - known_sizes.keys():

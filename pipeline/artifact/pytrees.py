@@ -1,5 +1,5 @@
-"""Write pytree structures as JSON. Classes are saved by name and looked up in imported modules; a `Record` replaces a
-class that is not imported."""
+"""Convert pytree structures to JSON and back. Classes are saved by name and looked up only in imported modules; a
+`Record` replaces a class that is not imported."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 @frozen
 class RecordShape:
-    """The class that a `Record` replaces: its name, its kind (outputs of transformers' models are mappings), the names
-    of its elements, and the names of fields that are None."""
+    """The description of a class that a `Record` replaces: its name, its kind (outputs of transformers' models are
+    mappings), the names of its elements, and the names of fields that are None."""
 
     cls: str
     kind: Literal["namedtuple", "mapping", "object"] = "object"
@@ -107,7 +107,7 @@ pytree.register_pytree_node(
 
 
 def to_json(spec: Spec) -> JsonData:
-    """Return a structure as JSON; a leaf is None. Raise an `ArtifactError` if other data in it cannot be saved."""
+    """Convert a pytree structure to JSON; a leaf is None. Raise an `ArtifactError` if the structure cannot be saved."""
     if spec.type is None:
         return None
     parts = [to_json(child) for child in child_specs(spec)]
@@ -151,7 +151,7 @@ def _are_field_names(context: object, count: int) -> bool:
 
 
 def from_json(data: JsonData) -> Any:
-    """Read a structure from JSON; raise `MalformedError` if it is malformed."""
+    """Convert JSON to a pytree structure; raise a `MalformedError` if it is malformed."""
     if data is None:
         return _leaf()
     if not isinstance(data, dict) or not isinstance(data.get("children"), list):
@@ -194,7 +194,7 @@ def _read_default_context(data: JsonData, count: int) -> Any:
 
 
 def _read_class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
-    """Return the class and its pytree context if it is imported and registered with torch, else those of a record."""
+    """Return a class and its pytree context, if it is imported and registered with torch; else those of a `Record`."""
     shape = _read_shape(data, count)
     found = _find_imported_class(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:

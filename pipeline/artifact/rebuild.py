@@ -1,4 +1,4 @@
-"""Rebuild the engines of a loaded program from network descriptions, since files contain no converters."""
+"""Rebuild engines of a loaded program from the descriptions of its networks, since files contain no converters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.stages.build import make_engine
 
 
 class UnsavedConverter:
-    """Stand-in for a converter in a loaded program; the file contains only the converter's name."""
+    """A placeholder for a converter in a loaded program, since the file contains only the converter's name."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__name__ = name.rpartition(".")
@@ -38,7 +38,7 @@ class UnsavedConverter:
 
 @cache
 def unsaved_choice(name: str) -> Choice:
-    """Return the stand-in for the converter of this name."""
+    """Return the placeholder for the converter of this name."""
     return Choice(ConverterSupport(UnsavedConverter(name)))
 
 
@@ -64,7 +64,7 @@ def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
 
 
 class LazyWeights(Mapping[str, torch.Tensor]):
-    """The weights of a network by name, each evaluated on access."""
+    """The weights of a network by name, each computed when it is read."""
 
     def __init__(self, network: Network, value: Callable[[str], torch.Tensor]) -> None:
         self.names, self.value = [weight.name for weight in network.weights], value

@@ -48,13 +48,13 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
 
     Args:
         compiled: the program; it is not changed.
-        new_weights: a module of the same architecture, an ExportedProgram of it, or tensors by parameter and buffer
-            name. A module or export must have exactly the compiled parameters and buffers. Weights that a mapping omits
-            stay unchanged. Tied weights may be passed under either name.
+        new_weights: a module of the same architecture, an ExportedProgram of such a module, or tensors by parameter and
+            buffer name. A module or export must have exactly the compiled parameters and buffers. Weights that a
+            mapping omits stay unchanged. Tied weights may be passed under either name.
 
     Raises:
-        RefitError: weights are missing, unknown, of another shape or dtype, tied but different, or computed by a
-            converter without a recipe; the message names each, with the reason.
+        RefitError: weights are missing, unknown, of another shape or dtype, tied but of different values, or computed
+            by a converter without a recipe; the message names each weight, with the reason.
     """
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")
@@ -99,7 +99,7 @@ def replace_weights(
 
 
 def _has_refittable_engines(compiled: Compiled) -> bool:
-    """Return whether all engines with weights are refittable."""
+    """Return whether every engine that contains weights can be refitted."""
     engines = zip(compiled.engines, compiled.networks, strict=True)
     have = [engine.refittable for engine, network in engines if network.weights]
     return bool(have) and all(have)
@@ -135,7 +135,7 @@ def with_lora(
 
 
 def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
-    """Return the adapted parameters whose tensor has several names (tied weights), so that the adapter is ambiguous."""
+    """Return the adapted parameters whose tensor has several names (tied weights): the adapter is ambiguous."""
     adapted = {adapter.parameter for adapter in adapters}
     return {
         name: f"it is one tensor with {', '.join(other for other in names if other != name)}"
@@ -146,7 +146,7 @@ def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str
 
 
 def _tensors_by_name(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
-    """Return the new weights by name, including a module's plain tensor attributes and an export's constants."""
+    """Return new weights by name, including a module's plain tensor attributes and an export's constants."""
     if isinstance(weights, torch.nn.Module):
         named = (weights.named_parameters(remove_duplicate=False), weights.named_buffers(remove_duplicate=False))
         plain = {name: value for name in program.written if (value := _tensor_attribute(weights, name)) is not None}
@@ -170,7 +170,7 @@ def _tensor_attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None
 
 
 def missing_weights(new: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
-    """Return the names that a module or export lacks, with the reason. A mapping may lack weights, unless the program
+    """Return the weights that a module or export lacks, with the reason. A mapping may lack weights, unless the program
     has no compiled value to keep."""
     absent = [name for name in program.parameters if name not in new]
     if isinstance(weights, Mapping):
@@ -186,7 +186,7 @@ def missing_weights(new: Mapping[str, torch.Tensor], weights: Weights, program: 
 
 
 def _unfit_weights(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    """Return the names that the program lacks, and the names of tensors that do not fit, with the reason."""
+    """Return the new weights that the program does not have, or that do not fit the compiled ones, with the reason."""
     known = program.parameters.keys() | program.aliases
     unknown = [name for name in new_weights if name not in known]
     found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
@@ -202,7 +202,7 @@ def _unfit_weights(new_weights: Mapping[str, torch.Tensor], program: Program) ->
 
 
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return the names of each tensor that has several names (tied weights)."""
+    """Return, for each tensor that has several names (tied weights), the list of its names."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
@@ -226,21 +226,21 @@ def _shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _aliased_parameters(new_weights: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names of parameters that share memory with the new weights, including all names of tied parameters."""
+    """Return the parameters that share memory with new weights, including all names of tied parameters."""
     pairs = ((parameters[name], tensor) for name, tensor in new_weights.items() if name in parameters)
     same = {id(old) for old, new in pairs if _shares_memory(old, new)}
     return {name for name, tensor in parameters.items() if id(tensor) in same}
 
 
 def _copy_weights(new: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-    """Return copies of the new weights; all names of a tied weight share a copy."""
+    """Copy the new weights; all names of a tied weight share one copy."""
     known = program.parameters
     copies = {id(known[name]): tensor.detach().clone() for name, tensor in new.items() if name in known}
     return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
 
 
 def _mismatch(value: object, old: torch.Tensor) -> str:
-    """Return why a value cannot replace a weight; empty if it can."""
+    """Return the reason why a value cannot replace the weight ``old``; empty if it can."""
     if not isinstance(value, torch.Tensor):
         return f"it is {kind_of(value)}, expected a torch.Tensor"
     if is_lazy(value):
@@ -254,7 +254,7 @@ def _mismatch(value: object, old: torch.Tensor) -> str:
 
 
 def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
-    """Refit all engines with every weight, including literals, since TensorRT combines weights."""
+    """Refit all engines with every weight, including constants, since TensorRT combines weights."""
     parameters = partitioned.program.parameters
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):
@@ -277,6 +277,6 @@ def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> se
 
 
 def _was_mutated(program: Program, name: str) -> bool:
-    """Return whether a weight, which is the model's own tensor, was mutated after compilation."""
+    """Return whether a weight, which is the model's own tensor, was changed in place after compilation."""
     tensor = program.parameters[name]
     return tensor_version(tensor) != program.versions.get(name, tensor_version(tensor))

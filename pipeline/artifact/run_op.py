@@ -13,7 +13,7 @@ def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
     """Run a compiled program; return its tensors in order. ``program``: the bytes of the saved program, only in an
-    exported graph; ``facts``: JSON with the key of the module and the shapes of inputs and results."""
+    exported graph. ``facts``: JSON with the key of the module and the shapes of inputs and results."""
     from pipeline.artifact import program_op
 
     return program_op.run(program, inputs, sizes, facts)

@@ -51,13 +51,13 @@ INSIDE, NONE = "inside", "none"
 WEIGHTS = "weights.safetensors"
 SOURCE = "source.json"
 Entries: TypeAlias = dict[str, tuple[Iterable[Any], int, str]]
-"""The parts of each entry, their size in bytes, and their SHA-256 if it is known."""
+"""The entries of a file by name: their content in parts, its size in bytes, and its SHA-256 if it is known."""
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generation: str = "") -> None:
     """Write a compiled program to a file, as `Compiled.save` documents. Constants of the model's code and adapters are
-    always in this file. ``generation``: the JSON from which `load` makes a language model of the program."""
+    always in this file. ``generation``: the JSON from which `load` creates a language model."""
     check_files(compiled.program.parameters)
     file_path, tensors, plans, others = to_path(path, "save"), TensorsToSave(), dict[str, Any](), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below
@@ -93,7 +93,7 @@ def _check_weights_location(weights: StrPath) -> str:
 
 
 def _add_weights(weights: str, path: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
-    """Return the location of the tensors; tensors in this file become its last entry before the manifest."""
+    """Return where the tensors are saved; tensors in this file become its last entry before the manifest."""
     names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
     constants = {key: tensor for key, tensor in tensors.by_key.items() if key not in names}
@@ -110,7 +110,7 @@ def _add_weights(weights: str, path: Path, program: Program, tensors: TensorsToS
 
 
 def _check_present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors; raise an error if a tensor has no values."""
+    """Return the tensors; raise an error if one of them was loaded without its values."""
     if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ArtifactError(
             f"{empty[0]} has no value: it was loaded without its weights",
@@ -132,8 +132,8 @@ def _save_separate_weights(path: Path, program: Path, tensors: dict[str, torch.T
 def describe_program(
     compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: TensorsToSave, entries: Entries
 ) -> Manifest:
-    """Return the manifest, except for the digests of entries and the location of weights. Add the entries that it names
-    to ``entries``, and the tensors to save to ``tensors``."""
+    """Return the manifest, without the digests of entries and the location of weights. Add the entries that it names to
+    ``entries``, and the tensors to save to ``tensors``."""
     program, partitioned = compiled.program, compiled.partitioned
     networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
     for name, network in networks.items():
@@ -182,7 +182,7 @@ def describe_program(
 
 
 def _save_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, ...]:
-    """Return the manifest's records of the engines, and add the plans, shared by equal engines, to the entries."""
+    """Return the manifest's records of the engines, and add the engines' plans to ``entries``; equal plans once."""
     plans = [engine.digest or str(id(engine.plan)) for engine in compiled.engines]
     found = []
     for plan, engine in zip(plans, compiled.engines, strict=True):
@@ -194,7 +194,7 @@ def _save_engines(compiled: Compiled, entries: Entries) -> tuple[SavedEngine, ..
 
 
 def _save_source(program: Program, tensors: TensorsToSave) -> SavedSource | None:
-    """Return the program before `decompose`; None if a part of it cannot be saved."""
+    """Return the program before `decompose` as saved in the file; None if a part of it cannot be saved."""
     source = program.source
     if source is None:
         return None
@@ -206,7 +206,7 @@ def _save_source(program: Program, tensors: TensorsToSave) -> SavedSource | None
 
 
 def _largest_computed_bytes(compiled: Compiled) -> int:
-    """Return the bytes of the largest computed constant; 0 if any file may have constants of this size."""
+    """Return the bytes of the largest computed constant; 0 if it is so small that files need not state it."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
@@ -243,8 +243,8 @@ def _weight_to_save(program: Program, name: str) -> torch.Tensor:
 
 
 def _save_graphs(compiled: Compiled, tensors: TensorsToSave) -> dict[str, SavedGraph]:
-    """Return the nodes of each PyTorch segment, and in the last entry all other nodes: inputs, arithmetic on sizes, and
-    the nodes in engines, whose operators are saved only by name."""
+    """Return a saved graph for each PyTorch segment, and one with all other nodes: inputs, arithmetic on sizes, and the
+    nodes in engines, whose operators are saved only by name."""
     module, segments = compiled.program.graph_module, compiled.partitioned.segments
     home = {n: i for i, each in reversed([*enumerate(segments)]) if each.kind == "torch" for n in each.nodes}
     engines = {name for each in compiled.partitioned.engine_segments for name in each.nodes} - home.keys()

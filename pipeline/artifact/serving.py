@@ -33,12 +33,12 @@ TYPES = {
     torch.float32: "TYPE_FP32",
     torch.float64: "TYPE_FP64",
 }
-"""Triton's names of dtypes; it has none for complex and 8-bit floating-point numbers."""
+"""Triton's name for each dtype; complex and 8-bit floating-point dtypes have none."""
 
 
 @frozen
 class TritonTensor:
-    """An input or output for Triton. A dynamic size is -1; the shape of a number or a 0-dim tensor is [1]."""
+    """An input or output in Triton's configuration. A dynamic size is -1; numbers and 0-dim tensors have shape [1]."""
 
     name: str
     dtype: torch.dtype
@@ -51,7 +51,7 @@ class TritonTensor:
 
 @frozen
 class ServeConfig:
-    """The content of config.pbtxt.
+    """The contents of Triton's file config.pbtxt for a program.
 
     ``batch``: the range of the batch size if requests can be batched, else None. ``ranges``: the ranges of dynamic
     sizes, by input and dim (``x.0``). ``obstacle``: the reason why requests are not batched. ``operators``: the
@@ -106,7 +106,7 @@ def serve_config(
 
 
 def triton_config(compiled: Compiled, name: str, batching: bool | None, operators: Collection[str]) -> ServeConfig:
-    """Return the configuration of a program; see `serve_config`."""
+    """Return the configuration of a program for Triton; see `serve_config` for the arguments."""
     given, results = named_io.inputs_of(compiled.program), list(_result_ports(compiled))
     ports = [*given, *(port for _, port in results)]
     batch = batch_range(compiled.program, ports) if batching is not False else None
@@ -124,7 +124,7 @@ def triton_config(compiled: Compiled, name: str, batching: bool | None, operator
 
 
 def _result_ports(compiled: Compiled) -> Iterator[tuple[str, Port]]:
-    """Yield the outputs that are tensors or numbers, with their names; constants are not sent."""
+    """Yield the outputs that are tensors or numbers, with their names; Triton does not return constants."""
     program, segments = compiled.program, compiled.partitioned.segments
     ports = {p.name: p for p in (*program.inputs, *(p for segment in segments for p in segment.outputs))}
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
@@ -184,7 +184,7 @@ def _quote(value: str) -> str:
 
 
 def taken(port: Port, tensor: torch.Tensor) -> Leaf:
-    """Convert Triton's tensor to the program's input. Triton has numbers and 0-dim tensors as [1], bools as bytes."""
+    """Convert Triton's tensor to an input of the program. Triton passes numbers and 0-dim tensors as [1]."""
     if port.kind != "tensor":
         return int(tensor)
     tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor
@@ -192,7 +192,7 @@ def taken(port: Port, tensor: torch.Tensor) -> Leaf:
 
 
 def sent(value: Leaf) -> torch.Tensor:
-    """Convert an output to a tensor for Triton."""
+    """Convert an output of the program to a tensor for Triton."""
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
     tensor = tensor.detach().contiguous()
     return (tensor.cpu() if tensor.dtype == torch.bool else tensor).reshape(tensor.shape or (1,))

@@ -1,4 +1,4 @@
-"""Write the settings that differ from the default as JSON. Predicates, which are code, are saved by name."""
+"""Convert the settings that differ from the default to JSON. Predicates, which are code, are saved only by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipeline.settings import CompilationSettings
 
 EXECUTED = "torch_executed_ops"
 PLACES = ("engine_cache_dir", "measurements", "runtime_cache")
-"""Settings that may name a folder, which is not saved: a file must not choose where its reader writes."""
+"""Settings that may name a folder. They are not saved, since a file must not choose where its reader writes."""
 
 
 class SavedPredicate:
-    """Stand-in for a predicate or a missing operator; it is printed as the name."""
+    """A placeholder for a predicate or a missing operator in a loaded file; it prints as the name."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__qualname__ = name.rpartition(".")
@@ -29,7 +29,7 @@ class SavedPredicate:
 
 
 def to_json(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
-    """Return the settings that differ from the default, as JSON by name."""
+    """Convert the settings that differ from the default to JSON, by name."""
     default = CompilationSettings()
     given = ((name, getattr(settings, name)) for name in settings.names())
     changed = {n: v for n, v in given if v != getattr(default, n) and not (n in PLACES and isinstance(v, str))}
@@ -50,7 +50,7 @@ def _executed_op_to_json(entry: object) -> object:
 
 
 def from_json(rows: Mapping[str, object]) -> CompilationSettings:
-    """Read settings from JSON; raise `MalformedError` if it is malformed."""
+    """Convert JSON to settings; raise a `MalformedError` if it is malformed."""
     fields = {name: json_values.from_json(row) for name, row in rows.items() if name != EXECUTED}
     fields = {name: value for name, value in fields.items() if not (name in PLACES and isinstance(value, str))}
     executed = rows.get(EXECUTED, [])

@@ -1,4 +1,4 @@
-"""Write tensors in the safetensors format, and memory-map them."""
+"""Save tensors in the safetensors format, and memory-map such files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ DTYPES: Mapping[torch.dtype, str] = {
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
 }
-"""safetensors' names of dtypes; tensors of other dtypes are saved as bytes."""
+"""safetensors' name for each dtype; tensors of any other dtype are saved as bytes."""
 
 
 @frozen
 class SavedTensor:
-    """A saved tensor: the key of its bytes, its dtype and shape."""
+    """A reference to a tensor in a file: the key of its bytes, its dtype and its shape."""
 
     key: str
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class SavedTensor:
 
 @define(eq=False)
 class TensorsToSave:
-    """The tensors to save. Each tensor is saved once, with the same key for all its uses."""
+    """Collects the tensors to save. Each tensor is saved once; all its uses have the same key."""
 
     by_key: dict[str, torch.Tensor] = field(factory=dict)
     _keys: dict[int, SavedTensor] = field(factory=dict)
@@ -81,8 +81,8 @@ def tensor_file_parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[mem
 
 
 def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of a safetensors file, such as PEFT's ``adapter_model.safetensors``, or of this file in a folder
-    that PEFT saved. Raise an `ArtifactError` for another format."""
+    """Read a safetensors file, such as PEFT's ``adapter_model.safetensors``, or this file in a folder that PEFT saved.
+    Raise an `ArtifactError` for another format."""
     path = path / "adapter_model.safetensors" if path.is_dir() else path
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     with path.open("rb") as file:
@@ -96,8 +96,8 @@ def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
 
 
 class MappedTensors:
-    """The tensors of a memory-mapped file, or meta tensors without a file (``size`` 0). They are views of a private
-    mapping, so writes to them do not reach the file."""
+    """The tensors of a memory-mapped file, or, without a file (``size`` 0), meta tensors. The tensors are views of a
+    private mapping, so writes to them do not reach the file."""
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
         self.found: dict[str, torch.Tensor] = {}
@@ -110,7 +110,7 @@ class MappedTensors:
             self.start = start + down
 
     def __call__(self, saved: SavedTensor) -> torch.Tensor:
-        """Return a tensor, the same object for the same key. Raise an `ArtifactError` if the file lacks the tensor."""
+        """Return a tensor, the same object for the same key; raise an `ArtifactError` if the file lacks the tensor."""
         if saved.key not in self.found:
             self.found[saved.key] = self._read_tensor(saved)
         found = self.found[saved.key]

@@ -1,4 +1,4 @@
-"""A saved program, ``model.trtp`` in this file's folder, as a model of NVIDIA Triton's Python backend. ``pipeline
+"""Serve ``model.trtp``, a saved program in this file's folder, as a model of NVIDIA Triton's Python backend. ``pipeline
 serve-config`` copies this file to a model repository. Requests are batched if config.pbtxt has a ``max_batch_size``."""
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pipeline.aten.types import Leaf
 
 
 class TritonPythonModel:
-    """One instance of the model."""
+    """An instance of the model in Triton; Triton requires this class name and these methods."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the program on the instance's GPU, or on the CPU reference executor."""
+        """Load the program, on the instance's GPU or else on the CPU reference executor."""
         config = json.loads(args["model_config"])
         self.batched = int(config["max_batch_size"]) > 0
         self.outputs = [output["name"] for output in config["output"]]

@@ -1,4 +1,4 @@
-"""Find networks of a program that differ only in names, so that the same engine can serve all of them."""
+"""Find networks of a program that are equal except for names, so that one engine can serve all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build_without_duplicates(
     weights: Sequence[Mapping[str, torch.Tensor]],
     build: Callable[[Sequence[int]], Iterable[Engine]],
 ) -> Iterable[Engine]:
-    """Return the engines of a program's networks; ``build`` builds the engines of the networks at some indices."""
+    """Return an engine for each network; equal networks share one. ``build`` builds the engines of some indices."""
     if len(orders) == 1:
         return build([0])
     forms = [canonical(order.network, order.sizes) for order in orders]
@@ -34,8 +34,8 @@ def build_without_duplicates(
 def find_first_equal(
     orders: Sequence[BuildOrder], canonical_networks: Sequence[Canonical], weights: Sequence[Mapping[str, torch.Tensor]]
 ) -> list[int]:
-    """Return, for each network, the index of the first network that equals it, weights included (its own index if no
-    earlier network does). Weights that are inputs of the engine are not compared."""
+    """Return, for each network, the index of the first network that is equal, including the weights (its own index if
+    no earlier network is). Weights that are inputs of the engine are not compared."""
 
     def is_equal(i: int, j: int) -> bool:
         if canonical_networks[i].text != canonical_networks[j].text or orders[i].refit_flags != orders[j].refit_flags:
@@ -52,7 +52,7 @@ def find_first_equal(
 
 
 def engine_for_network(engine: Engine, built: Canonical, name: str, wanted: Canonical) -> Engine:
-    """Return a network's engine for another network of the same structure, with the other network's names."""
+    """Return an engine built for one network as the engine of another network of the same structure, with its names."""
     return evolve(
         engine,
         name=name,

@@ -13,8 +13,8 @@ from pipeline.records.wording import kind_of
 
 
 def collect_plans(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
-    """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
-    building. The raised `BuildError` is the first error of a worker, or reports that a worker died.
+    """Run build jobs on workers; return the plans in order. After an error or Ctrl-C no further build starts, and
+    threads stop building. The raised `BuildError` is the first error of a worker, or reports that a worker died.
 
     A worker that cannot access this machine's files returns None, and then receives the weights as bytes; its plan
     comes back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, the
@@ -47,7 +47,7 @@ def collect_plans(executor: Executor, jobs: Sequence[Job], report: Callable[[int
 
 
 def _check_plan(job: Job, result: Plan | PlanWithBytes) -> Plan:
-    """Write the plan's bytes to the job's path, unless the file has them already, and check their digest."""
+    """Verify the digest of a plan in the job's file; first write the file if the worker returned the plan as bytes."""
     if isinstance(result, PlanWithBytes):
         job.path.write_bytes(result.data)
         result = result.plan

@@ -17,18 +17,18 @@ _LINE = re.compile(r"^ +(\w+)=\{ name=(\"[^\"]*\"|\S+)")
 _LAYERS = re.compile(r"layers=\"([^\"]*)\"")
 _BETWEEN = "\x1f"
 STREAMS, SIZES = frozenset({"signal", "wait"}), frozenset({"shape_call"})
-"""Kinds of steps that compute nothing: streams wait for each other, and sizes are computed by the host."""
+"""Kinds of steps in a plan that compute nothing: they synchronize streams, or let the host compute sizes."""
 PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
-"""Kinds of matmuls and convolutions, with the operations fused after them."""
+"""Kinds of steps that compute a matmul or convolution, with the operations fused into it."""
 
 
 @frozen
 class Kernel:
-    """A step of an engine's program.
+    """One step of the program inside an engine, usually a kernel launch.
 
     kind: TensorRT's name for the kind of step: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
     name: the name, which lists the fused operations. layers: the network's layers that the step computes, wholly or
-    partly. place: the index among all steps, which TensorRT's profiler appends to the name; -1 if unknown.
+    partly. place: the index of this step among all steps, which TensorRT's profiler appends to the name; -1 if unknown.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Kernel:
 
 
 def kernels(plan: Any) -> tuple[Kernel, ...]:
-    """Return the steps of a plan's program that compute something, in order. See `steps`."""
+    """Return the steps of a plan's program that compute something, in order; `steps` also returns the others."""
     return tuple(step for step in steps(plan) if step.kind not in STREAMS | SIZES)
 
 

@@ -22,17 +22,17 @@ def return_free_memory() -> None:
 
     TensorRT copies weights to blocks in glibc's heaps, and frees these blocks phase by phase. Returning them between
     phases lowers the memory peak by 0.5 times the weights for ResNet-50 and 0.25 times for a Llama-like model
-    (TensorRT-RTX 1.4). Afterwards no such memory remains, compared to 0.8 times the weights without this call. A call
-    takes 1–2 ms and changes no setting and no result. With another C library it does nothing.
+    (TensorRT-RTX 1.4). After a build no freed memory remains in the heaps; without this call, 0.8 times the weights
+    remain. A call takes 1–2 ms and changes no setting and no result. With another C library it does nothing.
     """
     if _TRIM is not None:
         _TRIM(0)
 
 
 LEAST = 1 << 16
-"""The least bytes of a tensor that is moved to the file."""
+"""The minimum bytes of a tensor that is moved to the file; smaller tensors stay in memory."""
 PIECE = 1 << 24
-"""The bytes that are copied from a GPU and written at once."""
+"""The number of bytes that are copied from a GPU and written to the file at a time."""
 _ALIGNMENT = 4096
 
 
@@ -58,8 +58,8 @@ class MemoryMappedWeights:
         return data.view(tensor.dtype).view(tensor.shape)
 
     def _write(self, data: torch.Tensor) -> None:
-        """Write bytes at the next tensor's offset. A write through the mapping would take over three times as long,
-        since each page would be read first."""
+        """Write a tensor's bytes to the file at the next free offset. A write through the mapping would take over three
+        times as long, since each page would be read first."""
         assert self.file is not None
         for start in range(0, data.numel(), PIECE):
             piece: Any = data[start : start + PIECE].cpu().numpy()

@@ -12,8 +12,8 @@ from pipeline.trt import trt
 
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
-    """Report the phases of a build to `tell`, return memory to the system between phases, and stop the build at its
-    next step once `stopped` is set. TensorRT calls the methods from any thread, so they must not raise."""
+    """Monitor a TensorRT build: report phases to ``tell``, return memory to the system between phases, and stop the
+    build at its next step once ``stopped`` is set. TensorRT calls the methods from any thread; they must not raise."""
 
     def __init__(
         self, report_phase: Callable[[str], object] = lambda phase: None, stopped: threading.Event | None = None
@@ -35,8 +35,8 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
 
 @contextmanager
 def interruptible(monitor: Monitor) -> Iterator[None]:
-    """Return a context in which Ctrl-C stops the monitored build and is then raised (main thread only), since TensorRT
-    would ignore a `KeyboardInterrupt` in the monitor's methods. A custom signal handler of the user is not replaced."""
+    """Return a context in which Ctrl-C stops the monitored build and raises `KeyboardInterrupt` afterwards (main thread
+    only): TensorRT would ignore an exception in the monitor's methods. A user's own signal handler is not replaced."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -1,4 +1,4 @@
-"""Optimization profiles: the ranges of a network's input sizes in each profile of the program."""
+"""Determine an engine's optimization profiles: the ranges of its input sizes in each profile of the program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check_size_limit(program: Program, segment: Segment, port: Port) -> None:
 
 
 def symbols_in(program: Program, segment: Segment) -> Symbols:
-    """Return the ranges of a program's symbols in a segment: its profile's ranges if it has a profile."""
+    """Return the ranges of a program's symbols in a segment: those of the segment's profile if it has one."""
     return program.shapes if segment.profile is None else {**program.shapes, **program.profiles[segment.profile]}
 
 
@@ -53,5 +53,5 @@ def _make_profile(ports: list[Port], symbols: Symbols | None) -> Profile:
 
 
 def _ranges(port: Port, symbols: Symbols) -> tuple[Range, ...]:
-    """Return the ranges of a port's sizes, given the ranges of symbols."""
+    """Return the ranges of the sizes of an input or output, given the ranges of symbols."""
     return tuple(bounds(size, symbols) for size in (port.shape if port.kind == "tensor" else (port.value,)))

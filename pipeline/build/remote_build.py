@@ -28,7 +28,7 @@ ALIGNMENT = 256
 
 @frozen
 class StoredWeight:
-    """A weight in a file: its dtype, TensorRT's count of its elements, and the offset of its bytes."""
+    """The location of a weight in a file: its dtype, TensorRT's count of its elements, and the offset of its bytes."""
 
     dtype: str
     count: int
@@ -41,10 +41,10 @@ Index: TypeAlias = Mapping[str, StoredWeight]
 
 @define(eq=False)
 class RemoteBuild:
-    """A picklable build of a network. In the process that created it, its handle is the network itself.
+    """A picklable build of a network. In the process that created it, ``handle`` is the network itself.
 
-    The first pickling writes the weights to ``path``. In other processes, `open_network` maps it and replays the
-    description. All processes of a machine share the mapped pages, so that the weights are in memory only once.
+    The first pickling writes the weights to ``path``. In other processes, `open_network` maps it and builds the network
+    again. All processes of a machine share the mapped pages, so that the weights are in memory only once.
     """
 
     network: Network
@@ -62,11 +62,11 @@ class RemoteBuild:
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether this process has the network, or can access the file with its weights."""
+        """Return whether this process has the network itself, or can access the file with its weights."""
         return self.handle is not None or has_weights(self.path, self.index or {})
 
     def open_network(self) -> NetworkHandle:
-        """Return the network; in another process it is replayed, with a `BuildError` if that fails."""
+        """Return the network, in another process built from its description; raise a `BuildError` if that fails."""
         try:
             self.handle = self.handle or _replay(self.network, self.path, self.index or {})
         except ReplayError as error:
@@ -76,14 +76,14 @@ class RemoteBuild:
 
 
 def has_weights(path: Path, index: Index) -> bool:
-    """Return whether this machine has the file with the weights of an index. The folder has a random name, so no other
-    file can be mistaken for it."""
+    """Return whether this machine can access the file with these weights. The folder of the file has a random name, so
+    no other file can be mistaken for it."""
     size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
     return path.is_file() and path.stat().st_size == size + 1
 
 
 def store(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
-    """Write the tensors in order, without copies; 4-bit values in the dtype that networks use."""
+    """Write weights to a file in order, without copies; 4-bit values are converted to the dtype that networks use."""
     index: dict[str, StoredWeight] = {}
     with report_full_disk("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
         for name, tensor in weights.items():
@@ -97,7 +97,7 @@ def store(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, 
 
 
 class MappedFile:
-    """The weights of a remote build, read only."""
+    """A read-only mapping of the file with the weights of a remote build."""
 
     def __init__(self, path: Path) -> None:
         self.mapping = map_file(path)
@@ -107,7 +107,7 @@ class MappedFile:
 
 
 def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
-    """Return the network, replayed with the mapped weights; its description is compared with the original's."""
+    """Build a network from its description with the mapped weights; the result's description must be the same."""
     file = MappedFile(path)
     data = np.frombuffer(file.mapping, np.uint8)
     known: dict[int, Weight] = {data.ctypes.data + index[w.name].offset: w for w in network.weights}
@@ -128,7 +128,7 @@ def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
 
 @frozen
 class Job:
-    """An engine to build. Its plan is written to ``path``; the file exists as soon as a worker has started."""
+    """A request to build an engine and write its plan to ``path``; the file exists once a worker has started."""
 
     order: BuildOrder
     remote_build: RemoteBuild
@@ -144,7 +144,7 @@ class Job:
 
 @frozen
 class PlanWithBytes:
-    """A plan that was returned as bytes."""
+    """A plan with its content as bytes, from a worker that cannot access this machine's files."""
 
     plan: Plan
     data: bytes = field(repr=False)
@@ -152,7 +152,7 @@ class PlanWithBytes:
 
 @frozen
 class JobWithWeights:
-    """An engine to build on a machine that cannot access this machine's files: the weights are sent as bytes."""
+    """A request to build an engine on a machine that cannot access this machine's files; it contains the weights."""
 
     order: BuildOrder
     index: Index = field(repr=False)
@@ -160,13 +160,13 @@ class JobWithWeights:
 
     @classmethod
     def from_job(cls, job: Job) -> JobWithWeights:
-        """Return a `Job` as one with its weights as bytes, read from the file that pickling writes."""
+        """Convert a `Job` to a request that contains the weights, read from the file that pickling the job writes."""
         build = job.remote_build
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())
 
     def __call__(self) -> PlanWithBytes:
-        """Build the engine in a worker, from a temporary file that the worker writes."""
+        """Build the engine in a worker, which writes the weights to a temporary file first."""
         with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder, "weights")
             path.write_bytes(self.weights)

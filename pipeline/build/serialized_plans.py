@@ -34,13 +34,13 @@ NO_REFIT = (
 )
 PIECE = 1 << 22
 STREAMED = 128 << 20
-"""The bytes of weights above which a plan is streamed. TensorRT uses three times 64 MB for a stream, and memory for a
-second plan without one, which is less below 128 MB."""
+"""Plans with more bytes of weights than this are written in a stream. A stream uses three times 64 MB in TensorRT;
+without a stream a second plan is in memory, which is less for weights below 128 MB."""
 
 
 @frozen
 class BuildOrder:
-    """A request for an engine: the network to build, its inputs that are sizes, and the settings."""
+    """A request to build an engine: the network, the names of its inputs that are sizes, and the settings."""
 
     network: Network
     sizes: frozenset[str]
@@ -48,29 +48,29 @@ class BuildOrder:
 
     @classmethod
     def for_segment(cls, segment: Segment, network: Network, settings: CompilationSettings) -> BuildOrder:
-        """Create the order for a segment, without the settings about PyTorch, which the builder does not need and whose
-        predicates cannot be pickled."""
+        """Create the order for a segment's engine. It omits settings about PyTorch, since the builder does not need
+        them and their predicates cannot be pickled."""
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
         return cls(network, sizes, settings.evolve(torch_executed_ops=()))
 
     def is_replaceable(self, name: str) -> bool:
-        """Return whether the engine's weight of this name can be refitted."""
+        """Return whether the weight of this name can be refitted in the engine."""
         settings = self.settings
         return not settings.immutable_weights or any(fnmatchcase(name, each) for each in settings.refittable_weights)
 
     @property
     def refittable(self) -> bool:
-        """Return whether any weight of the engine can be refitted."""
+        """Return whether at least one weight of the engine can be refitted."""
         return any(self.is_replaceable(weight.name) for weight in self.network.weights)
 
     @property
     def stripped(self) -> bool:
-        """Return whether the plan contains no weights, so that they are supplied when the engine is loaded."""
+        """Return whether the plan will contain no weights, so that loading the engine must supply them."""
         return self.settings.strip_engine_weights and bool(self.network.weights)
 
     @property
     def refit_flags(self) -> tuple[str, ...]:
-        """Return TensorRT's builder flags for engines whose weights are set after the build."""
+        """Return TensorRT's builder flags for engines whose weights can be set after the build."""
         settings, kind = self.settings, ""
         if self.refittable:
             kind = "REFIT_INDIVIDUAL" if settings.immutable_weights else "REFIT"
@@ -85,8 +85,8 @@ class BuildOrder:
 
 @frozen
 class Plan:
-    """A finished plan: the SHA-256 of its bytes, the version of TensorRT that built it, and a mapping from the
-    network's to the plan's names of inputs and outputs, where these differ."""
+    """The properties of a finished plan: the SHA-256 of its bytes, the version of TensorRT that built it, and a mapping
+    from names of the network's inputs and outputs to the plan's, where they differ."""
 
     digest: str
     library: str
@@ -94,8 +94,8 @@ class Plan:
 
 
 def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor: Monitor) -> Plan:
-    """Let TensorRT build the network and write the plan to a file; TensorRT-RTX needs no GPU. A `BuildError` quotes
-    TensorRT's message; Ctrl-C is raised at the builder's next step."""
+    """Build a network with TensorRT and write the plan to a file; TensorRT-RTX needs no GPU for this. A `BuildError`
+    quotes TensorRT's message; Ctrl-C stops the build at TensorRT's next step."""
     if order.refit_flags and not has_gpu():
         why = f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
         why += ", and so one that has no weights (strip_engine_weights)" * order.stripped
@@ -127,8 +127,8 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
 
 @contextmanager
 def report_full_disk(description: str, target: PlanFile | int) -> Iterator[None]:
-    """Return a context in which a write to a full disk raises a `BuildError` with the needed and the free space.
-    ``target``: the plan's file, or the number of bytes to write."""
+    """Return a context in which a write to a full disk raises a `BuildError` that states the required and the free
+    space. ``target``: the plan's file, or the number of bytes to write."""
     try:
         yield
         if isinstance(target, PlanFile) and target.full is not None:
@@ -143,7 +143,7 @@ def report_full_disk(description: str, target: PlanFile | int) -> Iterator[None]
 
 
 def build_error(order: BuildOrder, message: str) -> BuildError:
-    """Return the error for an engine that TensorRT did not build, with its message."""
+    """Return the error for an engine that TensorRT could not build, with TensorRT's message."""
     cannot = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple >= (1, 5)
     settings, names = order.settings, ("refittable_weights", "strip_engine_weights", "refit_identical_engine_weights")
     asked = ["immutable_weights=False"] * (not settings.immutable_weights)
@@ -184,7 +184,7 @@ def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
 
 @contextmanager
 def _repeat(act: Callable[[], object]) -> Iterator[None]:
-    """Return a context that repeats an action every 10 ms: it drops pages of weights that TensorRT has read."""
+    """Return a context in which ``act`` is called every 10 ms, for example to drop pages of weights that were read."""
     done = threading.Event()
 
     def run() -> None:
@@ -213,8 +213,8 @@ def _write_plan(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFil
 
 
 class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
-    """A file to which TensorRT writes a plan in pieces, unnamed without a path. Memory holds no second copy of the
-    plan, only the pages that are read."""
+    """A file to which TensorRT writes a plan piece by piece; unnamed if there is no path. Memory holds no second copy
+    of the plan, only the pages that are read."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
         self.full: OSError | None = None
 
     def write(self, data: object) -> int:
-        """Write a piece of the plan, and return the number of bytes written. TensorRT calls this."""
+        """Write a piece of the plan, and return the number of bytes written; TensorRT calls this method."""
         beside = threading.Thread(target=self.sha256.update, args=(data,))  # it takes as long as writing
         beside.start()
         try:

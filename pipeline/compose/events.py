@@ -18,14 +18,14 @@ Kind: TypeAlias = Literal["started", "finished", "failed", "progress"]
 
 @attrs.frozen(eq=False)
 class Event:
-    """An event of a stage.
+    """An event that a running pipeline sends to its observers: a stage started, made progress, finished or failed.
 
     kind: started, progress (any number of times), then finished or failed.
     stage: the stage's name in the pipeline; `capture` for the capture of the model.
     seconds: how long the stage took; None until it has finished or failed.
     record: the stage's input (started, failed) or output (finished); None for progress. Do not change it.
-    done, total: the completed and total steps of the stage; None if the stage does not report progress.
-    detail: the current step, or the error that the stage failed with.
+    done, total: the number of completed steps of the stage and of all its steps; None if it reports no progress.
+    detail: a text for the current step, or the error that the stage failed with.
     """
 
     kind: Kind
@@ -65,7 +65,7 @@ def report(done: int, total: int | None = None, detail: str = "") -> None:
 
 
 class Run:
-    """Notifies the observers in one run of a pipeline.
+    """Send the events of one run of a pipeline to its observers.
 
     An observer that raises does not break the compilation: the error is logged as a warning, and the observer gets no
     more events of this run. KeyboardInterrupt and the like propagate.
@@ -75,7 +75,7 @@ class Run:
         self._observers = list(observers)
 
     def emit(self, event: Event) -> None:
-        """Notify every observer in turn; progress that an observer reports is ignored."""
+        """Send an event to every observer in turn; progress that an observer reports is ignored."""
         with _reporting_to(None, ""):
             for observer in tuple(self._observers):
                 try:
@@ -86,7 +86,7 @@ class Run:
                     log.warning(why, observer, event, exc_info=True)
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:
-        """Call the function and report it as the stage of this name; an exception gets a note that names the stage."""
+        """Call a function as the stage ``name``, and send its events; an exception gets a note with this name."""
         self.emit(Event("started", name, record=record))
         start = perf_counter()
         try:

@@ -23,7 +23,7 @@ from pipeline.settings import CompilationSettings
 
 
 def describe_argument(model: object) -> str:
-    """Describe an argument that was passed as a model, for errors."""
+    """Return a description, for errors, of an argument that was passed as a model."""
     if isinstance(model, type):
         return f"the class {model.__name__} (an instance is {model.__name__}(…))"
     if isinstance(model, FunctionType | BuiltinFunctionType):
@@ -32,7 +32,7 @@ def describe_argument(model: object) -> str:
 
 
 def _model_hint(model: object, takes: str) -> str:
-    """Return the hint what to pass instead of an argument that is not a model."""
+    """Return the hint for an error that says what to pass instead of an argument that is not a model."""
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
     if isinstance(model, str | os.PathLike):
@@ -48,7 +48,7 @@ def _model_hint(model: object, takes: str) -> str:
 
 
 def is_empty(arguments: object) -> bool:
-    """Return whether there are no arguments; a tensor passed by mistake is not converted to a bool."""
+    """Return whether a call has no arguments; a tensor passed by mistake is not converted to a bool."""
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
@@ -87,7 +87,7 @@ def check_joins(stages: Sequence[AnyStage]) -> None:
 
 
 def check_first_stage(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
-    """Raise `TypeError` unless the first stage accepts a `Program` and this is a model; then call `check_ready`."""
+    """Raise `TypeError` unless the first stage accepts a `Program` and ``model`` is a model; call `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
@@ -99,7 +99,7 @@ def check_first_stage(stages: Sequence[AnyStage], model: object, settings: Compi
 
 
 def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:
-    """Call ``check_ready`` of the stages that have it, to check what they need on this machine."""
+    """Call the method ``check_ready`` of each stage that has it: it checks what the stage needs on this machine."""
     for step in stages:
         inner = getattr(step, "function", getattr(step, "stage", step))
         if callable(check := getattr(inner, "check_ready", None)):
@@ -107,7 +107,7 @@ def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> No
 
 
 def refuse_unknown_arguments(unknown: Mapping[str, object]) -> None:
-    """Raise a `TypeError` for unknown arguments of a pipeline; the message suggests what to write instead."""
+    """Raise a `TypeError` for unknown arguments of a pipeline's call; the message suggests what to write instead."""
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
     for name in unknown:
         instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
@@ -120,8 +120,8 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
 
 
 def apply_settings(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
-    """Return a program with those settings replaced that differ from the defaults; return any other record unchanged.
-    Stages check what a program needs on this machine.
+    """Return a program in which ``settings`` that differ from the defaults replace its own; return any other record
+    unchanged. For a program, stages check that this machine has what they need.
 
     Raises:
         ValueError: the program was captured for another device.

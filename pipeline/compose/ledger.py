@@ -16,7 +16,7 @@ HOLDERS = ("model", "folded", "literals", "plans")
 
 
 class Ledger:
-    """An observer: ``compile.observed_by(ledger := pipeline.Ledger())``; ``print(ledger)`` shows the table.
+    """Record the time and memory of stages: ``compile.observed_by(ledger := pipeline.Ledger())``; ``print(ledger)``.
 
     interval: the seconds between two reads of memory; shorter peaks can be missed.
     entries: an entry for each completed stage, in order. Use a ledger for one compilation at a time. Without Linux's
@@ -69,7 +69,7 @@ def _cells(entry: StageCost) -> tuple[str, ...]:
 
 
 def weight_bytes_by_holder(record: object) -> Iterator[tuple[str, int]]:
-    """Yield the bytes of weights in a record, by holder; nothing for records without weights."""
+    """Yield the bytes of weights in a stage's record, by holder; nothing for a record without weights."""
     program = _find_program(record)
     if program is not None:
         own = _storage_bytes(program.parameters)

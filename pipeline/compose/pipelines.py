@@ -52,7 +52,7 @@ StageLike: TypeAlias = AnyStage | Callable[[Any], Any]
 
 
 class _Composable:
-    """A mixin for stages: the operator `|` and the repr."""
+    """A mixin that gives stages the operator `|` and a repr."""
 
     def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
         first: Pipeline[Takes, Gives] = Pipeline((self,))
@@ -106,7 +106,7 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
 
 @attrs.frozen(repr=False)
 class Named(_Composable, Generic[Takes, Gives]):
-    """A stage under another name."""
+    """A stage with its name replaced, to insert the same stage twice or in place of another."""
 
     stage: Stage[Takes, Gives]
     name: str
@@ -130,7 +130,7 @@ def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Ta
 def stage(function: Callable[[Any], object] | None = None, /, *, name: str | None = None) -> object:
     """Convert a function from record to record to a stage: `@stage`, or `@stage(name="…")` for another name.
 
-    Raises a `TypeError` that names what is missing if the parameter or the result is not annotated.
+    If the parameter or the result is not annotated, it raises a `TypeError` that names the missing annotation.
     """
     if function is None:
         return lambda function: FunctionStage(function, stage_name(function) if name is None else name)
@@ -138,7 +138,7 @@ def stage(function: Callable[[Any], object] | None = None, /, *, name: str | Non
 
 
 def as_stage(value: object) -> AnyStage:
-    """Convert a value to a stage. A stage or pipeline is unchanged; a function or frozen record needs annotations.
+    """Convert a value to a stage. A stage or pipeline stays unchanged; a function or frozen record needs annotations.
 
     A record's stage is named after its `name`, or its class in snake case: `OneEngine()` is `one_engine`.
     """
@@ -191,7 +191,7 @@ class Pipeline(Generic[Takes, Gives]):
 
     stages: the stages in order, converted by `as_stage`. Each stage accepts the previous stage's result.
     settings: the settings for capturing models. None means the defaults; then `|` uses the other pipeline's settings.
-    observers: called with every `Event`, in order. An observer that raises is logged, and dropped for the run.
+    observers: called with every `Event`, in order. If one raises, this is logged, and it gets no more events.
 
     Raises a `TypeError` that names both stages and record types if adjacent stages do not fit, and a `ValueError` for a
     duplicate name. Pipelines are equal if their fields are. `Pipeline()` is the identity of `|`, which is associative.
@@ -232,8 +232,8 @@ class Pipeline(Generic[Takes, Gives]):
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
             `pipeline.capture`); or, as the only argument, the record. A program gets this pipeline's settings.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
-        output_names: the names of the model's outputs in engines, reports and files; None: their keys. Returns the last
-        stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
+        output_names: the names of the model's outputs in engines, reports and files; None: the result's keys. Returns
+        the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         refuse_unknown_arguments(unknown)
         ledger = select_ledger(self.observers, self.settings.progress, self.names)
@@ -279,7 +279,7 @@ class Pipeline(Generic[Takes, Gives]):
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return this pipeline followed by the other, with the first settings that are set and all observers."""
+        """Return this pipeline followed by another, with the first settings that are set and the observers of both."""
         after = _to_pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
@@ -316,7 +316,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def insert(self, stage: StageLike, *, before: str = ..., after: str = ...) -> "Pipeline[Any, Any]": ...
     def insert(self, stage: Any, *, before: str | None = None, after: str | None = None) -> Any:
-        """Return the pipeline with a stage, or a pipeline's stages and observers, before or after a named stage."""
+        """Return the pipeline with a stage, or a pipeline's stages and observers, inserted at a named stage."""
         if (before is None) == (after is None):
             raise TypeError("insert takes either before= or after=, the name of a stage")
         at = self._index(before) if before is not None else self._index(after or "") + 1
@@ -329,7 +329,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def without(self, name: str) -> "Pipeline[Any, Any]": ...
     def without(self, name: str) -> Any:
-        """Return the pipeline without this stage."""
+        """Return the pipeline without the stage of this name."""
         at = self._index(name)
         return self._with_stages(self.stages[:at] + self.stages[at + 1 :])
 
@@ -348,7 +348,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def until(self, name: str) -> "Pipeline[Takes, Any]": ...
     def until(self, name: str) -> Any:
-        """Return the pipeline up to and including this stage; a call returns this stage's result."""
+        """Return the pipeline up to and including the stage of this name; a call returns that stage's result."""
         return self._with_stages(self.stages[: self._index(name) + 1])
 
     def observed_by(self, *observers: Observer) -> Self:

@@ -15,9 +15,9 @@ from pipeline.compose.ledger import Ledger
 
 
 class StageProgress(Ledger):
-    """A ledger that draws progress bars: pass it to ``Pipeline.observed_by`` and use it as a context manager.
+    """A ledger that also shows progress bars: pass it to ``Pipeline.observed_by`` and use it as a context manager.
 
-    Bars are drawn only on a terminal, unless ``show`` is set. The entries are those of a `Ledger`, including failed
+    Bars are shown only on a terminal, unless ``show`` is set. The entries are those of a `Ledger`, including failed
     stages.
 
     transient: remove the bars at the end.
@@ -70,11 +70,11 @@ class StageProgress(Ledger):
 
 
 _DRAWING: Final = threading.Lock()
-"""Held while one run draws its bars: those that it starts itself, or that run in other threads, draw none."""
+"""The lock that a run holds while it shows progress bars, so that nested or concurrent runs show none."""
 
 
 class RunProgress(StageProgress):
-    """The progress bars of a run of a pipeline, from its first event until its ``last`` stage ends or a stage fails."""
+    """Show the progress bars of one run, from its first event until the stage ``last`` ends or a stage fails."""
 
     def __init__(self, last: str) -> None:
         super().__init__(show=True, transient=True, interval=0.05)

@@ -1,4 +1,4 @@
-"""Select the ledger of a run: an observer, the progress bars on a terminal, or a hidden ledger."""
+"""Select the ledger that records a run: one of the observers, the progress bars on a terminal, or a hidden ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.compose.ledger import Ledger
 
 def select_ledger(observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]) -> Ledger:
     """Return the first ledger among the observers, so that memory is read only once; else a new ledger that reads it
-    less often. The new ledger draws ``progress`` if set (None: on a terminal). ``stage_names``: the run's stages."""
+    less often. It shows ``progress`` bars if requested (None: on a terminal). ``stage_names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
         return known
     if stage_names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):

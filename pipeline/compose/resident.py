@@ -15,14 +15,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @frozen
 class ResidentMemory:
-    """Resident bytes: ``anonymous`` memory of the process, and pages of a ``file``, which the system may drop."""
+    """Resident bytes of a process: ``anonymous`` memory, and pages of a ``file``, which the system may drop."""
 
     anonymous: int = 0
     file: int = 0
 
     @property
     def total(self) -> int:
-        """Return the resident set size: the sum of both."""
+        """Return the resident set size: the sum of anonymous memory and file pages."""
         return self.anonymous + self.file
 
     def __add__(self, other: ResidentMemory) -> ResidentMemory:
@@ -65,7 +65,7 @@ def _read_numbers(path: str) -> list[int]:
 
 
 def process_tree_memory(pid: int | None = None) -> ResidentMemory:
-    """Return the resident memory of a process and its descendants; shared file pages are counted for each process."""
+    """Return the resident memory of a process and its descendants; shared file pages count once for each process."""
     return sum(map(process_memory, descendants(pid)), process_memory(pid))
 
 
@@ -79,7 +79,7 @@ class SamplingThread:
         self._running = False
 
     def add(self, sampler: Sampler) -> None:
-        """Add a sampler, which starts to read."""
+        """Add a sampler, which is then triggered at each interval."""
         with self._lock:
             self._samplers.append(sampler)
             if not self._running:
@@ -87,7 +87,7 @@ class SamplingThread:
                 threading.Thread(target=self._run, daemon=True).start()
 
     def drop(self, sampler: Sampler) -> None:
-        """Remove a sampler; after the return it does not read again."""
+        """Remove a sampler; it reads no memory after this call has returned."""
         with self._lock:
             self._samplers.remove(sampler)
 
@@ -103,8 +103,8 @@ class SamplingThread:
 
 
 class Sampler:
-    """A context that records the peak memory, of each kind, of a process and its descendants. A `SamplingThread`
-    (by default a new one) triggers the reads. Peaks shorter than the interval can be missed."""
+    """A context that records the peak memory of a process and its descendants, for each kind of memory. A
+    `SamplingThread` (by default a new one) triggers its reads. Peaks shorter than the interval can be missed."""
 
     def __init__(self, pid: int | None = None, interval: float = 0.01, reader: SamplingThread | None = None) -> None:
         self.pid = pid

@@ -15,11 +15,11 @@ Gives = TypeVar("Gives", covariant=True)
 
 
 class Stage(Protocol[Takes, Gives]):
-    """The protocol of stages: a name, the record types of input and output, and a pure function between these."""
+    """The protocol of stages: a name, the record types of input and output, and a pure function between them."""
 
     @property
     def name(self) -> str:
-        """Return the name that addresses the stage in a pipeline."""
+        """Return the name by which a pipeline finds the stage."""
 
     @property
     def takes(self) -> Any:
@@ -37,7 +37,7 @@ AnyStage: TypeAlias = Stage[Any, Any]
 
 
 def stage_name(function: object) -> str:
-    """Return the `name` or `__name__` of a function or record, or its class in snake case."""
+    """Return the stage name of a function or record: its `name` or `__name__`, or its class in snake case."""
     for attribute in ("name", "__name__"):
         name = getattr(function, attribute, None)
         if isinstance(name, str) and name:
@@ -93,7 +93,7 @@ def is_instance(record: object, annotation: object) -> bool:
 
 
 def type_name(annotation: object) -> str:
-    """Return the name of a type in errors and reprs."""
+    """Return the name of a type annotation for errors and reprs."""
     members = ((m, getattr(m, "__name__", m) if get_origin(m) is None else m) for m in _union_members(annotation))
     return " | ".join("None" if member is NoneType else str(name) for member, name in members)
 
@@ -103,7 +103,7 @@ def _union_members(annotation: object) -> tuple[object, ...]:
 
 
 def _checkable_class(member: object) -> type | None:
-    """Return the class to check against; None for a type that cannot be checked."""
+    """Return the class for `isinstance` checks of an annotation; None for a type that cannot be checked."""
     known = get_origin(member) or member
     unchecked = getattr(known, "_is_protocol", False) and not getattr(known, "_is_runtime_protocol", False)
     return known if isinstance(known, type) and known is not Any and not unchecked else None

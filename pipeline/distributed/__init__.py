@@ -1,1 +1,1 @@
-"""Models that are sharded over ranks."""
+"""Compile models that are sharded over the ranks of torch.distributed."""

@@ -25,18 +25,18 @@ IN_PLACE: Final = {
     "all_to_all_single": functional.all_to_all_inplace,
     "all_gather": functional.all_gather_inplace,
 }
-"""The collectives of torch.distributed that write to a tensor, and what an export sees of each: a functional one, and a
-copy of its result."""
+"""For each collective of torch.distributed that writes to a tensor: the functional collective that an export records in
+its place, before a copy of the result to the tensor."""
 
 
 def trace_collectives() -> AbstractContextManager[None]:
-    """Return a context for exports in which collectives become operators and DTensors add nothing to the graph."""
+    """Return a context for exports: collectives become operators of the graph, and DTensors add nothing to it."""
     return _replacements("torch.distributed.tensor" in sys.modules).activate("sharded")
 
 
 @cache
 def _replacements(_: bool) -> Patches:
-    """Return the replacements; those in DTensor's modules only if these modules are imported."""
+    """Return the patches of torch for an export; those in DTensor's modules only if these modules are imported."""
     why = "calls a process group, and torch.export knows operators only"
     rows = [
         Replacement(torch.distributed, name, partial(_call_op, own), why, "sharded") for name, own in IN_PLACE.items()
@@ -53,7 +53,7 @@ def _replacements(_: bool) -> Patches:
 
 
 def _do_nothing(_: Function, **__: object) -> None:
-    """Add nothing to the graph."""
+    """Do nothing, in place of a function that would add operators to the graph."""
 
 
 def _untraced(original: Function, *args: Argument) -> object:
@@ -69,7 +69,7 @@ def _call_op(collective: Argument, _: Function, *args: Argument, **kwargs: Argum
 
 
 def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
-    """Return whether a tensor can be sharded at its smallest sizes, and so at all its sizes."""
+    """Return whether a tensor can be sharded at its smallest sizes, which implies all its sizes."""
     return original([_smallest_size(size) for size in shape], *args, **kwargs)
 
 

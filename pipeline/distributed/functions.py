@@ -1,8 +1,8 @@
-"""Trace functions on DTensors as functions on local tensors.
+"""Trace functions of DTensors as functions of their local tensors.
 
 torch.export traces before autograd, where DTensor has not chosen its collectives yet. So each function that receives a
-DTensor is traced separately below autograd. The traced operators, which work on local tensors or are collectives, are
-called in place of the function, so the export sees only them.
+DTensor is traced separately below autograd. The export records only the traced operators, which work on local tensors
+or are collectives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.aten.types import Argument, Function
 
 TENSORS: Final = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-"""The properties of a tensor that are tensors, which are computed."""
+"""The properties of a tensor that return another tensor, so that an export must trace them."""
 
 
 class LocalFunctions(TorchFunctionMode):
@@ -81,7 +81,7 @@ def _to_local(tensor: Argument) -> Argument:
 
 
 def _mask_buffers(tensors: Iterable[Argument]) -> list[Argument]:
-    """Return the mask buffers of sharded embedding look-ups; a mask marks the rows that another rank holds."""
+    """Return the mask buffers that sharded embedding look-ups use; a mask marks the rows that another rank holds."""
     placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
     masks = (getattr(each, "mask_buffer", None) for each in placements)
     return list({id(mask): mask for mask in masks if mask is not None and mask.data is not None}.values())
@@ -95,7 +95,7 @@ def _inner_fake_tensor(value: Argument) -> Argument:
 
 
 class _Replay(torch.fx.Interpreter):
-    """Call the operators of a traced graph in an export; a tensor constant is created anew from its value."""
+    """Call the operators of a traced graph during an export; a constant tensor in it is created anew from its value."""
 
     def get_attr(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
         value = super().get_attr(target, args, kwargs)

@@ -28,20 +28,20 @@ WRAPPERS: Final = {
     "FullyShardedDataParallel": "whose hooks gather its parameters for each call",
     "DistributedDataParallel": "which synchronizes gradients",
 }
-"""The classes of torch that are for training."""
+"""torch's wrappers of modules for training, which cannot be compiled."""
 UNWRAPPED: Final = "compile the module as it was before: shard it by parallelize_module, or not at all"
 
 
 @frozen(eq=False)
 class ShardedTensor:
-    """A parameter or buffer that is a DTensor (``whole``), and the dict of its module that contains it."""
+    """A parameter or buffer of a model that is a DTensor (``whole``), and the dict of its module that contains it."""
 
     registered: MutableMapping[str, Argument]
     name: str
     whole: Argument
 
     def replace(self, value: object) -> None:
-        """Register another tensor under the same name."""
+        """Register another tensor in the module under the name of this parameter or buffer."""
         self.registered[self.name] = value
 
 
@@ -70,8 +70,8 @@ class LocalExport:
 def use_local_tensors(
     model: object, args: Sequence[object], kwargs: Mapping[str, object] | None, device: str | None = None
 ) -> Iterator[LocalExport]:
-    """Return a context for exporting a module. In it, parameters and inputs that are DTensors are replaced by their
-    local tensors, and collectives are operators. Without an initialized torch.distributed nothing changes."""
+    """Return a context for exporting a module: in it, local tensors replace parameters and inputs that are DTensors,
+    and collectives are operators. Without an initialized torch.distributed nothing changes."""
     if not dist.is_available() or not dist.is_initialized():
         yield LocalExport(args, kwargs)
         return
@@ -109,7 +109,7 @@ def input_paths(leaves: Sequence[object], structure: Argument) -> list[tuple[obj
 
 
 def _check_wrappers(model: nn.Module) -> None:
-    """Raise a CaptureError if the module is in a wrapper for training, which a program does not run."""
+    """Raise a CaptureError if the model contains a wrapper for training, which a compiled program does not run."""
     for each in model.modules():
         for kind in type(each).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
@@ -117,7 +117,7 @@ def _check_wrappers(model: nn.Module) -> None:
 
 
 def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
-    """Raise a CaptureError if a sharded module would be captured for a device type other than its mesh's."""
+    """Raise a CaptureError if ``device`` is not the device type of the mesh that the module is sharded over."""
     found = next((each.whole.device_mesh.device_type for each in sharded), None)
     if device is not None and found is not None and torch.device(device).type != found:
         why = f"the model is sharded over a mesh of {found}, and is captured as on {device}"
@@ -125,7 +125,7 @@ def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
 
 
 def check_callable(model: nn.Module) -> None:
-    """Raise a CaptureError if a call would crash the process: gloo reads GPU memory as host memory (torch 2.11)."""
+    """Raise a CaptureError if a call would crash the process: gloo of torch 2.11 reads GPU memory as CPU memory."""
     places = _sharded_tensors(model) if "torch.distributed.tensor" in sys.modules else []
     meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
     if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
@@ -137,7 +137,7 @@ def tensor_layout(tensor: Argument) -> Layout:
     """Return the layout of a DTensor.
 
     Raises:
-        CaptureError: ranks hold parts of a sum, or interleaved parts.
+        CaptureError: each rank holds a summand of the tensor (``Partial``), or its parts are interleaved.
     """
     placements = []
     for each in tensor.placements:
@@ -216,7 +216,7 @@ def _input_as_dtensor(dtensor: Argument, value: Argument) -> Argument:
 
 
 def _local_results(results: Argument, notes: LocalExport) -> Argument:
-    """Return the local tensors of results, and note the layouts of those that are DTensors."""
+    """Return the local tensors of results, and record the layouts of the results that are DTensors."""
     from torch.distributed.tensor import DTensor
 
     leaves = tree_leaves(results)

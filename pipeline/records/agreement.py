@@ -1,4 +1,4 @@
-"""``Agreement``: compares a compiled program's errors with eager PyTorch's. ``Healed``: a repaired node."""
+"""``Agreement``: a compiled program's errors compared with eager PyTorch's. ``Healed``: a node compiled differently."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pipeline.version import __version__
 
 @frozen
 class OutputAgreement:
-    """The agreement of one output with eager at one size.
+    """The errors of one output of a program compared with eager PyTorch, at one set of input sizes.
 
-    output: its name; ``after the call`` for a buffer or input that the program writes to.
-    sample: the inputs: of smallest, optimal or largest sizes, or the number of an example of the user's.
+    output: the output's name; ``after the call`` for a buffer or input that the program writes to.
+    sample: which inputs were used: those of smallest, optimal or largest sizes, or the number of a user's example.
     error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute if
-        that is 0). Infinite if only one of the two is NaN or infinite, and for unequal integers.
-    eager_error, bound: the error of eager PyTorch in the model's own dtypes, and the largest allowed one.
+        that is 0). It is infinite if only one of the two values is NaN or infinite, or if integers differ.
+    eager_error, bound: the error of eager PyTorch in the model's own dtypes, and the largest allowed error.
     norm_error, eager_norm_error, norm_bound: the norm of the program's errors relative to the exact output's norm; the
-        same of eager PyTorch; the largest allowed value. They reveal sums in too low a precision, where every element
-        is slightly wrong. All are 0 for small outputs and integers.
+        same norm for eager PyTorch; the largest allowed value. Norms reveal sums in too low a precision, where every
+        element is slightly wrong. All three are 0 for small outputs and integers.
     exact: the reference for both errors: the model in ``float64`` or ``float32``; or ``eager`` if the model cannot run
         in these dtypes, or the program is so close to eager that no other reference is needed.
     elements, undecided: the number of all elements, and of elements left out since they depend on rounding, such as a
         near tie of ``argmax``.
-    raised, unjudged: the error that the program raises, or the reason why the output is not judged; else empty.
+    raised, unjudged: the error that the program raises, or the reason why the output was not compared; else empty.
     source: ``graph`` compares the program with the captured graph in eager; ``module`` compares the captured module
         (``error``) with its graph (``eager_error``).
     """
@@ -50,12 +50,12 @@ class OutputAgreement:
 
     @property
     def holds(self) -> bool:
-        """Whether the largest error and the norm error are within their bounds, or are not judged."""
+        """Whether the largest error and the norm error are within their bounds; true if the output was not compared."""
         return not self.raised and (bool(self.unjudged) or self.share <= 1)
 
     @property
     def share(self) -> float:
-        """The larger ratio of an error (largest error, norm error) to its bound."""
+        """The greatest ratio of an error to its bound, of the largest error and the norm error."""
         errors = (self.error, self.bound), (self.norm_error, self.norm_bound)
         return max(error / bound if bound else float("inf") if error else 0.0 for error, bound in errors)
 
@@ -81,9 +81,9 @@ class Agreement:
 
     executor: where the engines ran, ``tensorrt`` or ``reference``. gpu: the GPU's name, empty without one.
     sizes: the sizes of each sample, by input and dim (``x.shape[0]``).
-    versions: of pipeline, torch and TensorRT. tf32: whether eager's float32 matmuls used TF32, as engines do. skipped:
-    samples that were not run, with the reason.
-    module: the reason why the module was not compared with its captured graph; empty if it was.
+    versions: the versions of pipeline, torch and TensorRT. tf32: whether eager's float32 matmuls used TF32, as engines
+    do. skipped: samples that were not run, with the reason. module: the reason why the module was not compared with its
+    captured graph; empty if it was.
     """
 
     rows: tuple[OutputAgreement, ...]
@@ -97,22 +97,22 @@ class Agreement:
 
     @property
     def failures(self) -> tuple[OutputAgreement, ...]:
-        """Return the rows whose error is beyond its bound."""
+        """Return the outputs and sizes whose error exceeds its bound."""
         return tuple(row for row in self.rows if not row.holds)
 
     @property
     def differences(self) -> tuple[OutputAgreement, ...]:
-        """Return the failures caused by torch.export: rows in which the captured graph differs from the module."""
+        """Return the failures that torch.export caused: outputs of the captured graph that differ from the module's."""
         return tuple(row for row in self.failures if row.source == "module")
 
     @property
     def holds(self) -> bool:
-        """Return whether something was compared and every error is within its bound."""
+        """Return whether at least one output was compared and every error is within its bound."""
         return not self.failures and (bool(self.rows) or not self.skipped)
 
     @property
     def worst(self) -> OutputAgreement | None:
-        """Return the row of the program with the largest error relative to its bound; None without a judged row."""
+        """Return the program's output with the largest error relative to its bound; None if no output was compared."""
         judged = [row for row in self.rows if not row.unjudged and row.source == "graph"]
         return max(judged, key=lambda row: row.share, default=None)
 
@@ -128,7 +128,7 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that was compiled differently, since its engine did not load or was wrong: the action and the reason."""
+    """A node that was compiled differently, since its engine did not load or was wrong: what changed, and why."""
 
     node: str
     target: str

@@ -1,4 +1,4 @@
-"""Convert the entries of ``torch_executed_ops`` (operators, names, predicates on module paths); match nodes."""
+"""Convert the entries of the setting ``torch_executed_ops`` (operators, names, predicates); match nodes with them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
 
 def executed_entries(value: object) -> frozenset[TorchExecuted]:
-    """Convert entries to operator overloads, names and predicates; an overload packet becomes all its overloads."""
+    """Convert the setting's entries to operator overloads, names and predicates; a packet becomes all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"torch_executed_ops takes a collection of operators, names or predicates, not {value!r}")
     return frozenset(entry for item in value for entry in _executed_entries(item))
@@ -42,14 +42,14 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
 
 
 def traced_name(item: object) -> str:
-    """Return the name of a torch function that tracing replaces by operators, so that no graph has it; else ""."""
+    """Return the name of a torch function that tracing replaces by operators, so that no graph calls it; else ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") else str(name)
 
 
 def _entries_by_name(name: str) -> Iterable[TorchExecuted]:
-    """Return the entries of an operator name; `aten.topk` means every overload. An unknown name of aten is an error."""
+    """Return the entries of an operator name: all overloads for `aten.topk`. Unknown names of aten are errors."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     if match is None:
         raise ValueError(
@@ -85,7 +85,7 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
 
 
 def qualified_names(target: object) -> frozenset[str]:
-    """Return every name of a target: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
+    """Return all names of an operator: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
     if isinstance(target, OpOverload):
         tail = str(target).partition(".")[2]
         return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{tail}"})
@@ -95,7 +95,7 @@ def qualified_names(target: object) -> frozenset[str]:
 
 
 def entry_name(entry: object) -> str:
-    """Return the text of an entry of `torch_executed_ops`, without memory addresses, which differ between processes."""
+    """Return an entry of `torch_executed_ops` as text, without memory addresses, which differ between processes."""
     if isinstance(entry, OpOverload):
         return f"torch.ops.{entry}"
     if isinstance(entry, str):

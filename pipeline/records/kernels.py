@@ -10,7 +10,7 @@ from attrs import field, frozen
 @frozen
 class Kernels:
     """Compiled kernels in TensorRT's format, and the machine that they are for: GPU, driver, CUDA and library, as
-    `runtime.engine_cache.machine` names it."""
+    `runtime.engine_cache.machine_key` returns it."""
 
     machine: str = ""
     data: bytes = field(default=b"", repr=False)

@@ -1,5 +1,5 @@
-"""The library releases that the tests cover, and the GPUs on which TensorRT's engines load: the common source of
-requirements, documentation, warnings and errors."""
+"""The library releases that the tests cover, and the GPUs on which TensorRT's engines load; requirements,
+documentation, warnings and errors use these tables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.frozen import FrozenDict
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 Loads = Literal["runs", "listed", "not run", "no"]
-"""``"runs"``: our tests ran there. ``"listed"``: NVIDIA's support matrix has it. ``"no"``: the engine does not load."""
+"""Whether engines load on a GPU: yes by our tests, yes by NVIDIA's support matrix, unknown, or no."""
 
 
 @frozen
 class TestedReleases:
-    """The first and the last minor release of a library that the tests cover, and the page that states them."""
+    """The first and last minor release of a library that the tests cover, and the docs page that states them."""
 
     first: tuple[int, int]
     last: tuple[int, int]
@@ -37,7 +37,7 @@ class TestedReleases:
         return self.first <= tuple(map(int, re.findall(r"\d+", release)[:2])) <= self.last
 
     def requirement(self, library: str) -> str:
-        """Return the requirement for pip: ``torch>=2.11,<2.14``."""
+        """Return the range as a requirement for pip: ``torch>=2.11,<2.14``."""
         major, minor = self.last
         return f"{library}>={_format_version(self.first)},<{major}.{minor + 1}"
 
@@ -51,14 +51,14 @@ TESTED: Final = MappingProxyType(
         "nvidia-modelopt": TestedReleases((0, 47), (0, 47), "quantization"),
     }
 )
-"""By the name of the distribution. Each page states the range."""
+"""For each library, by the name of its distribution: the tested releases."""
 TENSORRT_RTX: Final = "tensorrt-rtx==1.6.1.120"
-"""The release of TensorRT-RTX that our tests run with by default."""
+"""The requirement for pip of the TensorRT-RTX release with which our tests run by default."""
 
 
 @frozen
 class GpuSupport:
-    """Whether engines of TensorRT-RTX load on a kind of GPU, by release, and the recommended release."""
+    """For a kind of GPU: whether engines of each release of TensorRT-RTX load, and the recommended release."""
 
     gpus: str
     capability: str
@@ -66,12 +66,12 @@ class GpuSupport:
     note: str
 
     def status(self, version: tuple[int, ...]) -> Loads:
-        """Return whether engines of this version load; "not run" for a release that has no row."""
+        """Return whether engines of this version of TensorRT-RTX load here; "not run" if the release has no row."""
         return self.loads.get(_format_version(version[:2]), "not run")
 
 
 def _support_row(loads: Loads, **others: Loads) -> FrozenDict[str, Loads]:
-    """Return a table row with the same entry for each release, except those in ``others`` (``v1_7="no"``)."""
+    """Return a GPU's entries: ``loads`` for each release, except the releases in ``others`` (``v1_7="no"``)."""
     releases = ("1.4", "1.5", "1.6", "1.7")
     return FrozenDict({release: others.get(f"v{release.replace('.', '_')}", loads) for release in releases})
 
@@ -92,7 +92,7 @@ TABLE: Final = (
     GpuSupport("RTX 50, RTX PRO Blackwell", "12.0", _support_row("listed"), ""),
     GpuSupport("GB10 (DGX Spark)", "12.1", _support_row("listed", v1_4="not run"), "supported from 1.5 on"),
 )
-"""The GPUs, by compute capability."""
+"""The GPUs on which we know whether TensorRT-RTX engines load, by compute capability."""
 
 
 def check_library(gpu: str, capability: str) -> None:
@@ -117,7 +117,7 @@ def warn_untested(library: str) -> None:
 
 
 def _installed_release(library: str) -> str | None:
-    """Return the installed release; None if the library is missing (a graph can contain its operators all the same)."""
+    """Return a library's installed release; None if it is missing (a graph can contain its operators all the same)."""
     if library == "torch":
         return str(torch.__version__)
     if library == "tensorrt-rtx":

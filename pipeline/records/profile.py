@@ -12,13 +12,13 @@ from attrs import frozen
 
 @frozen
 class LayerTime:
-    """A row of TensorRT's profiler, or a PyTorch segment.
+    """The time of a row of TensorRT's profiler (one or more layers), or of a PyTorch segment.
 
-    name: TensorRT's name. milliseconds: the median of the runs. kernels: its GPU kernels by CUPTI's names. nodes: the
-    nodes that it computes, fully or partly; empty for a copy that TensorRT adds. by: the source of ``nodes``: ``plan``
-    (the plan's kernels), ``inspector`` (the layers' metadata), ``order`` (the layers between those of its neighbours),
-    ``name`` (the layers in its name), ``segment``. For a row that computes no node: ``streams`` (it synchronizes
-    streams), ``sizes`` (it computes dynamic sizes), ``between`` (idle time between kernels); else empty.
+    name: TensorRT's name. milliseconds: the median of the runs. kernels: the row's GPU kernels by CUPTI's names. nodes:
+    the graph nodes that the row computes, fully or partly; empty for a copy that TensorRT adds. by: the source of
+    ``nodes``: ``plan`` (the plan's kernels), ``inspector`` (the layers' metadata), ``order`` (the layers between those
+    of its neighbours), ``name`` (the layers in its name), ``segment``. For a row that computes no node: ``streams`` (it
+    synchronizes streams), ``sizes`` (it computes dynamic sizes), ``between`` (idle time between kernels); else empty.
     """
 
     name: str
@@ -33,10 +33,10 @@ class SegmentTime:
     """The time of a segment and of its layers. ``milliseconds`` is measured without a profiler; all work is launched
     before the GPU begins it.
 
-    timed: the source of the layers' times. ``kernels``: CUPTI's kernel times, and a row for the idle time between
+    timed: how the layers' times were measured. ``kernels``: CUPTI's kernel times, and a row for the idle time between
     kernels. Since CUPTI lengthens this idle time, it is limited to the rest of the segment's time; the sum is slightly
     above the segment's time, unless kernels run concurrently. ``profiler``: TensorRT's profiler, which adds some
-    microseconds to each row; used if CUPTI is busy or its kernels do not match the rows. ``events``: PyTorch's.
+    microseconds to each row; used if CUPTI is busy or its kernels do not match the rows. ``events``: CUDA events.
     """
 
     segment: str
@@ -53,8 +53,8 @@ class SegmentTime:
 
 @frozen
 class NodeTime:
-    """A node's time: the time of kernels that compute only this node, and an equal share of the kernels that compute
-    several (``shared``: the largest number of other nodes in a kernel)."""
+    """The time of one graph node: the time of kernels that compute only this node, and an equal share of the kernels
+    that compute several (``shared``: the largest number of other nodes in a kernel)."""
 
     node: str
     milliseconds: float
@@ -70,7 +70,7 @@ class Profile:
 
     segments: in execution order, with their layers. nodes: every node with its time. call: the call without CUDA
     graphs. graph: the call with CUDA graphs; None if the call cannot be captured, for the reason in ``no_graph``. gpu:
-    the GPU's name. library: TensorRT and its version. inputs: the inputs of the call.
+    the GPU's name. library: TensorRT and its version. inputs: a description of the call's inputs.
     """
 
     segments: tuple[SegmentTime, ...]
@@ -84,7 +84,7 @@ class Profile:
     inputs: tuple[str, ...] = ()
 
     _write_trace: ClassVar[Callable[[Profile, str | os.PathLike[str]], None]]
-    """Defined by `pipeline.api`."""
+    """The function that writes a trace file; `pipeline.api` sets it."""
 
     @property
     def layers_sum(self) -> float:
@@ -93,11 +93,11 @@ class Profile:
 
     @property
     def unassigned(self) -> tuple[LayerTime, ...]:
-        """The rows of TensorRT that belong to no node."""
+        """The rows of TensorRT's profiler that no graph node accounts for."""
         return tuple(layer for segment in self.segments for layer in segment.layers if not layer.nodes)
 
     def by_module(self, depth: int = 2) -> dict[str, float]:
-        """Return the milliseconds of each module down to a depth (``encoder.layers`` is 2), the slowest first."""
+        """Return the milliseconds of each module down to this depth (``encoder.layers`` has depth 2), slowest first."""
         times: Counter[str] = Counter()
         for node in self.nodes:
             times[".".join(node.module.split(".")[:depth])] += node.milliseconds  # type: ignore[assignment]
@@ -105,7 +105,7 @@ class Profile:
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for https://ui.perfetto.dev and chrome://tracing: the call, segments, layers and nodes, with
-        modules and source lines. An `OSError` if the file cannot be written."""
+        modules and source lines. Raise an `OSError` if the file cannot be written."""
         self._write_trace(path)
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class Profile:
 
 
 SHOWN = 20
-"""The number of layers in a printed profile; the record has all."""
+"""The number of layers in a printed profile; ``Profile`` itself has all layers."""
 
 
 def _lines(profile: Profile) -> Iterator[str]:
@@ -136,11 +136,11 @@ def _lines(profile: Profile) -> Iterator[str]:
 
 
 OWN = {"between": "between kernels", "streams": "streams that wait for each other", "sizes": "sizes of dynamic shapes"}
-"""Descriptions of rows that compute nothing."""
+"""Descriptions, for the printed profile, of rows that compute no graph node."""
 
 
 def _tensorrt_lines(layers: tuple[LayerTime, ...]) -> Iterator[str]:
-    """Yield lines about TensorRT's own rows: sums of rows that compute nothing, and the names of at most 8 others."""
+    """Yield the report's lines about rows without a graph node: their sums, and the names of at most 8 others."""
     for by, what in OWN.items():
         if found := [layer.milliseconds for layer in layers if layer.by == by]:
             yield f"{sum(found):.3f} {what}"

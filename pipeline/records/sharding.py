@@ -25,8 +25,8 @@ class Layout:
 
 @frozen
 class Sharding:
-    """A program's place in a sharded model: its rank, the ranks of each process group by the name in its graph, and the
-    layouts of the inputs and outputs that are DTensors, by index."""
+    """Which part of a sharded model a program is: its rank, the ranks of each process group by the name in its graph,
+    and the layouts of the inputs and outputs that are DTensors, by index."""
 
     rank: int
     ranks: int
@@ -40,4 +40,4 @@ class Sharding:
 
 @frozen
 class Alone(Sharding):
-    """The sharding of a program that is measured without the other ranks: its collectives use only this rank's data."""
+    """The sharding of a program that is measured without other ranks: its collectives use only this rank's data."""

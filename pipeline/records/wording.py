@@ -16,7 +16,7 @@ C = TypeVar("C", bound=type)
 
 
 class _NeverChangesError(attrs.exceptions.FrozenInstanceError):
-    """An attribute of a frozen record was assigned; unlike attrs' error, this error has a message."""
+    """The error for assigning an attribute of a frozen record; unlike attrs' own error it has a message."""
 
     def __init__(self, message: str) -> None:
         AttributeError.__init__(self, message)
@@ -28,7 +28,7 @@ def kind_of(value: object) -> str:
 
 
 def add_article(noun: str) -> str:
-    """Return a noun with its article."""
+    """Return a noun preceded by its indefinite article."""
     vowel = noun[:1].lower() in "aeio" or noun == "ndarray"
     return f"{'an' if vowel else 'a'} {noun}"
 
@@ -55,7 +55,7 @@ def did_you_mean(name: object, known_names: Iterable[str], before: str = "; ") -
 
 
 def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object], None]:
-    """Return an attrs validator that accepts only these words; its error suggests the most similar word."""
+    """Return an attrs validator that accepts only these words; its error suggests the most similar of them."""
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if value not in words:

@@ -1,1 +1,1 @@
-"""Run compiled programs."""
+"""Run compiled programs on TensorRT or on the CPU: inputs, engines, PyTorch segments, CUDA graphs and state."""

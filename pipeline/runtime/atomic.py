@@ -1,4 +1,4 @@
-"""Write files atomically: a file appears complete or not at all."""
+"""Write files atomically: readers see either the complete new file or none of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 FULL: Final = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
-"""errno values of a full disk, an exhausted quota or a file size limit."""
+"""The errno values of a full disk, an exhausted quota or an exceeded file size limit."""
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""Handle autocast around captures and calls. A model captured under autocast is compiled with the casts; a compiled
-program ignores its caller's autocast."""
+"""Handle autocast around captures and calls: a model captured under autocast is compiled with its casts, while a
+compiled program ignores the autocast of its caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 is_autocast_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
-"""Return whether autocast is on for any device. Without a wrapper, since every call of a program asks."""
+"""Return whether autocast is on for any device; torch's function without a wrapper, since every call uses it."""
 
 
 def without_autocast() -> ExitStack:
@@ -26,12 +26,12 @@ def without_autocast() -> ExitStack:
 
 
 def autocast_dtypes() -> dict[str, torch.dtype]:
-    """Return the dtypes of the current autocast by device."""
+    """Return the dtypes of the current autocast, by device type."""
     return {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
 
 
 def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a shallow copy of the model whose ``forward`` enters the current autocast, for captures to record."""
+    """Return a shallow copy of the model whose ``forward`` enters the current autocast, for a capture to record."""
     dtypes = autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)

@@ -36,9 +36,9 @@ from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 T = TypeVar("T")
 
 FACTOR: Final = 4
-"""How often the memory of its result an operator may take: an engine's layers compute it in steps."""
+"""How many times the bytes of its result an operator may allocate: an engine's layers need intermediate results."""
 ALWAYS_ALLOWED: Final = 64 << 20
-"""Bytes that any program may take."""
+"""The bytes that a call of any program may allocate, whatever its file states."""
 CACHED_CALLS: Final = 16384
 """The number of operator calls whose result sizes are cached."""
 
@@ -60,7 +60,7 @@ def call_bytes(compiled: Compiled) -> int:
 
 
 def _all_nodes(program: Program) -> set[torch.fx.Node]:
-    """Return the nodes of a program's graph and of the graphs of its control flow."""
+    """Return the nodes of a program's graph and of the graphs that its control-flow operators run."""
     graphs = [program.graph_module]
     graphs += [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     return {node for graph in graphs for node in graph.graph.nodes}
@@ -78,7 +78,7 @@ def _max_size(value: object, symbols: Symbols) -> int | None:
 
 
 class AllocationLimit(TorchDispatchMode):
-    """A context in which the live tensors that this thread allocates have at most ``most`` bytes in all.
+    """A context in which all tensors that this thread has allocated and not freed take at most ``most`` bytes.
 
     file: the name of the program's file, for the error.
     """
@@ -114,7 +114,7 @@ class AllocationLimit(TorchDispatchMode):
         return result
 
     def _wrap_graph(self, value: Argument) -> Argument:
-        """Wrap a control-flow graph so that it runs in this mode; return any other argument unchanged."""
+        """Wrap a control-flow graph so that it also runs under this limit; return any other argument unchanged."""
         if isinstance(value, torch.Tensor) or not callable(value):
             return value
 
@@ -125,7 +125,7 @@ class AllocationLimit(TorchDispatchMode):
         return call
 
     def _requested_bytes(self, func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-        """Return the bytes of a call's new tensors."""
+        """Return the bytes of the tensors that a call of an operator would allocate."""
         if func in BY_DATA:
             return BY_DATA[func](*args, **kwargs)
         key = func, _size_key(args), _size_key(kwargs)
@@ -137,7 +137,7 @@ class AllocationLimit(TorchDispatchMode):
         return size
 
     def _count(self, value: torch.Tensor, shared: bool) -> None:
-        """Count the storage of a result until no reference to the storage remains."""
+        """Count the storage of a result until the last reference to the storage is gone."""
         memory = _storage_address(value)
         if memory in self.holders or not shared:
             size = value.untyped_storage().nbytes()
@@ -153,7 +153,7 @@ class AllocationLimit(TorchDispatchMode):
 
 
 def _new_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return the bytes of a call's new tensors, computed on fake tensors; 0 if the call fails on them."""
+    """Compute on fake tensors how many bytes an operator's call allocates; 0 if the call fails on fake tensors."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         given = tree_map_only(torch.Tensor, fakes.from_tensor, (args, dict(kwargs)))
@@ -183,7 +183,7 @@ def _silence_fake_tensor_log() -> Iterator[None]:
 
 
 def _size_key(value: Argument) -> object:
-    """Return a cache key: the properties of an argument that determine the sizes of results."""
+    """Return a cache key for an argument: the properties of the argument that determine the sizes of results."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride() if value.layout == torch.strided else None, value.dtype
     if isinstance(value, (tuple, list)):
@@ -207,7 +207,7 @@ class CallLimit:
 
     @classmethod
     def from_file(cls, parameters: object, program: Program, times: int = 1, *, once: bool = False) -> CallLimit | None:
-        """Return the limit stated in the file of a program's parameters; None if there is no file or no limit in it.
+        """Return the limit stated in the file that a program was loaded from; None without a file or a limit in it.
 
         times: a factor for the limit, for wider dtypes.
         once: check only the first call with each plan, if no size is data-dependent.
@@ -223,7 +223,7 @@ class CallLimit:
         """Return the result of ``call(plan, *args)`` within the limit.
 
         Raises:
-            ExecutionError: the call needs more memory.
+            ExecutionError: the call needs more memory than the limit.
         """
         if plan in self._seen:
             return call(plan, *args)
@@ -257,4 +257,4 @@ BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
     aten.unique_dim.default: lambda x, *args, **kwargs: 24 * x.numel(),
     aten.unique_consecutive.default: lambda x, *args, **kwargs: 24 * x.numel(),
 }
-"""Upper bounds, in bytes, for operators whose result sizes depend on data."""
+"""For each operator whose result size depends on data: a function that returns an upper bound in bytes."""

@@ -26,15 +26,15 @@ from pipeline.shapes.environment import Expr, as_expr
 Slots: TypeAlias = list[Leaf]
 TENSORS = (torch.Tensor, TensorType)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
-"""Types of numbers that depend on sizes in a graph; a loaded graph has expressions."""
+"""The types of a graph's numbers that depend on sizes; a graph loaded from a file has sympy expressions."""
 
 
 @frozen
 class Step:
-    """A segment, the slots that it reads (``takes``) and the slots that it fills (``gives``).
+    """A segment to run, with the slots that it reads (``takes``) and the slots that it fills (``gives``).
 
-    A weight that an engine reads in place has a slot that the plan fills. ``late``: sizes that depend on results of
-    earlier segments, computed before this segment runs. ``learns``: the symbols whose values its outputs determine:
+    The plan fills the slots of weights that an engine reads in place. ``late``: sizes to compute before this segment
+    runs, since they depend on results of earlier segments. ``learns``: the symbols whose values its outputs determine:
     (output index, dim or None for an int, symbol).
     """
 
@@ -47,8 +47,8 @@ class Step:
 
 @frozen
 class Return:
-    """An output of the program: the value in a slot, the input with index ``input_index`` itself, the output with index
-    ``again``, or the parameter or buffer in slot ``held`` itself.
+    """One output of a program: the value in a slot, the input with index ``input_index`` itself, the same object as the
+    output with index ``again``, or the parameter or buffer in slot ``held`` itself.
 
     A computed tensor is returned in ``dtype``. ``copied``: the caller gets a clone of the slot's tensor.
     """
@@ -60,7 +60,7 @@ class Return:
     again: int | None = None
     held: int | None = None
     computed: bool = field(init=False)
-    """Whether the program computes it, so that the caller does not hold it already."""
+    """Whether the program computes this output, rather than returning an object that the caller has already."""
 
     @computed.default
     def _is_computed(self) -> bool:
@@ -69,8 +69,8 @@ class Return:
 
 @frozen
 class Write:
-    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``. For
-    a buffer that an engine updates in place, both slots hold the same tensor. ``old``: the value shares memory with a
+    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``. If
+    an engine updates the buffer in place, the two slots hold the same tensor. ``old``: the value shares memory with a
     mutated input or buffer, so it is cloned before the first write."""
 
     slot: int
@@ -94,7 +94,7 @@ class Layout:
     constants: Mapping[int, Leaf]
     late: tuple[tuple[int, Expr], ...]
     weights: Mapping[int, str]
-    """The slots of weights that engines read in place, and the placeholders of these constants."""
+    """The slots of weights that engines read in place, each with the name of the weight's placeholder."""
 
     @property
     def on_cpu(self) -> bool:
@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def is_static(self) -> bool:
-        """Whether the inputs' shapes determine every shape in the program."""
+        """Whether the shapes of the inputs determine every shape in the program."""
         return not self.late and not any(step.late or step.learns for step in self.steps)
 
     @property
@@ -131,7 +131,7 @@ class Layout:
         return found[::-1]
 
     def values_to_write(self, slots: Slots) -> list[Leaf]:
-        """Return the value of each write; a value that another write would change is cloned."""
+        """Return the value to write for each mutation; clone a value first if another mutation would change it."""
         return [slots[write.slot].clone() if write.old else slots[write.slot] for write in self.writes]
 
 
@@ -139,7 +139,7 @@ class Layout:
 class CallPlan:
     """The state shared by calls with equal shapes, dtypes, devices and Python numbers.
 
-    ``template``: the slots, filled with the values that are equal in every such call. ``moves``: the tensors among the
+    ``template``: the slots, filled with the values that are equal in all these calls. ``moves``: the tensors among the
     inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
     first profile that fits the sizes. ``home``: the outputs' device. ``guard`` receives the results of checks.
     """
@@ -152,24 +152,24 @@ class CallPlan:
     guard: PositionGuard | None = field(default=None, repr=False)
 
     def report_checks(self, slots: Slots, checks: Sequence[int]) -> None:
-        """Pass the slots of checks to the guard."""
+        """Pass the results of the program's checks, which are in these slots, to the guard."""
         for slot in checks:
             if self.guard is not None:
                 self.guard.note(slots[slot])
 
     def is_home(self, value: torch.Tensor) -> bool:
-        """Return whether a tensor is on the device of outputs."""
+        """Return whether a tensor is on the device of the program's outputs."""
         return self.home is None or value.device == self.home
 
 
 @frozen(eq=False)
 class RunOptions:
-    """The arguments of a run that each segment receives in addition to its inputs.
+    """The options of a call that each segment receives in addition to its inputs.
 
     Attributes:
         stream: the CUDA stream that engines run on; None on the CPU.
-        plan: a key for all shapes in the run; None if some shapes are data-dependent.
-        captured: whether the run is captured in a CUDA graph.
+        plan: a key for all shapes in the call; None if some shapes are data-dependent.
+        captured: whether the call is captured in a CUDA graph.
         into: memory for outputs of engines, by slot.
     """
 
@@ -180,9 +180,9 @@ class RunOptions:
 
 
 ON_CPU: Final = RunOptions()
-"""The arguments of a run on the CPU."""
+"""The options of a call on the CPU."""
 SegmentRunner: TypeAlias = Callable[[list[Any], RunOptions], Sequence[Any]]
-"""Runs a segment on its inputs."""
+"""The type of functions that run a segment: from its inputs and the call's options to its outputs."""
 
 
 class LayoutBuilder:
@@ -230,7 +230,7 @@ class LayoutBuilder:
         return Step(segment, takes, gives, late, learns)
 
     def _is_known_early(self, expr: Expr) -> bool:
-        """Return whether the inputs' shapes determine a size. If so, the plan fills the size's slot."""
+        """Return whether the inputs' shapes alone determine a size, so that the call plan can contain its value."""
         early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
         if early:
             self.sizes[self._slot(_size_name(expr))] = expr
@@ -298,7 +298,7 @@ class LayoutBuilder:
 
 
 def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark outputs that are the same object as an earlier output (``again``), or only have its value (``copied``)."""
+    """Mark each output that is an earlier output itself (``again``), or a new tensor with its value (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []

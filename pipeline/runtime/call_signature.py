@@ -1,5 +1,5 @@
-"""Arrange the arguments of a call as the program expects them: as for the model, callers may pass any argument by
-keyword and omit arguments with defaults."""
+"""Arrange the arguments of a call as the program expects them: as with the model, callers may pass any argument by
+keyword and omit arguments that have defaults."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def _check_omitted(parameter: Parameter, compiled: Sequence[str], program: Progr
 
 
 def is_same_value(value: object, other: object) -> bool:
-    """Return whether two plain values have equal values and types; NaN equals NaN here."""
+    """Return whether two plain values are equal and of the same type; NaN counts as equal to NaN."""
     return type(value) is type(other) and bool(value == other or (value != value and other != other))

@@ -13,16 +13,16 @@ from pipeline.aten.types import Argument
 from pipeline.runtime import graph_copies
 
 capturing = threading.RLock()
-"""Held while a call is captured: one stream serves all captures."""
+"""The lock that a thread holds while it captures a call: one stream serves all captures."""
 
 
 @contextmanager
 def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool) -> Iterator[None]:
     """Return a context that captures its work on a stream in a graph, with memory from a pool.
 
-    in_torch: the work includes PyTorch operators. torch has a cuBLAS workspace for each stream, which ``torch.compile``
-    frees before it captures. A graph captured with such a workspace would then write to memory that others use, so each
-    graph allocates its own workspace from its pool.
+    in_torch: whether the work includes PyTorch operators. If so, each graph allocates a cuBLAS workspace from its own
+    pool: torch has a workspace for each stream, which ``torch.compile`` frees before it captures. A graph captured with
+    such a workspace would then write to memory that other work uses.
 
     Raises:
         RuntimeError: CUDA cannot capture the work, for example because it waits for the GPU.
@@ -44,7 +44,7 @@ def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stre
 
 
 def free_unused_memory() -> None:
-    """Return unused memory to the GPU before the first capture, since a capture cannot do so."""
+    """Free PyTorch's unused GPU memory before the first capture, because a capture cannot free memory."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
@@ -55,7 +55,7 @@ def _free_workspaces(in_torch: bool) -> None:
 
 
 def _check_capture(stream: torch.cuda.Stream) -> None:
-    """Raise an error if CUDA has invalidated a capture."""
+    """Raise an error if CUDA has invalidated the capture on this stream."""
     cudart = graph_copies.cudart
     if cudart is not None:
         (status,) = graph_copies.check_cuda(cudart.cudaStreamIsCapturing(stream.cuda_stream))

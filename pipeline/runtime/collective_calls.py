@@ -1,4 +1,4 @@
-"""Choose the function that runs a collective: torch's operator, the operator on host copies, or a local stand-in."""
+"""Choose the function that runs a collective: torch's operator, the operator on CPU copies, or a local substitute."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ALONE: Final[Mapping[object, Callable[..., torch.Tensor]]] = {
     _ops.broadcast.default: lambda x, *_: x.clone(),
     _ops.wait_tensor.default: lambda x: x,
 }
-"""What takes the place of a collective where one rank measures its program: results of the same shapes."""
+"""For each collective, a local function with results of the same shapes, for measuring a program on a single rank."""
 
 
 def collective_function(node: Node, sharding: Sharding | None, device: torch.device) -> Argument:
-    """Return the function of a collective on a device.
+    """Return the function that runs a collective on a device.
 
-    gloo needs host tensors, so GPU tensors are copied: `all_gather_into_tensor` of torch 2.11 would read GPU memory
-    from the host and crash the process.
+    The backend gloo needs CPU tensors, so GPU tensors are copied: `all_gather_into_tensor` of torch 2.11 would read GPU
+    memory from the host and crash the process.
     """
     if isinstance(sharding, Alone):
         return ALONE[node.target]
@@ -46,7 +46,7 @@ def collective_function(node: Node, sharding: Sharding | None, device: torch.dev
 
 
 def without_ranks(compiled: Compiled) -> Compiled:
-    """Return a copy of a program that can be measured alone: its collectives do not communicate."""
+    """Return a copy of a program that can be measured without the other ranks: its collectives do not communicate."""
     sharding = compiled.program.sharding
     if sharding is None:
         return compiled
@@ -62,7 +62,7 @@ def can_run_alone(compiled: Compiled) -> bool:
 
 
 def collective_calls(compiled: Compiled) -> Mapping[int | None, Sequence[str]]:
-    """Return the collectives that a call of the program runs, in order, by profile."""
+    """Return, for each profile, the names of the collectives that a call of the program runs, in order."""
     nodes = {node.name: node for node in compiled.program.graph.nodes if is_collective(node) and not is_wait(node)}
     calls: dict[int | None, list[str]] = {}
     for profile in range(len(compiled.program.profiles)) or (None,):

@@ -1,6 +1,6 @@
-"""Compile PyTorch segments with torch.compile (`torch_compile`).
+"""Compile PyTorch segments with torch.compile, if the setting `torch_compile` requests it.
 
-torch.compile turns a graph into source code and runs it. A graph from a file is untrusted, so it runs eagerly instead.
+torch.compile turns a graph into source code and runs it. A graph from a file is untrusted, so it is interpreted.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _ZEROS = {
     aten.empty_like.default: aten.zeros_like.default,
     aten.new_empty.default: aten.new_zeros.default,
 }
-"""The operators that return new memory, and those that fill it with zeros, as an interpreter does."""
+"""For each operator that returns new memory, the operator that fills it with zeros, as the interpreter does."""
 _done: WeakKeyDictionary[torch.fx.GraphModule, dict[object, Run]] = WeakKeyDictionary()
-"""Compiled segments by the graph that they are of, since each module of a program has them."""
+"""The compiled segments of each graph, so that all modules of a program share them."""
 _lock = threading.Lock()
 
 
 def compiled_segment(program: Program, segment: Segment, mode: str, argument: Change) -> Run | None:
-    """Return a segment, compiled in a mode of torch.compile, as a function of its inputs followed by its constants;
-    None if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names.
-    A profile's segment is first compiled for static sizes; at other sizes, once more with dynamic shapes.
+    """Compile a segment in a mode of torch.compile; return a function of its inputs followed by its constants, or None
+    if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names. A
+    profile's segment is first compiled for static sizes; at other sizes, once more with dynamic shapes.
 
     argument: returns the replacement for a constant argument, such as a device.
     """
@@ -63,13 +63,13 @@ def compiled_segment(program: Program, segment: Segment, mode: str, argument: Ch
 
 
 def _with_updated(run: Run, updated: Sequence[int | None], *inputs: Leaf) -> Sequence[Leaf]:
-    """Return a segment's outputs: results of ``run``, and updated inputs where ``updated`` has an index."""
+    """Return a segment's outputs: the results of ``run`` and, where ``updated`` has an index, the updated input."""
     results = iter(run(*inputs))
     return [next(results) if place is None else inputs[place] for place in updated]
 
 
 def compile_obstacle(program: Program, segment: Segment) -> str:
-    """Return why a segment runs operator by operator; empty if it can be compiled."""
+    """Return the reason why a segment cannot be compiled and runs operator by operator; empty if it can be compiled."""
     nodes = {node.name: node for node in program.graph.nodes}
     inside = [nodes[name] for name in segment.nodes]
     varies = len(program.shapes) > 0 or any(port.kind != "tensor" for port in segment.inputs)
@@ -93,7 +93,7 @@ def _is_plain(node: torch.fx.Node) -> bool:
 class _SegmentGraph:
     """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
-    text: the graph without the program's names, and the types of its placeholders. updated: for each output, the index
+    text: the graph without names of the program, and the types of its placeholders. updated: for each output, the index
         of the input that it is after an in-place update, or None if the graph returns it; empty without updates.
     """
 
@@ -115,7 +115,7 @@ class _SegmentGraph:
         self.text = "\n".join([self.graph.python_code("self").src, *types])
 
     def _add(self, node: torch.fx.Node) -> None:
-        """Add a node, after the numbers that it reads and that are not inputs of the segment."""
+        """Add a node, after the computations of sizes that it reads and that are not inputs of the segment."""
         if node.name in self.made:
             return
         for source in node.all_input_nodes:
@@ -140,7 +140,7 @@ class _SegmentGraph:
 
 
 class CompiledOrInterpreted:
-    """A compiled segment, and an interpreter as a fallback if torch.compile fails."""
+    """A segment compiled by torch.compile; if that fails, an interpreter runs the segment operator by operator."""
 
     def __init__(self, name: str, run: Run, constants: Sequence[torch.Tensor], interpreter: Run) -> None:
         self.name, self.run, self.constants, self.interpreter = name, run, tuple(constants), interpreter

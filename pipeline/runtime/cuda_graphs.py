@@ -26,8 +26,8 @@ from pipeline.runtime.graph_replays import GraphInput, GraphOutput, Replayer, ma
 log = logging.getLogger(__name__)
 
 LARGE = 1 << 20
-"""Outputs of at least so many bytes are written straight to the caller's memory once its address repeats: the call is
-captured again for that address. Copying GPT-2's logits at batch 8 (206 MB) takes an H200 5 % of the call."""
+"""Outputs of at least this many bytes are written directly to the caller's memory once its address repeats: the call is
+captured again for that address. Copying GPT-2's logits at batch 8 (206 MB) takes 5 % of the call on an H200."""
 
 
 class CapturedCall:
@@ -35,7 +35,7 @@ class CapturedCall:
 
     Args:
         worker: the `CudaWorker` whose call is captured.
-        plan: the plan of the calls to replay. leaves: the inputs of such a call.
+        plan: the call plan of the calls to replay. leaves: the inputs of such a call.
         pool: the memory pool of the worker's graphs, which are never replayed at the same time.
         reuse: return the graph's own outputs, which the next replay overwrites.
         fixed_addresses: the addresses of inputs that are read in place, by input index.
@@ -52,7 +52,7 @@ class CapturedCall:
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.fast_replay: Any = None
-        """The `FastReplay` of such calls, once outputs."""
+        """The `FastReplay` for calls like this one, created after the first replay."""
         self.still = tuple(fixed_addresses.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.can_set_addresses()
@@ -74,7 +74,7 @@ class CapturedCall:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
 
     def _directly_written_outputs(self, values: Sequence[object]) -> dict[int, int]:
-        """Return the slots, by output index, of large outputs that an engine writes and no other step reads."""
+        """Return the large outputs that an engine writes and no other segment reads: output index → slot."""
         if self._in_torch or self.layout.writes or not self._copies_out:
             return {}
         filled = {id(values[slot]): slot for step in self.layout.steps for slot in step.gives}
@@ -86,7 +86,7 @@ class CapturedCall:
         return self._inside and not self.reuse and self.plan.home is None
 
     def _run(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf]]:
-        """Run on the graph's copies of the inputs; return all slots, and the outputs."""
+        """Run the program on the graph's copies of the inputs; return the values of all slots, and the outputs."""
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
             values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
@@ -109,7 +109,7 @@ class CapturedCall:
 
     @torch.no_grad()
     def _recapture(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> GraphInstance:
-        """Return an instance that writes the large outputs directly to this memory."""
+        """Capture the call again, and return an instance that writes the large outputs directly to this memory."""
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         stream = graph_copies.capture_stream(self._lane.device)
@@ -120,7 +120,7 @@ class CapturedCall:
         return make_instance(graph, list(self._fed.values()), takes)
 
     def _record(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf], list[GraphOutput]]:
-        """Run the captured steps: copy inputs, run the program, write buffers, copy outputs."""
+        """Run what the graph captures: copy the inputs, run the program, write buffers, and copy the outputs."""
         if self._inside:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)
@@ -150,7 +150,7 @@ class CapturedCall:
         return True
 
     def __call__(self, leaves: Sequence[object], stream: int) -> list[Leaf]:
-        """Return the outputs for these inputs, on the current stream; ``stream`` is its handle."""
+        """Replay the graph for these inputs on the current stream, whose handle is ``stream``; return the outputs."""
         outputs: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
         if self._as_made:
             return list(outputs)
@@ -175,7 +175,7 @@ class CapturedCall:
 
 
 class CudaGraphs:
-    """The graphs of a worker by plan; beyond the limit the oldest graph is dropped.
+    """The captured CUDA graphs of a worker, by call plan; beyond the limit the oldest graph is dropped.
 
     ``refused``: for each plan that cannot be captured, the reason; calls with such a plan run without graphs.
     """
@@ -188,7 +188,7 @@ class CudaGraphs:
         self._pool: object = None
 
     def find_or_capture(self, plan: CallPlan, leaves: Sequence[Leaf], worker: Any) -> CapturedCall | None:
-        """Return the graph of a plan for these inputs; None at the plan's first call, or if capturing fails.
+        """Return the graph of a plan for these inputs; None at the first call with this plan, or if the capture fails.
 
         If an input that the graph reads in place has another address, the call is captured again, at most once per
         input. A sharded program reads no input in place: a capture runs the collectives once more, so all ranks must

@@ -29,8 +29,8 @@ class StreamOrder:
     """Order the runs of a worker on the streams of a GPU.
 
     All runs of a worker use the same scratch memory, so a run waits for a previous run on another stream. On the
-    default stream TensorRT would synchronize the device, so such a run uses the lane's own stream, and the two streams
-    wait for each other. For the caller all work is ordered as if on the current stream.
+    default stream TensorRT would synchronize the device, so the worker then runs on a stream of its own, and the two
+    streams wait for each other. For the caller all work is ordered as if on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class StreamOrder:
         self._event = torch.cuda.Event()
 
     def is_other_gpu_current(self) -> bool:
-        """Return whether another GPU is current."""
+        """Return whether the current CUDA device is another GPU than the worker's."""
         return bool(torch._C._cuda_getDevice() != self._index)
 
     def current_stream(self) -> torch.cuda.Stream:
@@ -50,7 +50,7 @@ class StreamOrder:
         return self._last
 
     def handle(self) -> int:
-        """Return the current stream's handle, by torch's internal function: ten times faster than
+        """Return the current stream's handle, by torch's internal function, which is ten times faster than
         ``current_stream``."""
         handle: int = torch._C._cuda_getCurrentRawStream(self._index)
         if handle != self._handle:
@@ -58,7 +58,7 @@ class StreamOrder:
         return handle
 
     def run(self, body: Callable[..., T], *args: object) -> T:
-        """Call ``body(stream, *args)``; the stream is suitable for TensorRT, and current during the call."""
+        """Call ``body(stream, *args)`` with a stream that suits TensorRT and is current during the call."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.current_stream(), *args)
         caller = torch.cuda.current_stream(self.device)
@@ -76,13 +76,13 @@ class StreamOrder:
         self._last, self._handle = stream, stream.cuda_stream
 
     def _wait_for(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """Make a stream wait for the work queued so far on another stream."""
+        """Make ``stream`` wait for the work that has been queued on ``other`` so far."""
         self._event.record(other)
         stream.wait_event(self._event)
 
 
 class ProfiledSession:
-    """Run each call in the first profile that fits; contexts are created on demand, and share memory and weights."""
+    """Run each call in the first profile of an engine that fits; its contexts, created on demand, share memory."""
 
     def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], EngineSession]) -> None:
         self.network, self._make = network, make
@@ -93,7 +93,7 @@ class ProfiledSession:
     def __call__(
         self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, shapes_key: object = None, **options: Any
     ) -> list[Any]:
-        """Return the outputs of a run, as `EngineSession.__call__`."""
+        """Run the engine in the profile that fits the inputs; return the outputs as `EngineSession.__call__` does."""
         last = self._last
         if last is not None and shapes_key is not None and last[0] is shapes_key:
             return last[1](inputs, stream, shapes_key=shapes_key, **options)
@@ -125,7 +125,7 @@ class ProfiledSession:
         return self.last.loaded
 
     def profile_index(self, inputs: Sequence[Any]) -> int:
-        """Return the number of the profile for these inputs.
+        """Return the index of the engine's first profile that fits these inputs.
 
         Raises:
             ExecutionError: no profile fits.
@@ -141,7 +141,7 @@ class ProfiledSession:
 
 
 class EngineStep:
-    """Run an engine and fill the slots ``gives``. ``reuse_outputs``: outputs may stay in the session's memory."""
+    """Run an engine, and fill the slots ``gives``. ``reuse_outputs``: the next run may overwrite the outputs."""
 
     def __init__(self, session: EngineSession | ProfiledSession, gives: Sequence[int], reuse_outputs: bool) -> None:
         self.session, self.gives, self.reuse_outputs = session, gives, reuse_outputs
@@ -204,7 +204,7 @@ class CudaWorker:
         return self._run(plan, leaves)
 
     def replay(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
-        """Return a graph's outputs for inputs that fit; None if another worker has it, or another GPU is current."""
+        """Replay a graph, and return its outputs; None if another worker has the graph, or another GPU is current."""
         if self.lane.is_other_gpu_current() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
             return None
         return graph(leaves, self.lane.handle())
@@ -223,7 +223,7 @@ class CudaWorker:
 
 
 def _is_read_by_engines_only(layout: Layout, step: Step) -> bool:
-    """Return whether only engines read a step's outputs."""
+    """Return whether all segments that read the outputs of this segment are engines."""
     others = {i for s in layout.steps if s.segment.kind == "torch" for i in s.takes}
     returned = {r.slot for r in layout.returns} | {w.slot for w in layout.writes}
     return not (set(step.gives) & (others | returned))

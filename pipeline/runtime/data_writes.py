@@ -1,10 +1,10 @@
-"""Count writes to tensors through ``.data``, which torch's version counter misses. PEFT merges adapters by such writes.
+"""Count writes to tensors through ``.data``, such as PEFT's merges of adapters; torch's version counter misses them.
 
 Before each call a torch.compile graph checks in a few microseconds whether its weights have changed, so it cannot
 compare values. torch's version counter and the address reveal every write except ``weight.data.add_(…)``: the alias
-that ``.data`` returns has a separate counter, which is lost when the alias dies. So while a graph watches tensors,
-``torch.Tensor.data`` is replaced by a descriptor that calls torch's and returns aliases with one shared counter per
-watched tensor. torch's own is restored when the last watching graph is gone.
+that ``.data`` returns has a separate counter, which is lost when the alias is freed. So while a graph watches tensors,
+a descriptor replaces ``torch.Tensor.data``: it calls torch's own and returns aliases with one shared counter per
+watched tensor. torch's own descriptor is restored when the last watching graph is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DataWrites:
 
     @property
     def count(self) -> tuple[int, int]:
-        """A value that differs after each write."""
+        """The number of writes so far, as a pair that changes with each write."""
         return self.assigned, 0 if self.alias is None else self.alias._version
 
 

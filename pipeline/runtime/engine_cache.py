@@ -26,21 +26,21 @@ from pipeline.trt import CAPABILITIES, LIBRARY, trt
 log = logging.getLogger(__name__)
 
 FORMAT = "kernels 3"
-"""The version of keys and files. A new number makes older files unreachable."""
+"""The version of cache keys and files. A new version has other keys, so that older files are never read."""
 
 _DIGEST = 32
 MAX_FILES = 256
-"""The most files; the least recently used are deleted."""
+"""The maximum number of files in the cache folder; the least recently used files are deleted."""
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache (or ``PIPELINE_CACHE``): ``runtime`` for kernels, ``engines`` for engines."""
+    """Return a folder in the user's cache (or ``PIPELINE_CACHE``): ``runtime`` for kernels, ``engines`` for engines."""
     chosen = os.environ.get("PIPELINE_CACHE")
     return (Path(chosen) if chosen else platformdirs.user_cache_path("stagewright")) / name
 
 
 def cache_key(networks: Iterable[Network]) -> str:
-    """Return the cache key of the kernels: networks, GPU, driver, library and the TF32 override.
+    """Return the cache key of the kernels of these networks on this GPU, driver and library.
 
     Weights are no part of the key: TensorRT looks a kernel up by its computation, so a network with other weights
     starts with existing kernels (ViT-B's context on an H200 takes 0.11 s instead of 2.9 s).
@@ -57,13 +57,13 @@ def _file_exists(path: Path | None) -> bool:
 
 
 def _gpu_path(path: Path) -> Path:
-    """Return the path of a file only for this GPU: TensorRT may refuse kernels of another GPU with the same name."""
+    """Return the path of a cache file for this GPU only: TensorRT may refuse kernels of another GPU of this name."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
     return path.with_stem(f"{path.stem}-{hashlib.sha256(str(uuid).encode()).hexdigest()[:8]}")
 
 
 def machine_key() -> str:
-    """Return a text of all that kernels depend on except networks: GPU, driver, CUDA, library, TF32 override."""
+    """Return a text of everything that kernels depend on except networks: GPU, driver, CUDA, library, TF32 override."""
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
     parts = (
@@ -81,7 +81,7 @@ class RuntimeCache:
 
     The file is written under a temporary name and renamed, so that concurrent processes read a complete file; it ends
     with the SHA-256 of the kernels. A file that was altered, or that other users could write, is ignored with a warning
-    and replaced. The same holds for the last file that TensorRT refuses.
+    and replaced. So is a file whose kernels TensorRT refuses, if there is no other file to try.
     """
 
     def __init__(self, path: Path | None, initial: bytes = b"", next_paths: tuple[Path | None, ...] = ()) -> None:
@@ -95,11 +95,11 @@ class RuntimeCache:
     def open(
         cls, networks: Iterable[Network], folder: bool | str | os.PathLike[str], kernels: Kernels = NO_KERNELS
     ) -> RuntimeCache | None:
-        """Return the cache for the engines of these networks: in the user's folder (True), in another folder, or only
-        in memory (False). Return None if this TensorRT has no such cache.
+        """Return the kernel cache for the engines of these networks: in the user's folder (True), in another folder, or
+        only in memory (False). Return None if this TensorRT has no such cache.
 
-        Without a file, ``kernels`` for this machine are used, only in memory: the user's cache stores no kernels from
-        saved programs. If TensorRT refuses the shared file on this GPU, the GPU uses a separate file.
+        If the cache has no file, ``kernels`` for this machine are used, only in memory: the user's cache stores no
+        kernels from saved programs. If TensorRT refuses the shared file on this GPU, the GPU uses a separate file.
         """
         if not CAPABILITIES.runtime_config:
             return None
@@ -115,7 +115,7 @@ class RuntimeCache:
         return cls(every[0], kernels.data, every[1:])
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
-        """Create TensorRT's runtime cache with the stored kernels, unless it exists."""
+        """Create TensorRT's runtime cache from an engine, with the stored kernels, unless it exists already."""
         with self._lock:
             self.handle = self.handle or self._create_cache(cuda_engine)
 
@@ -138,7 +138,7 @@ class RuntimeCache:
         return self._size == 0
 
     def stored(self) -> bytes | None:
-        """Return the kernels to start with; None if there are none."""
+        """Return the stored kernels to start with; None if there are none."""
         try:
             if self.path is None:
                 return self._initial or None
@@ -158,7 +158,7 @@ class RuntimeCache:
             return None
 
     def serialize(self) -> bytes:
-        """Return the compiled kernels."""
+        """Return the kernels in the cache, serialized by TensorRT."""
         data = None if self.handle is None else self.handle.serialize()
         return b"" if data is None else bytes(memoryview(data))
 
@@ -179,8 +179,8 @@ class RuntimeCache:
             return True
 
     def copy_kernels_from(self, other: RuntimeCache) -> None:
-        """Copy the kernels of another program, which has some of the same engines, to this cache's file, unless the
-        file exists. Kernels from a file only for this GPU are copied to such a file."""
+        """Copy another program's kernels to this cache's file, unless the file exists. The programs have some engines
+        in common; kernels from a file for this GPU only are copied to such a file."""
         path = self.path if other._next or not self._next else self._next[-1]
         if path and other.path and not path.exists() and (data := other.stored()):
             _write_kernels(path, memoryview(data))

@@ -1,7 +1,7 @@
-"""A worker's execution contexts, which sessions of the same engine share in turn.
+"""Share a worker's execution contexts between sessions of the same engine, which use a context in turn.
 
 Each context of TensorRT-RTX costs GPU memory and time, even for a small engine. Decoder layers that share an engine
-differ only in addresses, so the same context runs all of them.
+differ only in addresses, so one context can run all of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pipeline.runtime.ranks import nccl_communicator
 from pipeline.trt import trt
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""The shape of each input, by name."""
+"""The type of a mapping from input to shape, as tuples of (name, shape)."""
 
 
 class Context:
-    """An execution context with its current state: the session that uses it, shapes, addresses and output allocators.
+    """A TensorRT execution context with its current state: its session, shapes, addresses and output allocators.
 
     ``name``: the name of the session's network, for errors. ``turn``: an object that identifies the session. It is not
     the session itself, since a reference cycle would hold GPU memory until the garbage collector runs.
@@ -47,13 +47,13 @@ class Context:
             self.require(taken, f"profile {profile}", messages)
 
     def require(self, done: bool, action: str, messages: Messages) -> None:
-        """Raise ``ExecutionError`` with TensorRT's message unless a call succeeded."""
+        """Raise an ``ExecutionError`` with TensorRT's messages if a call of TensorRT has failed (``done`` is False)."""
         if not done:
             raise ExecutionError(f"{self.name}: TensorRT refused {action} ({messages()})")
 
     def set_shapes(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, force: bool = False) -> None:
-        """Set the inputs' shapes and infer all others, unless these shapes are current; ``force``: even if they are.
-        ``ranges``: for errors, the shapes that each input was built for."""
+        """Set the inputs' shapes and let TensorRT infer all other shapes; skip this if the context has these shapes,
+        unless ``force``. ``ranges``: for errors, the shapes that each input was built for."""
         if shapes == self._shapes and shapes and not force:
             return
         self._shapes = Shapes()
@@ -68,7 +68,7 @@ class Context:
         self._shapes = shapes
 
     def set_address(self, name: str, address: int) -> None:
-        """Set the address of an input or output, unless it is current."""
+        """Set the address of an input or output, unless the context has this address."""
         if self._addresses.get(name) != address:
             self._addresses.pop(name, None)
             mark = LOG.position()
@@ -77,7 +77,7 @@ class Context:
             self._addresses[name] = address
 
     def allocate_with(self, name: str, buffer: OutputBuffer) -> None:
-        """Set the allocator of an output, unless it is current."""
+        """Set the allocator of an output, unless the context has this allocator."""
         if self._buffers.get(name) is not buffer:
             self._buffers.pop(name, None)
             mark = LOG.position()
@@ -86,7 +86,7 @@ class Context:
             self._buffers[name] = buffer
 
     def set_memory(self, memory: torch.Tensor) -> None:
-        """Set the memory for activations."""
+        """Set the memory that the context uses for activations."""
         if hasattr(self.handle, "set_device_memory"):
             self.handle.set_device_memory(memory.data_ptr(), memory.numel())
         else:
@@ -94,13 +94,13 @@ class Context:
 
 
 class Contexts:
-    """Contexts that sessions share, by engine and profile."""
+    """The execution contexts that sessions share: one for each engine and profile."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], tuple[trt.ICudaEngine, Context]] = {}
 
     def context_for(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int) -> Context:
-        """Return the context of an engine and a profile."""
+        """Return the shared context of an engine and profile; create it at the first call."""
         key = (id(loaded.cuda_engine), profile)
         if key not in self._made:
             self._made[key] = loaded.cuda_engine, Context(loaded, stream, profile)

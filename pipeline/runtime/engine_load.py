@@ -32,7 +32,7 @@ class UnloadableError(ExecutionError):
 
 @contextmanager
 def collect_errors() -> Iterator[Messages]:
-    """Yield a function that returns TensorRT's errors since the block's start; the last open block clears the log."""
+    """Yield a function that returns the errors that TensorRT logged since the start of this ``with`` block."""
     global _listeners
     with _hearing:
         _listeners += 1
@@ -72,7 +72,7 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
 
 
 def require_gpu(action: str) -> None:
-    """Raise an ``ExecutionError`` if there is no GPU."""
+    """Raise an ``ExecutionError`` if there is no GPU; ``action`` names what needs one."""
     if not has_gpu():
         raise ExecutionError(f"{action} runs on a GPU, and torch sees none here")
 
@@ -106,19 +106,19 @@ class LoadedEngine:
         return loaded
 
     def for_network(self, engine: Engine, network: Network) -> LoadedEngine:
-        """Return the same engine for another network of the same structure; ``engine`` maps its names to the plan's."""
+        """Return this engine for a network of equal structure; ``engine`` maps its names to the plan's."""
         return evolve(self, network=rename_bindings(network, engine.bindings))
 
     @property
     def device_memory(self) -> int:
-        """The bytes of activation memory at the largest shapes."""
+        """The bytes of activation memory that the engine needs at the largest shapes."""
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
 
     def new_context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
-        """Return a new execution context, whose memory the caller sets, and its configuration, which must outlive it.
+        """Create an execution context; return it and its configuration, which must live as long as the context.
 
-        TensorRT-RTX reads the configuration when a profile other than the first is selected, and crashes if it is
-        freed. ``graph``: TensorRT-RTX launches the context as a CUDA graph.
+        The caller sets the context's memory. TensorRT-RTX reads the configuration when a profile other than the first
+        is selected, and crashes if it is freed. ``graph``: TensorRT-RTX launches the context as a CUDA graph.
         """
         config = None
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -142,7 +142,7 @@ class LoadedEngine:
 
 
 def rename_bindings(network: Network, plan_names: Mapping[str, str]) -> Network:
-    """Return the network, its inputs and outputs renamed as in the engine (``plan_names``)."""
+    """Return a network with its inputs and outputs renamed to the plan's names, given by the mapping ``plan_names``."""
     if not plan_names:
         return network
 
@@ -173,7 +173,7 @@ def current_capability() -> str:
 
 
 def _other_gpu_hint(targets: Sequence[str]) -> str:
-    """Return the hint for the error that an engine does not load on this GPU."""
+    """Return the hint for an error: how to build an engine that loads on this GPU."""
     if is_for_this_gpu(targets):
         return (
             "compile the program on this GPU, with load_built_engines=True: operators for which TensorRT has no kernel "

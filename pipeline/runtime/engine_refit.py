@@ -19,11 +19,11 @@ from pipeline.trt import as_weights, dtype_name, trt
 
 
 def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collection[str] | None = None) -> Engine:
-    """Return a copy of the engine with these weights; the copy is refittable again.
+    """Return a copy of a serialized engine with these weights; the copy can be refitted, too.
 
     Args:
         engine: a refittable engine.
-        weights: all its weights by name.
+        weights: all weights of the engine, by name.
         changed: the names of weights that differ from the engine's; None for all. If TensorRT has folded a weight away,
             this is an error only for a changed weight.
 
@@ -55,7 +55,7 @@ def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str
     """Pass the network's weights, by name, to an engine that was loaded from a plan without weights.
 
     Raises:
-        RefitError: TensorRT refuses some weights or needs more; the message names them.
+        RefitError: TensorRT refuses some weights, or some weights are missing; the message names them.
     """
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
     with collect_errors() as messages:
@@ -68,7 +68,7 @@ def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str
 
 
 def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], changed: Collection[str]) -> bool:
-    """Pass all weights to TensorRT, and return whether it accepted any."""
+    """Pass all weights to TensorRT; return whether it accepted any. A refused ``changed`` weight is an error."""
     known = frozenset(refitter.get_all_weights())
     refused = {name: _set_weight(refitter, name, value, known) for name, value in weights.items()}
     reasons = {name: reason for name, reason in refused.items() if reason and name in changed}

@@ -30,21 +30,21 @@ from pipeline.runtime.engine_load import LOG, LoadedEngine, collect_errors
 from pipeline.trt import CAPABILITIES, trt
 
 COPIED = 16 << 20
-"""Inputs and outputs of up to so many bytes are copied to and from the session's memory. A new address costs RTX 1.4
+"""Inputs and outputs of up to this many bytes are copied to and from the session's memory. A new address costs RTX 1.4
 about 0.12 ms of the host for ResNet-50 (it updates all its kernels); a copy of 16 MiB on an H200 costs 0.01 ms of the
 GPU and 5 us of the host."""
 NOWHERE: Mapping[int, torch.Tensor] = MappingProxyType({})
 PLANS = 64
-"""The most shapes whose plans a session caches."""
+"""The maximum number of shapes for which a session caches plans."""
 
 
 @frozen(eq=False)
 class EnginePlan:
     """The settings shared by runs with the same shapes.
 
-    ``copies``: (input index, session memory) of each copied input. ``loose``: the indices of inputs that are read in
-    place. ``results``: session memory for each output, or None if each run allocates the output by its function in
-    ``makers`` (None if the shape is known only after the run). ``fixed``: tensors that are bound once and kept alive.
+    ``copies``: (input index, session memory) of each copied input. ``loose``: the indices of inputs read in place.
+    ``results``: session memory for each output, or None if each run allocates the output by its function in ``makers``
+    (None if the shape is known only after the run). ``fixed``: tensors that are bound once and kept alive.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -177,7 +177,7 @@ class EngineSession:
         return self._in.handle
 
     def _select_plan(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Return the plan for inputs of these shapes, and set its shapes and addresses in the context."""
+        """Return the plan for inputs of these shapes; set its shapes and addresses in the execution context."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
         key = (in_place, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
@@ -185,7 +185,7 @@ class EngineSession:
         return self._apply(plan, key, inputs, in_place=in_place) if plan is None or plan is not self._current else plan
 
     def _is_read_in_place(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
-        """Return True if an input can be read in place and its address has never changed; else copy it from now on."""
+        """Return whether an input is readable in place and its address never changed; if not, copy it from now on."""
         name = self.inputs[position].name
         if self._is_readable(value, memory.dtype):
             if value.data_ptr() == self._addresses.get(name):
@@ -220,7 +220,7 @@ class EngineSession:
             )
 
     def _restore_context(self) -> None:
-        """Restore this session's settings in a shared context."""
+        """Set this session's shapes and addresses again in a context that another session has used meanwhile."""
         self._in.turn, self._in.name = None, self.network.name
         for name, address in self._addresses.items():
             self._in.set_address(name, address)
@@ -233,7 +233,7 @@ class EngineSession:
         self._in.turn = self._own_turn
 
     def _apply(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Make a plan current: set its shapes and addresses in the context."""
+        """Set the shapes and addresses of a plan in the execution context; create the plan if it is None."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, not {len(inputs)}")
         self._current = None
@@ -261,7 +261,7 @@ class EngineSession:
         return current
 
     def _plan_inputs(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Return a plan with the location of each input; outputs are added later."""
+        """Create a plan that says where the engine reads each input; `_plan_outputs` adds the outputs."""
         shapes, fixed, copies, free = [], [], [], []
         for position, (binding, value) in enumerate(zip(self.inputs, inputs, strict=True)):
             tensor = self._check_input(binding, value)
@@ -287,7 +287,7 @@ class EngineSession:
         return tensor
 
     def _plan_outputs(self, plan: EnginePlan, *, in_place: bool) -> EnginePlan:
-        """Add the memory of each output to a plan, after shape inference."""
+        """Add to a plan where the engine writes each output, once TensorRT has inferred the output shapes."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
         makers, results = list[Allocator | None](), list[torch.Tensor | None]()
         for binding in self.outputs:
@@ -304,13 +304,13 @@ class EngineSession:
 
     @cached_property
     def _ranges(self) -> Mapping[str, str]:
-        """The shapes that each input was built for, as text for errors."""
+        """For each input, the shapes that the engine was built for, as text for errors."""
         ranges = self.network.profiles[self._profile].ranges if self.network.profiles else ()
         spans = {name: f", built for {list(low)} to {list(high)}" for name, low, _, high in ranges}
         return {name: spans.get(name, f", built for {list(b.shape)}") for name, b in self.known.items()}
 
     def _bind_input(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
-        """Bind an input in place, or bind a copy that TensorRT can read; return the bound tensor, to be kept alive."""
+        """Bind an input, or else a copy that TensorRT can read. Return the bound tensor, which must stay alive."""
         readable = self._is_readable(value, binding.dtype)
         if binding.name in self.held and not readable:
             raise ExecutionError(
@@ -331,8 +331,8 @@ class EngineSession:
     def _bind_output(
         self, output_index: int, make: Allocator | None, into: torch.Tensor | None, inputs: Sequence[Any]
     ) -> torch.Tensor | OutputBuffer:
-        """Bind an output to the input that it updates, to ``into``, or to new memory. If the shape is not known yet,
-        bind it to a buffer from which TensorRT requests memory."""
+        """Bind an output to the input that it updates, to the memory ``into``, or to new memory. If the shape is not
+        known yet, bind it to a buffer that allocates memory when TensorRT requests it."""
         binding = self.outputs[output_index]
         if make is None:
             if binding.name not in self.buffers:

@@ -17,15 +17,15 @@ from pipeline.aten.types import Argument
 
 HALVES: Final = (torch.float16, torch.bfloat16)
 ROWS: Final = 16
-"""The most rows of a matmul: those of one tile of a tensor core."""
+"""The maximum number of rows of a matmul that these kernels compute: one tile of a tensor core."""
 LEAST, LEAST_OF_SEVERAL = 1 << 19, 1 << 24
-"""The elements of a weight from which one row, and several rows, are faster than by cuBLAS."""
+"""The minimum elements of a weight for which these kernels beat cuBLAS, with one row and with several rows."""
 WIDTHS: Final = (64, 128, 256)
-"""The widths of heads, powers of two."""
+"""The head sizes that the attention kernel supports, which are powers of two."""
 KEYS, PARTS, PROGRAMS = 64, 32, 512
-"""The keys of a block, the most parts of an attention's keys, and the most programs of it beside each other."""
+"""Sizes of the attention kernel: keys per block, the maximum parts of the keys, the maximum Triton programs."""
 DEEP: Final = 128 << 10
-"""The bytes of shared memory that several rows need in five stages."""
+"""The bytes of shared memory that a GPU needs to run the kernel for several rows with five pipeline stages."""
 
 
 @cache
@@ -67,7 +67,7 @@ def _stages(device: torch.device) -> int:
 
 
 def attends(query: Argument, key: Argument, value: Argument, mask: Argument = None) -> bool:
-    """Return whether `attention` accepts tensors of these shapes and dtypes: half precision, one query per head."""
+    """Return whether `attention` supports tensors of these shapes and dtypes: half precision, one query per head."""
     tensors = (query, key, value)
     return (
         all(x.dim() == 4 and x.dtype in HALVES and x.dtype == query.dtype for x in tensors)

@@ -1,4 +1,4 @@
-"""Change the nodes of CUDA graphs: set the addresses of copies at each call, and replace memsets by kernels.
+"""Change the nodes of captured CUDA graphs: set the addresses of copies at each call, and replace memsets by kernels.
 
 A copy outside of the graph costs a launch: for ResNet-50 on an H200 two copies cost the host 17 us, but setting the
 addresses in the graph costs 4 us. This needs ``cuda.bindings``, which PyTorch's CUDA packages include.
@@ -29,7 +29,7 @@ _DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def can_set_addresses() -> bool:
-    """Return whether the addresses of a graph's nodes can be set here."""
+    """Return whether this installation can set the addresses of nodes in a CUDA graph."""
     return cudart is not None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
 
 
@@ -55,7 +55,7 @@ class MemoryCopy:
 
 
 def copies_by_addresses(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], MemoryCopy]:
-    """Return the copies of a graph (made with ``keep_graph=True``) by source and target address."""
+    """Return the copy nodes of a graph (created with ``keep_graph=True``), by source and target address."""
     found = {}
     for node in nodes_of_kind(cudart.cudaGraph_t(graph.raw_cuda_graph()), "Memcpy"):
         (form,) = check_cuda(cudart.cudaGraphMemcpyNodeGetParams(node))
@@ -65,7 +65,7 @@ def copies_by_addresses(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Me
 
 
 def nodes_of_kind(graph: object, node_kind: str) -> list[Leaf]:
-    """Return the nodes of a CUDA graph that have a kind, such as ``Memset``."""
+    """Return a CUDA graph's nodes of one kind, such as ``Memset``."""
     _, count = check_cuda(cudart.cudaGraphGetNodes(graph))
     every, _ = check_cuda(cudart.cudaGraphGetNodes(graph, count))
     wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{node_kind}")
@@ -73,7 +73,7 @@ def nodes_of_kind(graph: object, node_kind: str) -> list[Leaf]:
 
 
 class CopyNode:
-    """A copy node in an instance of a graph."""
+    """A copy node in an executable instance of a CUDA graph."""
 
     def __init__(self, executable: object, copy: MemoryCopy) -> None:
         self._executable, self._node, self._nbytes = executable, copy.node, copy.nbytes
@@ -81,12 +81,12 @@ class CopyNode:
         self._kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
 
     def read_from(self, address: int) -> None:
-        """Set the source address for all later launches."""
+        """Set the address that the node copies from in all later launches."""
         if address != self._source:
             self._set(address, self._target)
 
     def write_to(self, address: int) -> None:
-        """Set the target address for all later launches."""
+        """Set the address that the node copies to in all later launches."""
         if address != self._target:
             self._set(self._source, address)
 
@@ -129,20 +129,20 @@ class GraphInstance:
         self._writes = [None if copy is None else CopyNode(executable, copy) for copy in writes]
 
     def write_to(self, addresses: Sequence[int]) -> None:
-        """Set the target address of each copied output."""
+        """Set the addresses to which the graph's copied outputs are written."""
         for node, address in zip(self._writes, addresses, strict=True):
             if node is not None:
                 node.write_to(address)
 
     def launch(self, stream: int) -> None:
-        """Launch on the stream of this handle, without PyTorch's update of the random number generator."""
+        """Launch the graph on a stream, without PyTorch's update of the random number generator."""
         (error,) = cudart.cudaGraphLaunch(self._executable, stream)
         if error:
             check_cuda((error,))
 
 
 def check_cuda(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the results of a CUDA call without the status; raise an error if the status is one."""
+    """Return the results of a CUDA call without their status; raise an error if the status is not success."""
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
         raise RuntimeError(f"a CUDA call for a graph failed: {error.name}")
@@ -151,7 +151,7 @@ def check_cuda(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @frozen
 class MemoryFill:
-    """A memset that writes ``value`` to ``count`` elements of ``size`` bytes from ``address`` on."""
+    """A memset node: it writes ``value`` to ``count`` elements of ``size`` bytes, starting at ``address``."""
 
     address: int
     size: int
@@ -159,17 +159,17 @@ class MemoryFill:
     value: int
 
     def __call__(self, device: torch.device) -> None:
-        """Fill the memory on the current stream by a PyTorch kernel."""
+        """Do what the memset does by a PyTorch kernel on the current stream."""
         memory = memory_at(self.address, self.count, _DTYPES[self.size], device)
         memory.fill_(int.from_bytes(self.value.to_bytes(4, "little")[: self.size], "little", signed=True))
 
 
 def instantiate(graph: torch.cuda.CUDAGraph) -> None:
-    """Instantiate a captured graph (made with ``keep_graph=True``), with kernels in place of memsets.
+    """Instantiate a captured graph (created with ``keep_graph=True``), with kernels in place of memset nodes.
 
     TensorRT-RTX clears counters before each split-k matmul with a memset node, and memset nodes make launches
-    expensive. On an H200 ResNet-50's graph (65 kernels, 7 memsets) took the host 11.7 us, and 2.6 us with kernels
-    instead; ConvNeXt's (12 memsets) 18 and 4. The GPU is no slower.
+    expensive. On an H200 ResNet-50's graph (65 kernels, 7 memsets) took the host 11.7 us to launch, and 2.6 us with
+    kernels instead of memsets. The GPU is no slower.
     """
     raw = cudart.cudaGraph_t(graph.raw_cuda_graph())
     memsets = [(node, fill) for node in nodes_of_kind(raw, "Memset") if (fill := _read_fill(node)) is not None]
@@ -190,7 +190,7 @@ def instantiate(graph: torch.cuda.CUDAGraph) -> None:
 
 
 def _read_fill(node: object) -> MemoryFill | None:
-    """Return the fill of a memset node; None if it is not contiguous."""
+    """Return the fill that a memset node performs; None if its memory is not contiguous."""
     (form,) = check_cuda(cudart.cudaGraphMemsetNodeGetParams(node))
     if form.height > 1:
         return None

@@ -23,18 +23,18 @@ from pipeline.runtime.graph_copies import CopyNode, GraphInstance, MemoryCopy, i
 log = logging.getLogger(__name__)
 
 INSTANCES = 3
-"""Three results are alive at once: the caller's, the one being returned, and the next call's."""
+"""The maximum number of instances of a graph: three results exist at once (the caller's, the returned, the next)."""
 CAPTURED = 8
-"""The most addresses with a captured call: more than instances, since capturing costs more than setting an address."""
+"""The maximum number of addresses for which a call is captured; it exceeds `INSTANCES`, as captures cost more."""
 AHEAD = 16 << 20
-"""Outputs of up to so many bytes are allocated for the next call right after a launch."""
+"""Outputs of up to this many bytes are allocated for the next call right after a launch."""
 PATIENCE = 64
-"""Calls between two captures, beyond the first few: capturing takes time, and more addresses may alternate than are
-kept."""
+"""The number of calls between two captures, beyond the first few: a capture takes time, and more addresses may
+alternate than there are captured calls."""
 
 
 class GraphInput:
-    """An input, and the graph's copy of it (``held``), copied from ``example`` or from an address set later."""
+    """An input, and the memory (``held``) to which the graph copies it, from ``example`` or another address."""
 
     def __init__(self, input_index: int, value: torch.Tensor, has_copy: bool) -> None:
         self.input_index = input_index
@@ -44,7 +44,7 @@ class GraphInput:
         self.example.copy_(value)
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
-        """Make the next launch read an input; ``node`` is the graph's copy node for it."""
+        """Let the next launch read this input; ``node`` is the graph's copy node for the input."""
         if node is not None and value.dtype == self.held.dtype and value.is_cuda and is_plain(value):
             node.read_from(value.data_ptr())
             return
@@ -54,7 +54,7 @@ class GraphInput:
 
 
 class GraphOutput:
-    """An output in the graph's memory; ``example`` is the target of the graph's copy, if it has one."""
+    """An output in the graph's memory; ``example`` is the memory to which the graph copies it, if it does."""
 
     def __init__(self, value: torch.Tensor, has_copy: bool) -> None:
         self.value = value
@@ -63,7 +63,7 @@ class GraphOutput:
             self.example.copy_(value)
 
     def maker(self) -> Allocator:
-        """Release ``example``, and return a function that allocates tensors like it."""
+        """Release ``example``; return a function that allocates tensors of the same shape and dtype."""
         like, self.example = self.example, self.value
         return tensor_allocator(tuple(like.shape), like.dtype, like.device, like.stride())
 
@@ -71,7 +71,7 @@ class GraphOutput:
 def input_and_output_copies(
     graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
 ) -> tuple[list[MemoryCopy | None], list[MemoryCopy | None]]:
-    """Return the graph's copies of its inputs and of its outputs; None for each value that the graph does not copy."""
+    """Return the graph's copy nodes of inputs and of outputs, with None for each value that the graph does not copy."""
     known = graph_copies.copies_by_addresses(graph)
     reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
     return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
@@ -80,8 +80,8 @@ def input_and_output_copies(
 def make_instance(
     graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
 ) -> GraphInstance:
-    """Return PyTorch's instance of a graph. It keeps the copied outputs alive. Other outputs are in the caller's
-    memory, which must be unused when the next launch writes to it."""
+    """Return PyTorch's instance of a graph. The instance keeps the copied outputs alive. Other outputs are in the
+    caller's memory, which must be unused when the next launch writes to it."""
     kept = [take.value for take in takes if take.value is not take.example]
     return GraphInstance(graph, *input_and_output_copies(graph, feeds, takes), keep_alive=kept)
 
@@ -90,14 +90,14 @@ Recapture: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]],
 
 
 NextLaunch: TypeAlias = tuple[GraphInstance, tuple[torch.Tensor | None, ...], int]
-"""The instance to launch, the memory for each output that it copies, and the stream."""
+"""The instance to launch, the memory for each output that it copies, and the stream's handle."""
 
 
 class Replayer:
     """Replay a captured graph.
 
     Args:
-        graph: the captured graph, made with ``keep_graph=True`` if addresses of its copies can be set.
+        graph: the captured graph, created with ``keep_graph=True`` if addresses of its copies can be set.
         feeds: the inputs that the graph copies. takes: its outputs.
         random: whether the graph may generate random numbers; only replays by PyTorch make new ones.
         recapture: returns a function that captures the call again, with outputs written directly to given memory.

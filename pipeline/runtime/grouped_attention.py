@@ -15,10 +15,10 @@ SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 def attention(
     query: Argument, key: Argument, value: Argument, attn_mask: Argument = None, *flags: Argument, **how: Argument
 ) -> torch.Tensor:
-    """Return ``scaled_dot_product_attention``.
+    """Compute ``scaled_dot_product_attention`` for grouped-query attention (GQA), without torch's slow math backend.
 
-    For GQA with a mask torch may use its slow math backend, which stores all scores: flash attention accepts no mask,
-    the memory-efficient kernel no GQA, and cuDNN does not always run. So heads of keys are repeated; but if each head
+    For GQA with a mask torch may use that backend, which stores all scores: flash attention accepts no mask, the
+    memory-efficient kernel no GQA, and cuDNN does not always run. So the heads of keys are repeated; but if each head
     has a single query, the queries of a group become rows of a single head.
     """
     heads, groups = query.shape[-3], key.shape[-3]
@@ -44,12 +44,12 @@ def attention_in_graphs(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return ``scaled_dot_product_attention``; one query per head runs by a kernel that skips masked blocks of keys."""
+    """Compute ``scaled_dot_product_attention``; for one query per head, a kernel skips masked blocks of keys."""
     if dropout_p or is_causal or not few_rows.attends(query, key, value, attn_mask):
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return few_rows.attention(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _in_groups(rows: torch.Tensor, groups: int) -> torch.Tensor:
-    """Reshape [heads, 1, n] to [groups, heads per group, n], the last three dims."""
+    """Reshape the last three dims from [heads, 1, n] to [groups, heads per group, n]."""
     return rows.reshape(*rows.shape[:-3], groups, -1, rows.shape[-1])

@@ -23,7 +23,7 @@ from pipeline.shapes.linear import solve_for
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
     """Return the call's inputs in the program's order. As for the model, arguments may be passed by position or
-    keyword, and keyword arguments and dict keys may be in any order. It takes about 30 µs, most of it in pytree.
+    keyword, and keyword arguments and dict keys may be in any order. This function takes about 30 µs.
 
     Raises:
         DtypeError: an input's dtype differs from the compiled one; a subclass of `TypeError`.
@@ -88,7 +88,7 @@ def _format_signature(positional: Sequence[str], keywords: Iterable[str]) -> str
 
 
 def child_specs(spec: Spec) -> Sequence[Leaf]:
-    """Return the specs of a container's elements, with every supported version of torch."""
+    """Return the specs of a container's elements; this works with every supported version of torch."""
     return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
 
 
@@ -116,7 +116,7 @@ def _check_input(port: Port, value: object) -> None:
 
 
 class ConstantInputs:
-    """The inputs of a program that must have the value they were compiled for.
+    """The constant inputs of a program: each call must pass the value that the program was compiled for.
 
     A GPU tensor that had the value is not read again while its version counter stays the same, since a read would
     synchronize. CPU memory is always compared, since other libraries such as NumPy may write to it.
@@ -131,7 +131,7 @@ class ConstantInputs:
         return bool(self._values)
 
     def match(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether a call's inputs have these values."""
+        """Return whether the inputs of a call have the values that the program was compiled for."""
         return all(self._matches(i, value, leaves[i]) for i, value in self._values)
 
     def _matches(self, index: int, constant: Constant, value: Leaf) -> bool:
@@ -184,7 +184,7 @@ def bind_symbols(program: Program, inputs: Sequence[Leaf]) -> dict[str, int]:
 
 
 def find_profile(program: Program, symbols: Mapping[str, int]) -> int | None:
-    """Return the index of the first profile that fits the sizes; None if no profile fits."""
+    """Return the index of the first optimization profile that fits these sizes; None if no profile fits."""
     for i, profile in enumerate(program.profiles):
         if all(r.min <= symbols[name] <= r.max for name, r in profile.items() if name in symbols):
             return i
@@ -206,10 +206,10 @@ def _no_profile_error(program: Program, symbols: Mapping[str, int]) -> ShapeErro
 
 
 def check_learnt_sizes(program: Program, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the data-dependent sizes that a segment determined, after a check of their ranges.
+    """Check the ranges of the data-dependent sizes that a segment has determined, and return the sizes.
 
     Raises:
-        ExecutionError: a size is outside its range; no step that depends on the size has run.
+        ExecutionError: a size is outside its range. Nothing that depends on the size has run yet.
     """
     for name, size in sizes.items():
         symbol = program.shapes.symbols.get(name)
@@ -226,8 +226,8 @@ def check_learnt_sizes(program: Program, sizes: Mapping[str, int]) -> Mapping[st
 
 
 class _SymbolValues:
-    """The values of a call's symbols (``symbols``), the input and dim that gave each (``found``), and the sizes whose
-    expressions are to be solved (``later``): (input, dim, expression, size)."""
+    """The values of the symbols in a call's sizes (``symbols``), the input and dim that determined each (``found``),
+    and the sizes whose expressions are to be solved (``later``): (input, dim, expression, size)."""
 
     def __init__(self) -> None:
         self.symbols: dict[str, int] = {}
@@ -235,7 +235,7 @@ class _SymbolValues:
         self.later: list[tuple[Port, int | None, sympy.Expr, int]] = []
 
     def bind(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
-        """Check a size's range, and read its symbol."""
+        """Check that a size is in its range; if its expression is a symbol, store the symbol's value."""
         allowed = port.ranges[dim or 0]
         if not allowed.min <= size <= allowed.max:
             raise ShapeError(port.name, dim, size, (allowed.min, allowed.max))
@@ -249,7 +249,7 @@ class _SymbolValues:
             self.found.setdefault(expr.name, _dimension_name(port, dim))
 
     def solve_all(self) -> None:
-        """Check or solve the expressions, always the one with the fewest unknown symbols first."""
+        """Check or solve all expressions of sizes, always the one with the fewest unknown symbols first."""
         while self.later:
             row = min(self.later, key=lambda row: len(self._unknown(row[2])))
             self.later.remove(row)
@@ -259,7 +259,7 @@ class _SymbolValues:
         return [s.name for s in expr.free_symbols if s.name not in self.symbols]
 
     def _solve(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
-        """Check an expression whose symbols are known (``2*s``), or solve it for its unknown symbol."""
+        """Check a size's expression (``2*s``) if its symbols are known, else solve it for the unknown symbol."""
         unknown = self._unknown(expr)
         if not unknown:
             wanted = evaluate_size(expr, self.symbols)
@@ -280,7 +280,7 @@ def _dimension_name(port: Port, dim: int | None) -> str:
 
 
 def _relation_error(program: Program, relation: Relation, symbols: Mapping[str, int]) -> ShapeError:
-    """Return the error for a broken relation. It names the first input with a symbol of the relation."""
+    """Return the error for sizes that violate a relation; it names the first input with a symbol of the relation."""
     for port in program.inputs:
         for dim, expr in enumerate(port.shape if port.kind == "tensor" else (port.value,)):
             names = set() if isinstance(expr, int) or port.kind == "constant" else {s.name for s in expr.free_symbols}

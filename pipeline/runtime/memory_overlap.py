@@ -18,7 +18,7 @@ def written_inputs(program: Program) -> tuple[int, ...]:
 
 
 def find_overlap(written: Iterable[int], inputs: Sequence[Leaf]) -> tuple[int, int] | None:
-    """Return the indices of a mutated input and an input that shares its memory (itself if it is expanded); or None."""
+    """Return the indices of a mutated input and of an input that shares its memory (itself if expanded); or None."""
     for i in written:
         for j, other in enumerate(inputs):
             if isinstance(other, torch.Tensor) and (overlaps(inputs[i], other) if i != j else _shares_elements(other)):
@@ -27,7 +27,7 @@ def find_overlap(written: Iterable[int], inputs: Sequence[Leaf]) -> tuple[int, i
 
 
 def check_no_overlap(program: Program, written: Iterable[int], inputs: Sequence[object]) -> None:
-    """Raise a `ValueError` if a mutated input shares memory with another input, or its own elements do."""
+    """Raise a `ValueError` if a mutated input shares memory with another input, or if elements of it share memory."""
     found = find_overlap(written, inputs)
     if found is None:
         return
@@ -40,7 +40,7 @@ def check_no_overlap(program: Program, written: Iterable[int], inputs: Sequence[
 
 
 def _shares_elements(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a tensor share memory, as in an expanded tensor."""
+    """Return whether two elements of a tensor share memory, as in an expanded tensor."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -61,13 +61,13 @@ def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the byte strides that lead from a tensor's first byte to all others, each with its maximal count."""
+    """Return the byte strides between elements of a tensor, each with the maximum number of times to add it."""
     dims = [(stride * tensor.itemsize, size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
     return [*(row for row in dims if row[0]), (1, tensor.itemsize - 1)]
 
 
 def _can_reach(distance: int, terms: Sequence[tuple[int, int, int]]) -> bool:
-    """Return whether a sum of strides is a distance. terms: (stride, least count, greatest count), longest first."""
+    """Return whether a distance is a sum of strides. terms: (stride, least count, greatest count), longest first."""
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms

@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 Worker: TypeAlias = SegmentExecutor | CudaWorker
 is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 PLANS = 256
-"""The most combinations of shapes whose plans a module caches."""
+"""The maximum number of call plans that a module caches: one for each combination of input shapes."""
 
 
 class ProgramModule(CompiledModule):
-    """Check inputs, look up the plan of a call by their shapes, and run the segments in order."""
+    """The module of a compiled program: it checks inputs, finds the plan for their shapes, and runs the segments."""
 
     entry: Callable[[ProgramModule, tuple[Leaf, ...], Mapping[str, Leaf]], Leaf] | None = None
     """The function that torch.compile and torch.export trace instead of ``forward``."""
@@ -61,7 +61,7 @@ class ProgramModule(CompiledModule):
         settings: CompilationSettings | None = None,
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Load a program. ``shared``: constants by recipe, shared by all modules of a model with equal settings."""
+        """Load a program. ``shared``: constants by recipe, for all modules of a model with equal settings."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -108,8 +108,8 @@ class ProgramModule(CompiledModule):
         constant: Callable[[str], torch.Tensor],
         loaded: dict[str, LoadedEngine],
     ) -> Leaf:
-        """Return the runner of a segment, shared by all workers: a function, or an engine for which each worker creates
-        a context. ``loaded``: the engines loaded so far, by digest; segments with equal plans share an engine."""
+        """Return what runs a segment in all workers: a function, or an engine for which each worker creates a context.
+        ``loaded``: the engines loaded so far, by digest; segments with equal plans share an engine."""
         if segment.kind == "torch":
             on_gpu = self.executor == "tensorrt"
             mode = self.settings.torch_compile if on_gpu else None
@@ -185,7 +185,7 @@ class ProgramModule(CompiledModule):
             self._workers.give(worker)
 
     def instrument(self, wrap: Callable[[Segment, SegmentRunner], SegmentRunner]) -> None:
-        """Replace each segment's runner by ``wrap(segment, runner)`` in later sequential calls, for measurements."""
+        """Replace each segment's runner by ``wrap(segment, runner)`` for measurements, in sequential calls only."""
         worker = self._workers.take()
         (worker.executor if isinstance(worker, CudaWorker) else worker).instrument(wrap)
         self._workers.give(worker)
@@ -200,7 +200,7 @@ class ProgramModule(CompiledModule):
             self._workers.give(worker)
 
     def _find_plan(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
-        """Return the inputs in order, and their plan: found by shapes, or created after all checks of the inputs."""
+        """Return a call's inputs in order, and its plan: cached for these shapes, or created after all checks."""
         names = self._names
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
             try:
@@ -253,14 +253,14 @@ class ProgramModule(CompiledModule):
         return CallPlan(template, symbols, profile, tuple(moves), None if home == self.device else home, self._guard)
 
     def _output_device(self, inputs: Sequence[object]) -> torch.device:
-        """Return the device of outputs: an input's GPU, else the CPU; without tensor inputs, the capture's device."""
+        """Return the device of outputs: a GPU input's, else the CPU; without tensor inputs, the capture's device."""
         devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
         if not devices:
             return torch.device("cpu") if self._layout.on_cpu else self.device
         return next((device for device in devices if device.type != "cpu"), devices[0])
 
     def _constants_on(self, device: torch.device) -> Mapping[int, torch.Tensor]:
-        """Return the constants among the outputs, by slot, on the device of outputs; the same tensors at every call."""
+        """Return the outputs that are constants, by slot, on the device of outputs; all calls return the same ones."""
         if device not in self._constants:
             own = self._constants[self.device]
             self._constants.setdefault(device, {slot: value.to(device) for slot, value in own.items()})
@@ -270,8 +270,8 @@ class ProgramModule(CompiledModule):
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ProgramModule:
-        """Apply ``.to``, ``.cuda`` or ``.half`` if it changes neither dtype nor device, since engines are built for
-        these. Plans and graphs refer to the old buffers, so they are dropped.
+        """Apply ``.to``, ``.cuda`` or ``.half`` if it changes neither dtype nor device, since engines are built for one
+        of each. Plans and graphs refer to the old buffers, so they are dropped.
 
         Raises:
             ExecutionError: the dtype or device would change.
@@ -300,20 +300,20 @@ def _shared_constant(
 
 
 def _load_weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
-    """Return a weight that segments read in place; on a GPU its address is aligned for TensorRT."""
+    """Compute a weight that segments read in place; on a GPU its address is aligned as TensorRT requires."""
     value = recipe.evaluate_on(device, parameters, copied=copied)
     apart = value.is_cuda and value.layout == torch.strided and value.data_ptr() % ALIGNMENT
     return value.clone() if apart else value
 
 
 def _plan_key(leaves: Sequence[object]) -> object:
-    """Return the cache key of a call plan: shapes, dtypes, devices and layouts of tensors; and all other inputs."""
+    """Return the cache key of a call plan: the shapes, dtypes, devices and layouts of tensors, and all other inputs."""
     known = torch.Tensor
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
 
 def _names_if_flat(spec: object) -> tuple[int, tuple[str, ...]] | None:
-    """Return the number of positional inputs and the names of the keyword inputs; None if any input is a container."""
+    """Return the number of positional inputs and the names of keyword inputs; None if an input is a container."""
     positional, named = child_specs(spec)
     if any(c.num_leaves != 1 or c.num_children for c in (*child_specs(positional), *child_specs(named))):
         return None
@@ -321,7 +321,7 @@ def _names_if_flat(spec: object) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _output_rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
-    """Return a function that puts outputs into the model's structure, without pytree for a tensor or a tuple."""
+    """Return a function that puts outputs into the model's output structure; it avoids pytree for a tensor or tuple."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]
     if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in child_specs(spec)):

@@ -25,7 +25,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "
 
 
 class InPlace:
-    """Mixin that overrides ``forward`` and the access to weights.
+    """Mixin for replacements of a model: it runs ``forward`` in a compiled program, and refuses access to weights.
 
     Attributes:
         runner: the `CompiledModule` that runs the program.
@@ -38,7 +38,7 @@ class InPlace:
         raise ExecutionError(f"{type(self).__name__} has no weights that could be saved: {WEIGHTS}", HINT)
 
     def load_state_dict(self, *_: object, **__: object) -> NoReturn:
-        """Raise an error, since the object has no weights."""
+        """Raise an error, since this replacement of the model has no weights to load."""
         raise ExecutionError(f"{type(self).__name__} takes no weights: {WEIGHTS}", HINT)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InPlace:
@@ -79,7 +79,7 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
 
 
 class Fixed(dict[str, Leaf]):
-    """The submodules or parameters of a module without weights; assignment would have no effect, so it raises."""
+    """A dict of a module's submodules or parameters that refuses assignment, which would have no effect on engines."""
 
     def __setitem__(self, name: str, value: object) -> None:
         what = f"{name} cannot be {kind_of(value)} here, which would change nothing"
@@ -90,13 +90,13 @@ class Fixed(dict[str, Leaf]):
 
 
 def _share_state(replacement: torch.nn.Module, runner: CompiledModule) -> None:
-    """Register the runner's buffers, which the program updates, on a module."""
+    """Register the buffers that the compiled program updates on the replacement of the model."""
     for name in runner.program.buffers.values():
         attach_buffer(replacement, name, find_buffer(runner, name))
 
 
 def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
-    """Copy a module and its submodules to a device, without weights. A call of a submodule that had weights raises."""
+    """Copy a module and its submodules to a device without weights; a call of a submodule that had weights raises."""
     if id(module) in copies:
         return copies[id(module)]  # type: ignore[no-any-return]
     copied = copies[id(module)] = module.__class__.__new__(module.__class__)
@@ -112,7 +112,7 @@ def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
 
 
 def _stand_in(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
-    """Return a parameter of the same shape and dtype, filled with NaN (integers: 0), that needs almost no memory."""
+    """Return a parameter of the same shape and dtype, filled with NaN or the integer 0, that uses almost no memory."""
     if id(parameter) not in copies:
         floats = parameter.is_floating_point() or parameter.is_complex()
         one = torch.full((), torch.nan if floats else 0, device=device).to(parameter.dtype)

@@ -1,4 +1,4 @@
-"""Detect that a memory-mapped file was overwritten, since this changes the mapped tensors."""
+"""Detect that a memory-mapped file was overwritten: this would change the tensors that are mapped from it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipeline.frozen import FrozenDict
 
 
 class OpenedFile:
-    """A memory-mapped file that stays open. Replacing the file by a rename is harmless, but writing to it is not.
+    """A memory-mapped file that stays open: replacing it by a rename is harmless, but writing to it is an error.
 
-    verify: returns whether the file still has the loaded bytes after its modification time changed.
+    verify: returns whether the file still has the loaded bytes; called if its modification time has changed.
     """
 
     def __init__(self, file: BinaryIO, name: str, verify: Callable[[], bool]) -> None:
@@ -55,14 +55,14 @@ def source_file(parameters: object) -> str:
 
 
 def stated_call_bytes(parameters: object) -> int:
-    """Return the memory of a call in bytes, as stated in the file of a program's parameters; 0 if it is not stated."""
+    """Return the bytes of memory per call that the file of a program's parameters states; 0 if it states none."""
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
 
 def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
-    """Raise the error of a failed call, in its ``except`` clause. For a program from a file it names the file and the
-    node; for lack of memory, for errors of this package, and without a file it is ``other``. No frame refers to it
-    afterwards, which would keep the call's tensors alive until the garbage collector runs."""
+    """Raise the error of a failed call, in its ``except`` clause. For a program from a file, the error names the file
+    and the node. ``other`` is raised instead if memory ran out, for errors of this package, and for a program without a
+    file. No frame refers to the error afterwards, so that the call's tensors are freed."""
     failed = other
     if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
@@ -77,8 +77,8 @@ def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
 
 
 class FileWeights(FrozenDict[str, Leaf]):
-    """Memory-mapped tensors; each access by name checks their files. ``call_bytes``: the memory of a call, as stated in
-    the file, or 0. ``absent``: why tensors have no value (meta tensors), if so."""
+    """Memory-mapped tensors; each access by name checks that their files are unchanged. ``call_bytes``: the memory of a
+    call that the file states, or 0. ``absent``: the reason if tensors have no values (meta tensors)."""
 
     __slots__ = ("absent", "call_bytes", "files")
     files: tuple[OpenedFile, ...]

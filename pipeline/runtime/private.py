@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 ROOT: Final = 0
-"""The user id of root, who may own a cache."""
+"""The user id of root, who is accepted as the owner of a cache."""
 MODE: Final = 0o600
-"""The permissions of cache files."""
+"""The file permissions of cache files: only the owner reads and writes."""
 
 
 def open_private(path: Path) -> BinaryIO:
@@ -45,7 +45,7 @@ def open_private(path: Path) -> BinaryIO:
 
 
 def make_private(folder: Path) -> None:
-    """Create a cache folder if it is missing, and check it as `check_private`."""
+    """Create a cache folder if it is missing; raise an `OSError` if other users own it or can write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(folder)
 

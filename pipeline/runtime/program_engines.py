@@ -30,25 +30,25 @@ from pipeline.trt import has_gpu, trt
 log = logging.getLogger(__name__)
 
 MEMORY: Final = ("out of memory", "outofmemory", "memoryallocation", "gpu memory")
-"""Parts of TensorRT's messages, in lower case, when a GPU has too little memory for an engine."""
+"""Texts in TensorRT's error messages, in lower case, that mean that the GPU has too little memory for an engine."""
 THREADS: Final = min(4, max(1, (os.cpu_count() or 1) // 2))
-"""The engines that load at a time: TensorRT-RTX compiles the kernels of one on 2 to 3 processors."""
+"""The number of engines that load at a time: TensorRT-RTX compiles an engine's kernels on 2 to 3 processors."""
 
 
 @frozen
 class LoadResults:
-    """TensorRT's message for each engine that does not load, by name, and the kernels compiled for the engines."""
+    """TensorRT's message for each engine that does not load, by name; and the kernels compiled for the engines."""
 
     refused: FrozenDict[str, str] = field(factory=FrozenDict)
     kernels: Kernels = NO_KERNELS
 
 
 def load_engines(compiled: Compiled, *, keep: bool) -> LoadResults | None:
-    """Try to load each engine on the current GPU, with an execution context; free it again.
+    """Test whether each engine loads on the current GPU: load it with an execution context, and free it again.
 
     Args:
         compiled: the program; its settings say how its engines are loaded.
-        keep: save the compiled kernels where the program's modules find them.
+        keep: save the compiled kernels to the cache that the program's modules read.
 
     Returns:
         None if loading cannot be tried: without a GPU, for a program compiled for other GPUs, or if the GPU has too
@@ -73,8 +73,8 @@ def load_engines(compiled: Compiled, *, keep: bool) -> LoadResults | None:
 
 
 def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> None:
-    """Let TensorRT-RTX compile the kernels of several engines concurrently, if the cache has none. Contexts created
-    later find these kernels. If this fails for an engine, the error is raised when its context is created later."""
+    """Let TensorRT-RTX compile the kernels of several engines concurrently, if the cache has no kernels. Contexts
+    created later find these kernels. If this fails for an engine, the error is raised when its context is created."""
     found = list({id(each.cuda_engine): each for each in engines if isinstance(each, LoadedEngine)}.values())
     if cache is None or not cache.is_new or len(found) < 2:
         return
@@ -99,7 +99,7 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
 
 
 def share_kernels(before: Compiled, after: Compiled) -> None:
-    """Copy cached kernels of program ``before`` for program ``after``, which has some of the same engines."""
+    """Copy the cached kernels of the program ``before`` to the cache of the program ``after``, which shares engines."""
     folder = before.settings.runtime_cache
     source, target = (RuntimeCache.open(before.networks, folder), RuntimeCache.open(after.networks, folder))
     if source is not None and target is not None and after.engines:
@@ -167,7 +167,7 @@ def load_engine(
 
 
 def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
-    """Limit the GPU memory of an engine's weights, before contexts are created; calls stream the rest from the host.
+    """Limit the GPU memory for an engine's weights, before contexts exist; each call streams the rest from the host.
 
     Raises:
         ExecutionError: TensorRT refuses the budget.
@@ -184,7 +184,7 @@ def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
 
 
 def engine_group(compiled: Compiled, index: int) -> str:
-    """Return the name of the process group that an engine's collectives join; empty if it has none.
+    """Return the name of the process group that an engine's collectives join; empty if it has no collectives.
 
     The name comes from the program's graph, whose operators `load` checks; the contents of a plan cannot be checked.
     """

@@ -1,7 +1,7 @@
-"""End this process if a call waits for a rank whose process has ended.
+"""End this process if a call waits for another rank whose process has ended.
 
 torch's NCCL watchdog monitors only the collectives that torch calls, not those in a CUDA graph or an engine. Without
-this module their kernels, and so the host, would wait forever.
+this module, kernels of these collectives would wait forever, and the host with them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pipeline.errors import error_text
 log = logging.getLogger(__name__)
 
 PART: Final = 0.65
-"""The part of a process group's timeout after which a call is late: a hang is noticed after 1.25 times as long, so that
-the process ends within the timeout."""
+"""The fraction of a process group's timeout after which a call counts as late. A hang is noticed after 1.25 times this
+time, so that the process ends within the timeout."""
 GRACE: Final = 3.0
-"""The seconds that other ranks have to say that they wait, too."""
+"""The seconds within which the other ranks can report that they wait, too."""
 
 
 @define(eq=False)
 class Watchdog:
-    """A thread that ends the process, with an error in the log, if a call on the GPU is not finished after ``seconds``.
-    It watches a call until it has finished, and then the latest call. It queries the GPU only after a quarter of
+    """A thread that logs an error and ends the process if a call on the GPU is not finished after ``seconds``. It
+    watches one call until it has finished, and then the latest call. It queries the GPU only after a quarter of
     ``seconds``: CUDA forbids queries while another thread captures a graph in the mode "global". It ends with this
     object.
 
@@ -86,7 +86,7 @@ def _watch(watchdog: Callable[[], Watchdog | None], every: float) -> None:
 def waiting_text(
     store: Argument, key: str, rank: int, others: Iterable[int], seconds: float, grace: float = GRACE
 ) -> str:
-    """Return why a call of this rank does not finish: the other ranks that do not report to wait as well."""
+    """Return the error text for a call that does not finish; it names the ranks that do not report to wait, too."""
     said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
     try:
         store.set(f"{key}/waits/{rank}", "")

@@ -1,4 +1,4 @@
-"""Call a program that is a rank's part of a sharded model: DTensors, and agreement between all ranks."""
+"""Call a program that is one rank's part of a sharded model: convert DTensors, and check that all ranks agree."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from pipeline.runtime.rank_watchdog import PART, Watchdog, waiting_text
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _exchanges: Final = count()
-"""Numbers of the values that ranks exchanged."""
+"""A counter for the keys under which ranks exchange values."""
 _modules: Final = count()
-"""Numbers of the modules that were made of programs with a sharding: all ranks make them in one order."""
+"""A counter of the modules of sharded programs; all ranks create modules in the same order, so numbers agree."""
 
 CAPSULE: Final = b"ncclComm_t"
-"""The name that TensorRT expects of a capsule with a pointer to a communicator."""
+"""The name that TensorRT requires for a Python capsule with a pointer to an NCCL communicator."""
 SAME: Final = "every rank runs the same calls in the same order, with inputs of the same shapes"
 
 
@@ -41,7 +41,7 @@ SAME: Final = "every rank runs the same calls in the same order, with inputs of 
 class Ranks:
     """A module's connection to the other ranks that run the same sharded model.
 
-    number: the module's, equal on all ranks. calls: the number of calls with new shapes. watchdog: for calls on a GPU.
+    number: the module's number, equal on all ranks. calls: the calls with new shapes. watchdog: for calls on a GPU.
     """
 
     program: Program
@@ -55,7 +55,8 @@ class Ranks:
         """Return the `Ranks` of a program; None if it is not part of a sharded model, or is measured alone.
 
         Raises:
-            ExecutionError: this process has another rank, or its process groups have other ranks.
+            ExecutionError: this process has another rank than the program, or its process groups have other ranks than
+                the program's.
         """
         if program.sharding is None or isinstance(program.sharding, Alone):
             return None
@@ -63,7 +64,7 @@ class Ranks:
         return cls(program, program.sharding)
 
     def attach(self, module: torch.nn.Module, on_gpu: bool) -> None:
-        """Let a module accept and return DTensors, if the program does, and watch its calls on a GPU."""
+        """Let a module accept and return DTensors if its program does; let the watchdog watch calls on a GPU."""
         if on_gpu:
             seconds = PART * _shared_store().timeout.total_seconds()
             itself = ref(self)
@@ -96,11 +97,10 @@ class Ranks:
         return tree_unflatten(leaves, form)
 
     def check_same_shapes(self, inputs: Sequence[object]) -> None:
-        """Compare the shapes of a call, which are new on this rank, with the other ranks' shapes, in about a
-        millisecond.
+        """Check that all ranks make this call with the same shapes. Call it only for shapes that are new on this rank.
 
         Raises:
-            ExecutionError: another rank has other shapes, has no new shapes in its next call, or has ended.
+            ExecutionError: another rank passes other shapes, has no new shapes in its next call, or has ended.
         """
         ports = zip(self.program.inputs, inputs, strict=False)
         own = ", ".join(f"{p.name}: {list(v.shape) if isinstance(v, torch.Tensor) else v}" for p, v in ports)
@@ -119,14 +119,14 @@ class Ranks:
             store.delete_key(f"{before}/{self.sharding.rank}")
 
     def watch_launch(self) -> None:
-        """Watch the call that was launched on the current stream, unless the stream is being captured."""
+        """Let the watchdog watch the call just launched on the current stream, unless it is being captured."""
         if self.watchdog is not None and not torch.cuda.is_current_stream_capturing():
             mark = torch.cuda.Event()
             mark.record()
             self.watchdog.watch(mark)
 
     def why_waiting(self, seconds: float) -> str:
-        """Return why a call has not finished after ``seconds``."""
+        """Return the text that explains why a call has not finished after ``seconds``: which ranks it waits for."""
         return waiting_text(_shared_store(), self._key(), self.sharding.rank, self.other_ranks(), seconds)
 
     def _key(self, later: int = 0) -> str:
@@ -138,7 +138,7 @@ class Ranks:
         yield from sorted(every - {self.sharding.rank})
 
     def add_rank(self, error: Exception) -> Exception:
-        """Return an error of a collective with its rank and node added; return any other error unchanged."""
+        """Add the rank and the node to the error of a collective; return any other error unchanged."""
         notes = {*getattr(error, "__notes__", ())}
         node = next((n for n in self.program.graph.nodes if is_collective(n) and f"in node {n.name}" in notes), None)
         if node is None or not isinstance(error, RuntimeError):
@@ -148,7 +148,7 @@ class Ranks:
 
 
 def _check_rank(sharding: Sharding) -> None:
-    """Raise an ExecutionError if this process cannot run the program of the rank in ``sharding``."""
+    """Raise an ExecutionError if this process is not the rank that ``sharding`` names, or lacks its process groups."""
     if not dist.is_available() or not dist.is_initialized():
         why = f"the program is that of {sharding}, and this process has no process group"
         raise ExecutionError(why, "start it with torchrun, and call torch.distributed.init_process_group")
@@ -179,7 +179,7 @@ def group_backend(name: str) -> str:
 
 
 def runs_on_host(name: str) -> bool:
-    """Return whether the collectives of a process group run on the host."""
+    """Return whether the collectives of a process group run on the CPU."""
     backend = group_backend(name)
     return bool(backend) and "nccl" not in backend
 
@@ -234,7 +234,7 @@ def _placements(layout: Layout) -> list[Argument]:
 
 @cache
 def _device_mesh(layout: Layout) -> Argument:
-    """Return the device mesh of a layout. All ranks create it at the same call, the first that returns a DTensor."""
+    """Return the device mesh of a DTensor's layout. All ranks create it at the first call that returns a DTensor."""
     from torch.distributed.device_mesh import DeviceMesh
 
     ranks = torch.tensor(layout.ranks).reshape(layout.mesh)
@@ -242,8 +242,8 @@ def _device_mesh(layout: Layout) -> Argument:
 
 
 def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
-    """Return the values of all ranks in this rank's groups, in the same order on each rank; ``value`` is this rank's,
-    of a type in JSON. Return [] on all ranks if a value does not arrive in time: ranks may compile in turn."""
+    """Return the values of all ranks in this rank's groups, in the same order on each rank. ``value`` is this rank's
+    value, of a type in JSON. Return [] on all ranks if a value does not arrive in time: ranks may compile in turn."""
     sharding = program.sharding
     if sharding is None or not sharding.groups:
         return [value]
@@ -263,7 +263,7 @@ def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
 
 @contextmanager
 def share_random_numbers(program: Program) -> Iterator[None]:
-    """Return a context in which all ranks generate the first rank's random numbers; afterwards each its own again."""
+    """Return a context in which all ranks generate the first rank's random numbers; later, each its own again."""
     groups = {} if program.sharding is None else program.sharding.groups
     if not groups:
         yield

@@ -1,4 +1,4 @@
-"""``FastReplay``: replay a CUDA graph without planning if a call's inputs resemble the previous call's.
+"""``FastReplay``: replay a CUDA graph without looking up a call plan, if a call's inputs resemble the previous call's.
 
 The tensor guards of torch.compile recognize such a call in 1 us with four inputs; finding the plan and comparing
 addresses takes 5 us (measured with CPU tensors).
@@ -24,14 +24,14 @@ _guards: Any = torch._C._dynamo.guards
 
 
 class FastReplay:
-    """Replay a graph for inputs with the metadata and the addresses of an earlier call's. The worker, not this object,
-    keeps the graph alive.
+    """Replay a graph for inputs that have the metadata and addresses of an earlier call's inputs. The worker, not this
+    object, keeps the graph alive.
 
     Args:
         names: the number of positional inputs and the names of keyword inputs.
-        plan: the plan of such calls.
-        graph: the graph of such calls.
-        alike: returns whether tensors have the types, dtypes, devices, sizes and strides of that call's.
+        plan: the call plan of such calls.
+        graph: the captured graph of such calls.
+        alike: returns whether tensors have the types, dtypes, devices, sizes and strides of the earlier call's inputs.
     """
 
     def __init__(self, names: Names, plan: CallPlan, graph: CapturedCall, alike: Callable[..., bool]) -> None:
@@ -76,7 +76,7 @@ class FastReplay:
 
 
 def tensor_guard(leaves: Sequence[Leaf]) -> Callable[..., bool] | None:
-    """Return torch's guard for these tensors' types, dtypes, devices, sizes and strides; None if any is not plain."""
+    """Return torch's guard for these tensors' types, dtypes, devices, sizes and strides; None if one is not plain."""
     if not leaves or any(type(leaf) is not torch.Tensor or leaf.layout != torch.strided for leaf in leaves):
         return None
     sizes, strides = [list(leaf.shape) for leaf in leaves], [list(leaf.stride()) for leaf in leaves]

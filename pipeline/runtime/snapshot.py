@@ -15,7 +15,7 @@ from pipeline.runtime.opened_file import FileWeights
 
 
 class Unchanged(Mapping[str, torch.Tensor]):
-    """The model's parameters, without copies; reading a parameter changed in place raises an ``ExecutionError``."""
+    """The model's own parameters, not copied; reading one that was changed in place raises an ``ExecutionError``."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -37,7 +37,7 @@ class Unchanged(Mapping[str, torch.Tensor]):
 
 
 class Snapshot(Unchanged):
-    """Copies of the parameters, made at the first access; later changes of the model do not affect them."""
+    """Copies of the model's parameters, made when first read; later changes of the model do not affect them."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -50,7 +50,7 @@ class Snapshot(Unchanged):
 
 
 def find_present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return the tensor of this name; raise an `ExecutionError` if the tensor was loaded without its values."""
+    """Return the tensor of this name; raise an `ExecutionError` if the file it was loaded from has no values for it."""
     tensor = tensors[name]
     if tensor.is_meta:
         why = f": {tensors.absent}" if isinstance(tensors, FileWeights) and tensors.absent else ""

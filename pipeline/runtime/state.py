@@ -1,4 +1,4 @@
-"""The state of a compiled program: the buffers that it updates, by their names in the model, and initial values."""
+"""The state of a compiled program: the buffers that it updates, under their names in the model, and initial values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InitialValue:
 
 
 def attach_buffer(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Register a tensor as a buffer of a module under a dotted name, as in the model."""
+    """Register a tensor as a buffer of a module under a dotted name, as the model has it."""
     owner, leaf = _owner_module(module, name, make=True)
     owner._buffers[leaf] = tensor
 
@@ -65,7 +65,7 @@ def _owner_module(module: torch.nn.Module, name: str, *, make: bool = False) -> 
 def buffer_views(
     program: Program, module: torch.nn.Module, symbols: Mapping[str, int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (placeholder, tensor) for a call with these sizes: a buffer's first elements in the placeholder's shape."""
+    """Yield each mutated buffer's placeholder with a view: the first elements, in the shape for these sizes."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(evaluate_number(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -77,8 +77,8 @@ def buffer_views(
 
 
 class FlagPool:
-    """A pool of bytes in pinned host memory, to which GPUs write. A returned byte is reused only after ``PAGE`` other
-    bytes, since a graph launched earlier may still write to it."""
+    """A pool of bytes in pinned host memory, to which GPUs write flags. A returned byte is reused only after ``PAGE``
+    other bytes, since a graph launched earlier may still write to it."""
 
     PAGE = 4096
 
@@ -86,7 +86,7 @@ class FlagPool:
         self._free = deque[torch.Tensor]()
 
     def take(self) -> torch.Tensor:
-        """Return a bool tensor from the pool, set to False."""
+        """Return a bool tensor of one element from the pool, set to False."""
         while len(self._free) <= self.PAGE:
             self._free.extend(torch.zeros(self.PAGE, dtype=torch.bool, pin_memory=torch.cuda.is_available()))
         return self._free.popleft().zero_()
@@ -101,9 +101,9 @@ _flags = FlagPool()
 class PositionGuard:
     """Check, without waiting for the GPU, whether a call wrote at positions outside of a buffer (such as a KV cache).
 
-    On the CPU the call itself raises. On a GPU each call adds its result to a flag, which a kernel writes to host
-    memory (in a CUDA graph a copy would be another kind of node), and later calls read it. Writes outside of a buffer
-    are always dropped.
+    On the CPU the call itself raises an error. On a GPU each call adds its result to a flag, and a kernel writes the
+    flag to host memory (in a CUDA graph a copy would be another kind of node), where later calls read it. Writes
+    outside of a buffer never change memory.
     """
 
     def __init__(self, device: torch.device, buffer_names: str) -> None:
@@ -116,7 +116,7 @@ class PositionGuard:
             weakref.finalize(self, _flags.give, self.seen)
 
     def note(self, outside: torch.Tensor) -> None:
-        """Add the result of a call. Captured CUDA graphs contain the kernels of this method.
+        """Add to the flag whether a call's positions were outside of the buffer. CUDA graphs capture these kernels.
 
         Raises:
             ExecutionError: on the CPU, if the call's positions were outside of the buffer.
@@ -133,7 +133,7 @@ class PositionGuard:
             raise self.error("an earlier call")
 
     def clear(self) -> None:
-        """Forget past errors."""
+        """Forget errors of earlier calls."""
         if self.on_gpu:
             torch.cuda.synchronize(self.flag.device)
         self.flag.zero_()

@@ -1,7 +1,7 @@
-"""Run a segment eagerly in PyTorch, on the current stream and the device of the engines.
+"""Run a segment eagerly in PyTorch, on the current stream and the same device as the engines.
 
-A segment refers only to the constants that its nodes or its control-flow branches read, so that weights that only
-engines use can be freed.
+A segment refers only to the constants that its nodes or its control-flow branches read. So weights that only engines
+use can be freed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def torch_segment(
     *,
     in_graph: bool = False,
 ) -> SegmentRunner:
-    """Return a function from the segment's inputs to its outputs.
+    """Return a function that runs a segment in PyTorch, from the segment's inputs to its outputs.
 
     constant: returns a constant of the program on the device, by the name of its placeholder. mode: the mode of
         torch.compile; None to call operator by operator. in_graph: whether calls of the program are recorded in CUDA
@@ -64,8 +64,8 @@ def torch_segment(
 def _clone_shared(
     results: Sequence[object], inputs: Sequence[object], owned: frozenset[int], constants: frozenset[int]
 ) -> Sequence[object]:
-    """Return the results. Results at ``owned``, the program's outputs, are cloned if they share memory with an input, a
-    constant or another result: the graph may have a view where the model copies. About 1 µs per tensor."""
+    """Return the results, without shared memory. A result at an index in ``owned``, an output of the program, is cloned
+    if it shares memory with an input, constant or other result: the graph may have a view where the model copies."""
     seen = {*constants, *(_storage_pointer(v) for v in inputs if isinstance(v, torch.Tensor))}
     cloned = list(results)
     for i, result in enumerate(results):
@@ -81,8 +81,8 @@ def _storage_pointer(tensor: torch.Tensor) -> int:
 
 
 class _Steps:
-    """Build the steps of a segment's nodes. ``updated``: the nodes that update buffers in place. ``left_out``: the
-    nodes of additive masks that are omitted, since attention gets the boolean condition."""
+    """Build the list of calls for a segment's nodes. ``updated``: the nodes that update buffers in place. ``left_out``:
+    the nodes of additive masks that are omitted, since attention gets the boolean condition instead."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _Steps:
         self.updated: set[str] = set()
 
     def add(self, node: torch.fx.Node) -> None:
-        """Add a node, after the numbers that it reads and that are not inputs of the segment."""
+        """Add a call for a node, after the computations of sizes that it reads and that are no inputs."""
         if node.name in self.builder.places:
             return
         if node.op == "get_attr":
@@ -132,8 +132,8 @@ class _Steps:
 def conditions(
     nodes: Mapping[str, Node], segment: Segment, constants: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Node, Node, Node]]:
-    """Yield attention masks that are 0 where a condition holds and a dtype's lowest number elsewhere, and that leave at
-    least a key per row: the mask, the ``where`` node that it marks, and the condition."""
+    """Yield the additive attention masks that a boolean condition can replace: the mask, its ``where`` node, the
+    condition. Such a mask is 0 where the condition holds, else a dtype's lowest number."""
     outputs = {port.name for port in segment.outputs}
     for mask in (nodes[name] for name in segment.nodes):
         choice = choice_of(mask)
@@ -149,7 +149,7 @@ def conditions(
 
 
 def choice_of(mask: Node) -> Node | None:
-    """Return the ``where`` node that ``mask`` marks as an open mask; None if any node but attention reads the mask."""
+    """Return the ``where`` node that ``mask`` marks as an open mask; None if not only attention reads the mask."""
     choice: Argument = mask.args[0] if mask.target is OPEN_MASK else None
     chosen = isinstance(choice, Node) and choice.target is aten.where.self and list(choice.users) == [mask]
     return choice if chosen and all(user.target is SDPA for user in mask.users) else None

@@ -1,4 +1,4 @@
-"""Triton kernels for decoding steps of language models: matmuls of few rows, attention with one query per head."""
+"""Triton kernels for the decoder steps of language models: matmuls of few rows, attention with one query per head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers, which run a program's segments one call at a time, and a pool that gives workers to threads."""
+"""Workers, each of which runs one call of a program at a time, and a pool that lends workers to threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.shapes.environment import evaluate_number
 
 
 class SegmentExecutor:
-    """Run a program's segments in order on values in slots; the executor keeps no state between calls."""
+    """Run a program's segments in order on values in slots; this object keeps no state between calls."""
 
     def __init__(self, layout: Layout, runners: Sequence[SegmentRunner], device: torch.device) -> None:
         self.layout, self.runners, self.device = layout, runners, device
@@ -43,11 +43,11 @@ class SegmentExecutor:
         return results
 
     def instrument(self, wrap: Callable[[Segment, SegmentRunner], SegmentRunner]) -> None:
-        """Replace each segment's runner by ``wrap(segment, runner)``, for measurements."""
+        """Let later calls run each segment by ``wrap(segment, runner)``, for measurements."""
         self._set_steps(tuple((step, wrap(step.segment, run)) for step, run in self._steps))
 
     def _set_steps(self, steps: tuple[tuple[Step, SegmentRunner], ...]) -> None:
-        """Set the steps, and select the steps of each profile, with the slots that no later step reads."""
+        """Set the segments to run in each profile, and determine after which segment each slot is cleared."""
         self._steps = steps
         self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
         for profile in (None, *range(len(self.layout.program.profiles))):
@@ -56,12 +56,12 @@ class SegmentExecutor:
             self._in_profile[profile] = [(*row, after) for row, after in zip(chosen, drops, strict=True)]
 
     def convert_input(self, value: torch.Tensor) -> torch.Tensor:
-        """Convert an input to the program's device and the dtype in which it computes."""
+        """Convert an input to the device and the dtype in which the program computes it."""
         value = value.detach().to(self.device)
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, plan: CallPlan, options: RunOptions) -> None:
-        """Fill the slots of outputs and of the sizes that they determine; clear slots after their last use."""
+        """Run the segments: fill the slots of their outputs and of sizes; clear slots after their last use."""
         symbols = plan.symbols
         for step, run, drops in self._in_profile[plan.profile]:
             for slot, expr in step.late:
@@ -77,11 +77,11 @@ class SegmentExecutor:
             slots[slot] = evaluate_number(expr, symbols)
 
     def _run_checked(self, slots: Slots, plan: CallPlan, options: RunOptions) -> None:
-        """Run the segments, and check that the call takes the captured data-dependent branches. Synchronizes with the
+        """Run the segments, and check that the call takes the data-dependent branches of the capture; waits for the
         GPU.
 
         Raises:
-            DecisionError: the call takes another branch, or a step failed, perhaps on sizes of another branch.
+            DecisionError: the call takes another branch, or a segment failed, perhaps on sizes of another branch.
         """
         try:
             self.run(slots, plan, options)
@@ -133,7 +133,7 @@ W = TypeVar("W")
 
 
 class Pool(Generic[W]):
-    """At most ``limit`` workers, created on demand. The last used is taken first; callers wait while all are busy."""
+    """A pool of at most ``limit`` workers, created on demand; `take` waits while all are busy."""
 
     def __init__(self, make: Callable[[], W], limit: int) -> None:
         self._make, self._left = make, limit

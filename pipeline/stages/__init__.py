@@ -1,4 +1,4 @@
-"""The stages of the pipeline, one file each."""
+"""The stages of the compilation pipeline, one file each."""
 
 from pipeline.stages.avoid_faults import avoid_faults as avoid_faults
 from pipeline.stages.build import Build as Build

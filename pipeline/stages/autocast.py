@@ -42,7 +42,7 @@ def _check_half(_: object, __: object, value: object) -> None:
 
 @frozen
 class Decision:
-    """The decision about one operator: the dtype of its result, the rule, and the reason."""
+    """The mixed-precision decision about one operator: the dtype of its result, the rule, and the reason."""
 
     node: str
     target: str
@@ -55,7 +55,7 @@ class Decision:
 
 @frozen
 class Autocast:
-    """The autocast stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their original dtype."""
+    """The mixed-precision stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their dtype."""
 
     dtype: torch.dtype = field(default=torch.float16, validator=_check_half)
     exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
@@ -76,7 +76,7 @@ class Autocast:
         return tuple(caster.decisions)
 
     def explain(self, program: Program) -> str:
-        """Return the decisions as text, one per line, and the number of operators for each result dtype."""
+        """Return the decisions as text, one per line, and how many operators have each result dtype."""
         made = self.decisions(program)
         counts = {d.dtype: sum(e.dtype == d.dtype for e in made) for d in made}
         total = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(counts.items()))
@@ -100,14 +100,14 @@ def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Aut
             everything inside them (``"*.classifier"``), and predicates on the module path.
 
     Raises:
-        TypeError: ``dtype`` is not a dtype, or an entry of ``exclude`` is none of these.
-        ValueError: ``dtype`` is another dtype.
+        TypeError: ``dtype`` is not a dtype, or an entry of ``exclude`` has another type.
+        ValueError: ``dtype`` is neither float16 nor bfloat16.
     """
     return Autocast(dtype, exclude)
 
 
 class _Caster:
-    """A rewriter that copies a graph node by node, with casts where a rule requires another dtype."""
+    """Copy a program's graph node by node, and insert casts where an operator's rule requires another dtype."""
 
     def __init__(self, program: Program, options: Autocast) -> None:
         self.program, self.options = program, options
@@ -143,7 +143,7 @@ class _Caster:
         return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)
 
     def copy_call(self, node: Node) -> None:
-        """Copy a call, with inputs cast to the dtypes that the call's rule requires."""
+        """Copy an operator's call to the new graph, with inputs cast to the dtypes that its rule requires."""
         rule = self.options.rule(node)
         args, kwargs = self.cast_arguments(node, self.required_dtypes(node, rule))
         if node.target is aten._assert_tensor_metadata.default and self.dtypes_differ(node, args):
@@ -173,7 +173,7 @@ class _Caster:
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
     def widest_dtype(self, node: Node) -> torch.dtype | None:
-        """Return the widest dtype of the inputs except parameters; a moved parameter is cast where it is read."""
+        """Return the widest dtype of a node's inputs except parameters; the reader of a moved parameter casts it."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
@@ -193,7 +193,7 @@ class _Caster:
         return self.casts[node, dtype]
 
     def cast_to(self, node: Node, copy: Node, dtype: torch.dtype) -> Node:
-        """Cast a node. A weight that is moved is cast before the move, and a cast back returns the original node."""
+        """Cast a node to a dtype. A moved weight is cast before the move; casting back returns the original node."""
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
             args, kwargs = self.cast_arguments(node, wishes)
@@ -206,7 +206,7 @@ class _Caster:
         return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_dtype_text(dtype)}")
 
     def emit(self, node: Node, args: Argument, kwargs: Argument) -> Node:
-        """Emit the call with these arguments; recompute its fake value only if their dtypes changed."""
+        """Add the call with these arguments to the new graph; recompute its fake value only if their dtypes changed."""
         if self.dtypes_differ(node, args, kwargs):
             return self.create(node.target, args, kwargs, node, node.name)
         copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)

@@ -1,6 +1,6 @@
 """avoid_faults: ``Partitioned`` → ``Partitioned``. Mark the nodes whose networks must avoid bugs of TensorRT's kernels.
 
-Before: segments. After: the same segments, with a mark for each place to which a row of `pipeline.quirks` applies.
+Before: segments. After: the same segments, with a mark for each node that a bug listed in `pipeline.quirks` affects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.quirks.applied import find_marks
 
 @stage
 def avoid_faults(partitioned: Partitioned) -> Partitioned:
-    """Mark the nodes of each engine segment. `pipeline.quirks.without` excludes rows of the table."""
+    """Mark the nodes in engines that known bugs of TensorRT affect; `pipeline.quirks.without` ignores some bugs."""
     program = partitioned.program
     nodes = {node.name: node for node in program.graph.nodes}
 

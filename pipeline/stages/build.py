@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Build:
-    """The build stage. Engines are built one after the other in this process, or in parallel by an executor. Networks
-    that differ only in names share one engine.
+    """The build stage, which builds an engine for each network: one after the other in this process, or in parallel by
+    an executor. Networks that differ only in names share one engine.
 
     executor: any ``concurrent.futures.Executor``; the caller shuts it down. Threads build the networks directly
         (TensorRT releases the interpreter lock while it builds). Other processes rebuild the networks from their
@@ -41,8 +41,8 @@ class Build:
         or TensorRT: ``ProcessPoolExecutor(4, mp_context=get_context("spawn"))``. Workers of a cluster
         (``dask.distributed.Client(…).get_executor()``) that cannot read this machine's files get weights and return
         plans as bytes.
-    folder: where files are exchanged with the executor's workers; None: the system's temporary folder. It must have
-        room for the weights of all networks and for all plans; the files are deleted at the end.
+    folder: the folder of the files that this process and the executor's workers exchange; None: the system's temporary
+        folder. It must have room for the weights of all networks and for all plans; the files are deleted at the end.
     """
 
     executor: Executor | None = None
@@ -101,7 +101,7 @@ build = Build()
 
 
 def make_engine(order: BuildOrder, plan: Plan, data: bytes | mmap.mmap) -> Engine:
-    """Return the record of an engine, and warn about kernels with known bugs."""
+    """Return the record of a built engine, and warn if its plan has kernels with known bugs."""
     for kernel, fault in find_faulty_kernels(order.network, data):
         how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)

@@ -3,8 +3,8 @@
 Before: any compiled program. After: its fastest variant. The variants are: the same program; the program with some
 engines replaced by PyTorch; and the program before `decompose`, whose operators may be fewer and larger, completely in
 PyTorch. If each engine is for one profile, the last variant instead runs matmuls by weights, and attention of many
-queries or of one, in PyTorch. The reasons of ``coverage.fallback`` have both times. Small programs are not measured,
-nor is any without a GPU. Ranks of a sharded model measure if ``measurements`` is a path, and choose the same variant.
+queries or of one, in PyTorch. The reasons in ``coverage.fallback`` state both times. Small programs are not measured;
+without a GPU none is. Ranks of a sharded model measure if ``measurements`` is a path, and choose the same variant.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from pipeline.verification.samples import create_sample, tuned_sizes
 log = logging.getLogger(__name__)
 
 LARGE: Final = 256 << 20
-"""The minimum bytes of a program's tensors for which it is measured: a GPU reads them in 60 µs. With ``torch_compile``
+"""A program is measured if its tensors have at least this many bytes: a GPU reads them in 60 µs. With ``torch_compile``
 smaller programs are measured, too."""
 GROUPED: Final = 16 << 20
-"""The minimum for a program with grouped convolutions, which TensorRT-RTX 1.6 may run in nine times PyTorch's time."""
+"""The minimum bytes for programs with grouped convolutions: TensorRT-RTX 1.6 may take nine times PyTorch's time."""
 MARGIN: Final = 0.97
-"""PyTorch replaces engines if it takes less than this fraction of their time."""
+"""PyTorch replaces engines only if it takes less than this fraction of the engines' time."""
 LEAST: Final = 0.1
-"""The milliseconds that PyTorch must save."""
+"""PyTorch replaces engines only if it saves at least this many milliseconds per call."""
 LEAST_OF_MANY: Final = 0.01
-"""The milliseconds to save with ``torch_compile``, for which the user pays with seconds of compilation, and in calls of
-one profile, such as the step of a language model, which is called for each token."""
+"""The minimum milliseconds to save with ``torch_compile``, for which the user accepts seconds of compilation, and in
+calls of one profile, such as the decoder step of a language model, which runs for each token."""
 
 
 ARRIVE, MEASURE = 60.0, 600.0
-"""The seconds within which all ranks must have compiled a program, and then measured it; else nothing changes."""
+"""The seconds within which all ranks must have compiled a program, and then measured it; else it stays unchanged."""
 Form: TypeAlias = Callable[[Sequence[str]], Compiled | None]
-"""Returns the variant of a program with these operators in PyTorch; None if that is impossible."""
+"""The type of functions that return the variant of a program with these operators in PyTorch, or None if impossible."""
 
 
 class Timer(Protocol):
-    """A function that measures each segment of programs on this GPU. All programs run calls with the same inputs, of
-    the usual sizes or of a profile's sizes. For each program the result has the times by segment."""
+    """A function that measures how long each segment of several programs takes on this GPU. It calls all programs with
+    the same inputs, of the usual sizes or of a profile's sizes, and returns each program's times by segment."""
 
     def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]: ...
 
@@ -81,7 +81,7 @@ def measured(
 
 
 def _loading(compiled: Compiled, profile: int | None) -> Compiled:
-    """Return the program with only the engines that run in calls of a profile, including compiled kernels."""
+    """Return the program with only the engines that run in calls of a profile, and with their compiled kernels."""
     if profile is None:
         return compiled
     rows = zip(compiled.partitioned.engine_segments, compiled.networks, compiled.engines, strict=True)
@@ -95,13 +95,13 @@ def _loading(compiled: Compiled, profile: int | None) -> Compiled:
 
 @frozen
 class Choose:
-    """The choose stage. It is skipped with ``faster_in_torch=False``, ``load_built_engines=False`` or
-    ``require_full_compilation``. If an engine and PyTorch take about the same time, two compilations may choose
-    differently, unless the second reuses the measurements of the first.
+    """The stage that chooses the fastest variant of a program. It is skipped with ``faster_in_torch=False``,
+    ``load_built_engines=False`` or ``require_full_compilation``. If an engine and PyTorch take about the same time, two
+    compilations may choose differently, unless the second reuses the measurements of the first.
 
     timer: measures the segments of programs.
     kept: stores measurements for later compilations, and for compilations without a GPU.
-    before: the earlier stages of the pipeline.
+    before: the pipeline's earlier stages, which compile variants.
     """
 
     timer: Timer = field(default=measured, repr=False)
@@ -135,7 +135,7 @@ class Choose:
         return fastest
 
     def _fastest(self, compiled: Compiled, found: Sequence[Times], form: Form) -> Compiled:
-        """Return the fastest variant, by the times of each profile."""
+        """Return the fastest variant of a program, given the measured times in each profile."""
         split = [times for times in found if times.another_is_faster]
         by_profiles = _is_by_profile(compiled)
         if not by_profiles and split == found:
@@ -168,8 +168,8 @@ class Choose:
         return mixed
 
     def _another(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
-        """Return the captured program in PyTorch; or, if each engine is for one profile, the program with these
-        operators in PyTorch. None if that is impossible."""
+        """Return another variant to measure: the captured program in PyTorch or, if each engine is for one profile, the
+        program with these operators in PyTorch. None if that is impossible."""
         try:
             if _is_by_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
@@ -183,7 +183,7 @@ class Choose:
         return made
 
     def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Milliseconds]:
-        """Return the times of a program's variants by key: stored times and new measurements."""
+        """Return the times of a program's variants by key: stored times, and new measurements where none is stored."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _is_here(compiled) else ():
             times = Times.of(compiled, profile, own, known)
@@ -197,7 +197,7 @@ class Choose:
     def _measured(
         self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
     ) -> Mapping[str, Milliseconds]:
-        """Measure a program, its engines' operators in PyTorch, and another variant."""
+        """Measure three variants: a program, the operators of its engines in PyTorch, and the variant ``another``."""
         other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
@@ -228,8 +228,8 @@ def _free_memory() -> None:
 
 @frozen
 class Times:
-    """Milliseconds of a program's variants in calls of a profile. ``whole``: of the fastest mixture of engines and
-    PyTorch, and of another variant. ``engines``: of each engine, and of the same operators in PyTorch.
+    """The milliseconds of a program's variants in calls of a profile. ``whole``: the time of the fastest mixture of
+    engines and PyTorch, and of another variant. ``engines``: the time of each engine, and of its operators in PyTorch.
 
     complete: whether all times are known. least: the milliseconds that a variant must save to be chosen.
     """
@@ -242,7 +242,7 @@ class Times:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
-        """Look up the times of a program in measurements."""
+        """Create the record for a program from known measurements, which are looked up by ``keys``."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
         return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _least(compiled, profile))
@@ -259,7 +259,7 @@ class Times:
         return _slower(self.engines, self.least)
 
     def reason(self, what: str, pair: Milliseconds, instead: str = "PyTorch") -> Rejection:
-        """Return why PyTorch runs something: the time of the rejected variant and the time of the chosen variant."""
+        """Return why PyTorch runs ``what``, with the times of the rejected variant and of the chosen variant."""
         ours, theirs = pair
         where = "" if self.profile is None else f" in profile {self.profile}"
         why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
@@ -270,8 +270,8 @@ Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 
 def _slower_in_all(compiled: Compiled, found: Sequence[Times], asked: Sequence[Times]) -> Mapping[str, Rows]:
-    """Return the engines that are slower than PyTorch in these profiles, with their times. An engine for all profiles
-    counts only if it is slower in every profile."""
+    """Return the engines that are slower than PyTorch in the profiles of ``asked``, with their times. An engine for all
+    profiles counts only if it is slower in every profile."""
     slower = dict[str, Rows]()
     for times in asked:
         for name, pair in times.slower.items():
@@ -294,7 +294,7 @@ def _is_by_profile(compiled: Compiled) -> bool:
 
 
 def _slower(times: Mapping[str, Milliseconds], least: float) -> dict[str, tuple[float, float]]:
-    """Return the engines whose operators are faster in PyTorch; none if moving all of them would save too little."""
+    """Return the engines whose operators are faster in PyTorch; empty if replacing them all saves too little."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
     return found if _gains(*_sums(found), least) else {}
 
@@ -304,7 +304,7 @@ def _sums(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 def _gains(before: float, after: float, least: float) -> bool:
-    """Return whether PyTorch saves enough time to justify a change."""
+    """Return whether PyTorch's time ``after`` is enough shorter than ``before`` to justify a change."""
     return after < MARGIN * before and before - after >= least
 
 
@@ -314,7 +314,7 @@ def _said(pairs: Iterable[Milliseconds]) -> str:
 
 
 def _is_asked(compiled: Compiled) -> bool:
-    """Return whether the settings and the size of a program call for measurements."""
+    """Return whether a program should be measured, according to its settings and size."""
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     if compiled.program.sharding is not None:  # all ranks have to be there, and it takes memory of each
@@ -326,7 +326,7 @@ def _is_asked(compiled: Compiled) -> bool:
 
 
 def _is_here(compiled: Compiled) -> bool:
-    """Return whether the GPU that the program is compiled for is available."""
+    """Return whether this machine has a GPU that the program is compiled for."""
     return has_gpu() and is_for_this_gpu(compiled.settings.compute_capabilities)
 
 

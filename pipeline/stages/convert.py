@@ -41,7 +41,7 @@ from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt, typed_laye
 
 @stage
 def convert(partitioned: Partitioned) -> Converted:
-    """Build a network for each engine segment, and check the network node by node."""
+    """Build a TensorRT network for each engine segment, and check the result of each node's converter."""
     check_required(partitioned)
     nodes = {node.name: node for node in partitioned.program.graph.nodes}
     conversions = [_Conversion(partitioned, segment, nodes) for segment in partitioned.engine_segments]
@@ -67,7 +67,7 @@ def _merge(mappings: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
 
 
 class _Conversion:
-    """The conversion of one segment to a network."""
+    """The state while one segment is converted to a TensorRT network."""
 
     def __init__(self, partitioned: Partitioned, segment: Segment, nodes: Mapping[str, torch.fx.Node]) -> None:
         self.program: Program = partitioned.program
@@ -117,7 +117,7 @@ class _Conversion:
         return given.min if given is not None and given.min == given.max else -1
 
     def evaluate_constants(self) -> None:
-        """Evaluate the constants. Parameters share the model's memory; tensors computed from them are in a file."""
+        """Compute the weights. Parameters share the model's memory; tensors computed from them are in a file."""
         made = [name for name in self.segment.constants if self.program.constants[name].steps]
         file = MemoryMappedWeights([self.nodes[name].meta["val"].nbytes for name in made])
         self.handle.mapped.append(file)
@@ -178,7 +178,7 @@ class _Conversion:
         return barriers.result(net, node, made)
 
     def converter_argument(self, node: torch.fx.Node) -> Argument:
-        """Return what a converter receives for a node: a tensor of the network, a constant, or a symbolic int."""
+        """Return what a converter receives for a node: a tensor of the network, a constant or a symbolic int."""
         if node.name in self.env:
             return self.env[node.name]
         value = node.meta.get("val")
@@ -205,7 +205,7 @@ class _Conversion:
                     check_tensor(made, wanted, self.ranges, given, relations)
 
     def own_weights(self, first_layer: int) -> None:
-        """Record weights that a converter passed to TensorRT directly, and move them to our memory."""
+        """Record weights that a converter passed to TensorRT directly, in memory that stays valid until the build."""
         for i in range(first_layer, self.ctx.net.num_layers):
             layer = typed_layer(self.ctx.net, i)
             for held in (each for each in layer_weights(layer) if each.pointer is not None):
@@ -214,7 +214,7 @@ class _Conversion:
                     setattr(layer, held.role, self.ctx.trt_weights(self.find_weights(held)))
 
     def find_weights(self, held: LayerWeights) -> torch.Tensor:
-        """Return the segment's constant that shares memory with a layer's weights, or else a copy of the weights."""
+        """Return the segment's constant whose memory a layer's weights use, or else a copy of these weights."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
             value = self.env[name]
@@ -237,7 +237,7 @@ class _Conversion:
                 raise NetworkError(f"the converter returned {tensor.name!r}, which is a tensor of another network")
 
     def is_in_network(self, tensor: object, first: int) -> bool:
-        """Return whether a tensor belongs to the network. Layers from ``first`` on are searched first."""
+        """Return whether a tensor belongs to the network; layers with index ``first`` and higher are searched first."""
         net = self.ctx.net
         layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
         inputs = map(net.get_input, range(net.num_inputs))
@@ -245,15 +245,15 @@ class _Conversion:
         return any(tensor is known for known in chain(outputs, inputs))
 
     def note_computed(self, node: torch.fx.Node, before: int) -> None:
-        """Record float arrays that the converter of a node with parameters computed: a refit cannot update them."""
+        """Record float arrays that a converter computed, presumably from parameters: a refit cannot update them."""
         parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
         for name, value in list(self.ctx.literals.items())[before:] if parameters else ():
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
     def name_layers(self, node: torch.fx.Node, first_layer: int, result: object) -> None:
-        """Name the layers that a converter left unnamed after the node. The result's layer gets the plain name, if it
-        is unused."""
+        """Name layers after their node if the converter has not named them. The layer that computes the node's result
+        gets the node's plain name, if that is unused."""
         name, layers = layer_name(node), self.layers(first_layer)
         taken = name in {layer.name for layer in layers}
         for layer in layers:
@@ -265,7 +265,7 @@ class _Conversion:
                 last.name = self.ctx.make_unique_name(name)
 
     def finish(self) -> None:
-        """Mark outputs, name tensors and weights, and create the description of the network."""
+        """Finish the network: mark outputs, name tensors and weights, and create its description."""
         self.apply_recorded_names()
         read = self.read_tensor_names()
         for port in self.segment.outputs:
@@ -281,7 +281,7 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def apply_recorded_names(self) -> None:
-        """Rename weights that come from a recipe, and the recipe, to the names that converters recorded for them."""
+        """Rename weights that a recipe computes, and the recipes, to the names that converters recorded for them."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)
@@ -294,7 +294,7 @@ class _Conversion:
                 taken.add(name)
 
     def is_shape_tensor(self, port: Port) -> bool:
-        """Return whether an input size determines a shape in the network, rather than being an ordinary number."""
+        """Return whether an input that is a size determines a shape in the network, not only computed values."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def add_output(self, port: Port, read_names: frozenset[str]) -> None:
@@ -324,8 +324,8 @@ class _Conversion:
         return [self.ctx.net.get_layer(i) for i in range(first_layer, self.ctx.net.num_layers)]
 
     def name_tensors(self) -> None:
-        """Name each inner tensor after its layer, so that two builds of a network print alike; if the converter named
-        the tensor, keep a unique name."""
+        """Name each inner tensor after its layer, so that two builds of a network print the same text; if the converter
+        named the tensor, keep a unique name."""
         taken = {port.name for port in self.segment.inputs} | {*self.bindings.values()}
         for layer in self.layers():
             after = layer.name if layer.name not in taken else f"{layer.name}:inner"
@@ -348,8 +348,8 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
 
 
 def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
-    """Return a name for each dynamic size that several dims of the inputs share: the first dim with it (``ids.0``).
-    Sizes that must be equal share one name."""
+    """Return names for dynamic sizes that several dims of the inputs share: each is named after its first dim
+    (``ids.0``). Sizes that must be equal share one name."""
     same: dict[str, str] = {}
     for sides in (r.condition.args for r in relations if isinstance(r.condition, sympy.Eq)):
         if not any(side.is_Number for side in sides):

@@ -27,11 +27,11 @@ from pipeline.program import Program
 
 @frozen
 class Decompose:
-    """The decompose stage. The first of these rules applies to each node. A node that a user's HIGH converter may
-    accept stays. A composite of an operator with such a converter or with a user's decomposition is decomposed towards
-    that operator. Next come a registered decomposition, a converter that accepts the node, and torch's decomposition.
-    For complex values: the rule on pairs of reals, then torch's decomposition. ``disabled``: operators that are not
-    decomposed, so that a converter or PyTorch runs them."""
+    """The decompose stage. For each node, the first rule that fits applies. A node stays if a user's converter of
+    priority HIGH may accept it. A composite operator that contains an operator with such a converter, or with a user's
+    decomposition, is decomposed down to that operator. Next come a registered decomposition, a converter that accepts
+    the node, and torch's decomposition. Operators on complex values use the rule for pairs of reals, or else torch's
+    decomposition. ``disabled``: operators that are not decomposed, so that a converter or PyTorch runs them."""
 
     registry: ConverterRegistry = field(repr=False)
     decompositions: DecompositionTable = field(repr=False)

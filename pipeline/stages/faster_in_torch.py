@@ -20,11 +20,11 @@ from pipeline.trt import has_gpu
 from pipeline.verification.samples import tuned_sizes
 
 LEAST: Final = 1 << 20
-"""The minimum bytes of a weight whose matmul may run in PyTorch: a GPU reads so many in the time of a launch."""
+"""The minimum bytes of a weight whose matmul may run in PyTorch: a GPU reads 1 MiB in the time of a kernel launch."""
 SDPA: Final = aten.scaled_dot_product_attention.default
 HALVES: Final = (torch.float16, torch.bfloat16)
 QUERIES: Final = 64
-"""The minimum queries for attention to be tried in PyTorch, whose kernels do not write scores to memory."""
+"""The minimum number of queries for which attention is tried in PyTorch, whose kernels write no scores to memory."""
 
 
 def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
 
 
 def in_words(program: Program, names: Sequence[str]) -> str:
-    """Describe these operators in words."""
+    """Return a text for reports that says which kinds of operators these are."""
     inside = {*names}
     attends = any(node.name in inside and node.target is SDPA for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
@@ -52,9 +52,9 @@ def _matmuls(program: Program) -> Iterator[str]:
 
 
 def _attentions(program: Program, profile: int | None) -> Iterator[str]:
-    """Yield the names of attentions with many queries at the usual sizes of a profile, or with one query that a kernel
-    for CUDA graphs supports (with Triton, or without a GPU, where measurements of another machine decide), and of
-    masks."""
+    """Yield the names of attention operators, and of their masks, that may be faster in PyTorch: with many queries at
+    the usual sizes of a profile, or with one query that a kernel for CUDA graphs supports (with Triton, or without a
+    GPU, where measurements of another machine decide)."""
     nodes = [node for node in program.graph.nodes if node.target is SDPA]
     sizes = tuned_sizes(program, profile)[0] if nodes else {}
     settings = program.settings
@@ -71,7 +71,7 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
 
 
 def _source(node: Node) -> Node:
-    """Return the node whose elements a chain of moving operators returns."""
+    """Return the node that a chain of views and other moves of elements begins with; ``node`` without a chain."""
     while is_move(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

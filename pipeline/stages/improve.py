@@ -19,7 +19,7 @@ from pipeline.program import Program
 
 
 def _to_passes(value: object) -> tuple[Improvement, ...]:
-    """Convert passes or names of passes to passes. Raise a `ValueError` that lists the names, or a `TypeError`."""
+    """Convert passes, or their names, to a tuple of passes. A `ValueError` for an unknown name lists all names."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"passes are a collection of passes or their names, not {value!r}")
     return tuple(map(_to_pass, value))
@@ -40,7 +40,7 @@ def _to_pass(value: object) -> Improvement:
 
 @frozen
 class Improve:
-    """The improve stage. ``passes``, given as passes or by name, run in order; without any, nothing changes."""
+    """The improve stage, which runs the rewrites in ``passes`` (given as passes or by name) in order."""
 
     registry: ConverterRegistry = field(default=DYNAMO_CONVERTERS, repr=False)
     passes: tuple[Improvement, ...] = field(default=PASSES, converter=_to_passes)
@@ -56,7 +56,7 @@ class Improve:
         return rewriting.changed_program()
 
     def without(self, *names: str) -> Self:
-        """Return the stage without these passes; raise a `ValueError` for a pass that it does not have."""
+        """Return the stage without these passes; raise a `ValueError` for a pass that the stage does not have."""
         left_out = {_to_pass(name).name for name in names}
         if missing := sorted(left_out - {each.name for each in self.passes}):
             raise ValueError(f"the stage {self.name} has no pass {', '.join(missing)}")

@@ -1,8 +1,8 @@
-"""load: ``Compiled`` → ``Compiled``. Load each engine on this GPU; compile operators that do not load differently.
+"""load: ``Compiled`` → ``Compiled``. Load each engine on this GPU; recompile operators whose engine does not load.
 
 Before: any compiled program. After: a program whose engines all load on this GPU. Operators for which TensorRT has no
-kernel are computed differently, and ``coverage.healed`` lists them. Nothing is done without a GPU that the program is
-compiled for.
+kernel are computed differently, and ``coverage.healed`` lists them. Without a GPU that the program is compiled for, the
+stage does nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pipeline.verification.recompile import Recompiler
 
 @frozen
 class Load:
-    """The load stage. It is skipped with ``load_built_engines=False``.
+    """The stage that tests whether all engines load. It is skipped with ``load_built_engines=False``.
 
     loader: loads a program's engines, and returns the engines that do not load.
-    build: builds engines on trial, in this process and without a cache.
+    build: builds engines for tests, in this process and without a cache.
     before: the earlier stages of the pipeline.
     """
 
@@ -45,7 +45,7 @@ class Load:
         return evolve(self, before=before)
 
     def check_ready(self, settings: CompilationSettings) -> None:
-        """Raise an `ExecutionError` before capture if no engine of this TensorRT version can load on this GPU."""
+        """Raise an `ExecutionError` before the capture if no engine of this TensorRT version can load on this GPU."""
         for library in ("torch", "tensorrt-rtx"):
             warn_untested(library)
         if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):

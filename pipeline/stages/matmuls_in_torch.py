@@ -1,5 +1,5 @@
-"""Run a program's matmuls by weights, and attention of many queries or of one query, in PyTorch, and everything between
-them in engines; combine such variants by profile."""
+"""Run a program's matmuls by model weights, and attention of many queries or of one query, in PyTorch, and everything
+between them in engines; combine such variants by profile."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TRIAL: Final = Rejection("it is measured in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
-    """Compile a program again, with these operators in PyTorch. They already cut layers, so `BehindUpdates` replaces
-    the default partitioner, or a partitioner that cuts between submodules.
+    """Compile a program again, with the operators ``node_names`` in PyTorch. These operators already divide layers, so
+    `BehindUpdates` replaces the default partitioner, or one that cuts between submodules.
 
     Raises:
-        ValueError: there are no such operators, or an engine is for all profiles.
+        ValueError: ``node_names`` names no operators, or an engine is for all profiles.
     """
     if not node_names:
         raise ValueError("the program has no matmuls in half precision by large weights")
@@ -51,7 +51,7 @@ def _check_profiles(compiled: Compiled) -> None:
 
 
 def with_reason(matmuls: Compiled, reason: Rejection) -> Compiled:
-    """Return a result of `matmuls_in_torch` with the reason why its operators run in PyTorch."""
+    """Return a program of `matmuls_in_torch` in which ``reason`` explains why its operators run in PyTorch."""
     partitioned = matmuls.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each
@@ -65,8 +65,8 @@ def with_reason(matmuls: Compiled, reason: Rejection) -> Compiled:
 
 
 def combine_profiles(variants: Mapping[int, Compiled]) -> Compiled:
-    """Return a program that runs the calls of each profile like its variant in ``variants``. All variants
-    have the same graph, and each of their engines is for one profile."""
+    """Return one program that runs the calls of each profile as the profile's program in ``variants`` does. All
+    variants must have the same graph, and each of their engines must be for one profile."""
     first = next(iter(variants.values()))
     segments = tuple(segment for profile, form in variants.items() for segment in _segments_in_profile(form, profile))
     inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
@@ -105,7 +105,7 @@ def combine_profiles(variants: Mapping[int, Compiled]) -> Compiled:
 
 
 def _segments_in_profile(compiled: Compiled, profile: int) -> Iterator[Segment]:
-    """Yield the segments that run in calls of a profile, as segments of only that profile."""
+    """Yield the segments that run in calls of a profile, changed to be for this profile only."""
     for segment in compiled.partitioned.segments:
         if segment.profile == profile:
             yield segment

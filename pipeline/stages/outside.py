@@ -18,12 +18,12 @@ from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Port, Program, Segment, make_port
 
 LEAST = 64
-"""The minimum bytes of a weight that becomes a separate input."""
+"""The minimum bytes of a weight that becomes an input of engines; smaller weights stay inside engines."""
 MOST = 16 << 20
-"""The maximum bytes of weights that several engines may each hold."""
+"""The maximum bytes of weights that may be duplicated because each profile's engine contains them."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 READERS = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.POINTWISE, Kind.NORMALIZES)
-"""The operators, besides `TABLES`, whose converters accept weights as constants or as inputs."""
+"""The kinds of operators, besides `TABLES`, whose converters accept a weight as a constant or as an engine input."""
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
@@ -36,13 +36,13 @@ def _check_bytes(_: object, field: Attribute[int], value: object) -> None:
 
 @frozen
 class SharedWeights:
-    """The stage that `shared_weights` returns."""
+    """The stage that keeps large weights outside of engines; `shared_weights` returns it."""
 
     least: int = field(default=LEAST, validator=_check_bytes)
     name: str = field(default="shared_weights", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        """Return the same segments with shared weights as inputs: of engines, and of PyTorch segments."""
+        """Return the segments with shared weights as inputs of engines and of PyTorch segments."""
         nodes = {node.name: node for node in partitioned.program.graph.nodes}
 
         def changed(segment: Segment) -> Segment:
@@ -54,7 +54,7 @@ class SharedWeights:
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
     def _should_share(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
-        """Return whether a weight is large enough, and in an engine read only by our converters that accept inputs."""
+        """Return whether to share a weight: it is large, and in engines only converters that accept inputs read it."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
@@ -64,7 +64,7 @@ class SharedWeights:
 
 @frozen
 class EnginePerProfile:
-    """The stage that `engine_per_profile` returns."""
+    """The stage that builds a separate engine for each profile; `engine_per_profile` returns it."""
 
     most: int = field(default=MOST, validator=_check_bytes)
     name: str = field(default="engine_per_profile", kw_only=True)
@@ -78,7 +78,7 @@ class EnginePerProfile:
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
     def _split_by_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
-        """Yield a segment, or a copy of the segment for each profile."""
+        """Yield a copy of the segment for each profile, or only the segment itself if it should stay one engine."""
         nodes = {node.name: node for node in program.graph.nodes}
         alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
         if (
@@ -116,21 +116,22 @@ def engine_per_profile(most: int = MOST) -> EnginePerProfile:
     Without this stage, and with ``max_engines``, an engine contains all profiles, with the same layers for each.
 
     Args:
-        most: an engine with more bytes of weights stays one engine for all profiles, since each would hold the weights.
-            16 MiB by default: enough for the weights that `shared_weights` leaves in engines.
+        most: the maximum bytes of weights in an engine that is split. An engine with more serves all profiles, since
+            each engine would contain the weights. 16 MiB by default: enough for the weights that `shared_weights`
+            leaves in engines.
     """
     return EnginePerProfile(most)
 
 
 def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
-    """Return whether a node's converter is ours and also accepts network tensors as weights."""
+    """Return whether a node's converter belongs to this package and accepts network tensors as weights."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
     return ours and (op_kind(node.target) in READERS or node.target in TABLES)
 
 
 def _determines_sizes(segment: Segment) -> bool:
-    """Return whether a segment returns sizes that its inputs do not determine."""
+    """Return whether a segment computes sizes that the sizes of its inputs do not determine."""
 
     def symbols(ports: Iterable[Port]) -> set[str]:
         sizes = (size for port in ports for size in (*port.shape, port.value))

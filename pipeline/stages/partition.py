@@ -29,7 +29,7 @@ from pipeline.program import Partitioned, Validated, is_operator
 
 
 class Partitioner(Protocol):
-    """A stage that replaces ``partition`` and decides which operators share a segment."""
+    """The protocol of stages that replace ``partition``: they decide which operators share a segment."""
 
     @property
     def name(self) -> str:
@@ -62,10 +62,10 @@ class Partition:
 class InPieces:
     """A partitioner that cuts each engine of the default partitioner into several engines that run one after the other.
 
-    TensorRT builds an engine in one thread, and a deep network takes longer than all its parts, which processes can
-    build in parallel (threads block each other on RTX 1.4). Cuts are at positions where few bytes cross, such as
-    between the layers of a transformer. Patterns that TensorRT fuses are never cut, but nothing is fused across a cut.
-    `in_pieces` documents the fields.
+    TensorRT builds an engine in one thread, and a deep network takes longer to build than all its parts together, which
+    processes can build in parallel (threads block each other on RTX 1.4). Cuts are at positions where few bytes cross,
+    such as between the layers of a transformer. Patterns that TensorRT fuses are never cut, but nothing is fused across
+    a cut. `in_pieces` documents the fields.
     """
 
     count: int | None = field(default=None)
@@ -105,7 +105,7 @@ class BehindUpdates:
 def _cut_behind_updates(
     program: Flow, chosen: Units, inside: Sequence[int], keys: Sequence[str | None] = ()
 ) -> list[tuple[int, ...]]:
-    """Return the pieces of an engine, cut where the submodule changes and after the operators that update a cache."""
+    """Cut an engine's nodes into pieces: where the submodule changes, and after the operators that update a cache."""
     updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
     return split_by_submodule(program, chosen, inside, keys or [None] * len(program.nodes), updates)
 
@@ -114,9 +114,9 @@ def _cut_behind_updates(
 class BySubmodule:
     """A partitioner that keeps submodules whole: each runs in one engine, or in PyTorch if any part of it must.
 
-    Patterns that TensorRT fuses are not cut here either. If a border between submodules is inside a pattern (the
-    activation after a convolution is in another submodule, the softmax of attention is a module), the whole pattern
-    belongs to the submodule in which it begins. `by_submodule` documents the fields.
+    Patterns that TensorRT fuses are not cut here either. If the boundary between two submodules is inside a pattern
+    (the activation after a convolution is in another submodule, the softmax of attention is a module), the whole
+    pattern belongs to the submodule in which it begins. `by_submodule` documents the fields.
     """
 
     depth: int = field(default=1)
@@ -148,10 +148,10 @@ def in_pieces(count: int | None = None, *, between: str = "") -> InPieces:
 
     Args:
         count: the maximum number of engines into which each engine of the default partitioner is cut, at least 1.
-        between: instead of ``count``, a path pattern as in `fnmatch`: ``"encoder.layer.*"``. Engines are cut between
-            the submodules that match. A submodule that updates a cache begins after its updates, which belong to the
-            engine before it. With `pipeline.shared_weights`, layers of equal structure share one engine, which is built
-            and loaded once.
+        between: instead of ``count``, a pattern for module paths as in `fnmatch`: ``"encoder.layer.*"``. Engines are
+            cut between the submodules that match. A submodule that updates a cache begins after its updates, which
+            belong to the engine before it. With `pipeline.shared_weights`, layers of equal structure share one engine,
+            which is built and loaded once.
 
     Raises:
         TypeError: both arguments are given, or neither.
@@ -164,8 +164,8 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
 
     Args:
         depth: the number of names in the paths of the submodules: ``encoder.layer.0`` has 3. Shallower submodules
-            without submodules of that depth count as well. Operators of the model itself are cut as by default.
-        pattern: instead of ``depth``, a path pattern as in `fnmatch`: ``"encoder.layer.*"``.
+            without submodules of that depth count as well. Other operators are cut as by default.
+        pattern: instead of ``depth``, a pattern for module paths as in `fnmatch`: ``"encoder.layer.*"``.
     """
     return BySubmodule(depth, pattern=pattern)
 
@@ -204,8 +204,8 @@ def _partition(
 
 
 def _refused_nodes(validated: Validated) -> Mapping[Node, str]:
-    """Return the operators that no engine supports, with the reasons. If an item of an operator's result is refused, so
-    is the operator; if a collective is refused, so is the operator that waits for it."""
+    """Return the operators that no engine supports, with the reasons. If an item of an operator's result is refused,
+    the operator is refused, too; if a collective is refused, so is the operator that waits for it."""
     reasons: dict[Node, str] = {}
     for node in filter(is_operator, validated.program.graph.nodes):
         parts = [node, *_result_items(node), *(node.all_input_nodes if is_wait(node) else ())]

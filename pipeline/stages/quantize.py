@@ -46,7 +46,7 @@ BETTER: Final = (
 
 @frozen
 class Decision:
-    """The decision about one operator: the types of its weight and activation, or why it is not quantized."""
+    """The quantization decision about one operator: the types of its weight and activation, or why it has none."""
 
     node: str
     target: str
@@ -65,7 +65,7 @@ def _to_entries(value: object) -> tuple[object, ...]:
 
 @frozen
 class Quantize:
-    """The quantize stage; `quantize` documents its fields."""
+    """The stage that quantizes a model; `quantize` returns it and documents its fields."""
 
     weights: Weights = field(default="int8", validator=one_of("int8", "int4", "fp8"))
     activations: Activations | None = field(default=None, validator=one_of(None, "int8", "fp8"))
@@ -124,13 +124,13 @@ def quantize(
     Raises:
         ValueError: a type is not supported, or no GPU multiplies the two types.
         CalibrationError: activations are to be quantized without calibration, or with inputs that do not fit the model.
-        TypeError: an entry of ``exclude`` is none of these.
+        TypeError: an entry of ``exclude`` has another type.
     """
     return Quantize(weights, activations, calibration, exclude, percentile)
 
 
 class _Quantizer:
-    """The quantization of one program."""
+    """The state while one program is quantized: the new graph, the decisions, and the calibrated ranges."""
 
     def __init__(self, program: Program, options: Quantize) -> None:
         self.program, self.options = program, options
@@ -193,7 +193,7 @@ class _Quantizer:
             raise CalibrationError(f"the model does not run on an input of calibration: {error}") from error
 
     def calibration_batches(self) -> Iterator[Sequence[object]]:
-        """Yield the calibration inputs, converted for the program's graph."""
+        """Yield each calibration input as the list of inputs that the program's graph expects."""
         for index, given in enumerate(self.options.calibration):
             args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
             leaves = tree_leaves((args, dict(given) if isinstance(given, Mapping) else {}))

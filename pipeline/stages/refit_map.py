@@ -10,7 +10,7 @@ from pipeline.program import Built
 
 @stage
 def refit_map(built: Built) -> Compiled:
-    """Return the compiled program. It lists the weights without a recipe, each with the reason."""
+    """Return the compiled program with each engine weight's recipe, or the reason why a weight has no recipe."""
     used = {weight.name for network in built.networks for weight in network.weights}
     recipes = {name: recipe for name, recipe in built.recipes.items() if name in used}
     return Compiled(

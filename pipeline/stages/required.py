@@ -14,19 +14,19 @@ from pipeline.program import Partitioned
 
 QUANTIZED: Final = (Kind.QUANTIZES, Kind.DEQUANTIZES)
 SHOWN: Final = 3
-"""The number of reasons that a warning lists."""
+"""The maximum number of reasons that the warning about low coverage lists."""
 
 _NAMES = re.compile(r"\b(?:the result|its input|its argument) \S+")
 _ONE = {"the result": "a result", "its input": "an input", "its argument": "an argument"}
 
 
 def check_required(partitioned: Partitioned) -> None:
-    """Raise an error if the program does not meet a requirement of the settings.
+    """Raise an error if the program does not meet ``require_full_compilation`` or ``require_fused_quantization``.
 
     Raises:
         UnsupportedOperatorException: ``require_full_compilation`` is set, and no operator runs in an engine.
         QuantizationError: ``require_fused_quantization`` is set, and a quantized operator runs in PyTorch, or no
-            operator is quantized.
+        operator is quantized.
     """
     settings, segments = partitioned.program.settings, partitioned.engine_segments
     if settings.require_full_compilation and not any(segment.nodes for segment in segments):
@@ -59,7 +59,7 @@ def warn_low_coverage(compiled: Compiled) -> None:
 
 
 def _fallback_reason(fallback: Fallback) -> str:
-    """Return the first reason of a fallback, without names of tensors, and the hint."""
+    """Return the first reason why an operator runs in PyTorch, without names of tensors, followed by the hint."""
     why = _NAMES.sub(lambda match: _ONE[match[0].rpartition(" ")[0]], fallback.reason.split("; ")[0])
     return f"{why} ({fallback.hint.split('; ')[0]})" if fallback.hint else why
 

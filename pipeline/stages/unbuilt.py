@@ -8,6 +8,6 @@ from pipeline.program import Built, Converted
 
 @stage
 def unbuilt(converted: Converted) -> Built:
-    """Return a record without engines. It replaces ``build`` for a program that runs only on the reference executor."""
+    """Return a record without engines; it replaces ``build`` for programs that run only on the CPU reference."""
     c = converted
     return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)

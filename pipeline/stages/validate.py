@@ -36,12 +36,12 @@ from pipeline.shapes.environment import MAX_SIZE, Expr, shape_of
 from pipeline.trt import CAPABILITIES
 
 MAX_RANK = 8
-"""TensorRT's limit on the rank of a tensor."""
+"""TensorRT's maximum number of dimensions of a tensor."""
 
 DTYPES = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8}
 )
-"""The dtypes of tensors in networks."""
+"""The dtypes that tensors in TensorRT networks can have."""
 
 
 TAKES_FLOATS = frozenset(
@@ -52,14 +52,14 @@ TAKES_FLOATS = frozenset(
         aten.scalar_tensor.default,
     }
 )
-"""Operators whose converters also accept a number as a tensor: a float that the host computes from sizes."""
+"""Operators whose converters accept, for a tensor argument, also a float that the host computes from sizes."""
 
 
 @frozen
 class Validate:
-    """The validate stage. It asks the registry about each node, and itself checks dtypes and ranks for all operators.
+    """The validate stage. It looks up each node's converters in the registry, and checks dtypes and ranks itself.
 
-    The user's validators are called here for the first time, since they get a complete graph. Calls that none of the
+    The user's validators run in this stage for the first time, since they need a complete graph. Calls that none of the
     user's converters accepts are decomposed as if those converters did not exist. Converters that were not used
     although the model calls their operator are recorded (``Program.unreached``), and a warning names them.
     """
@@ -70,7 +70,7 @@ class Validate:
     name: str = "validate"
 
     def __call__(self, program: Program) -> Validated:
-        """Return a verdict for each call in the graph."""
+        """Return the program with a verdict for each call in its graph: a converter, or reasons why there is none."""
         claims = UserRegistrations.of(self.registry, self.decompositions, program.settings)
         ways = Decompositions(self.decompositions, self.disabled)
         verdicts = _verdicts(program, claims.lookup)
@@ -98,7 +98,7 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
 
 
 def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: UserRegistrations) -> list[torch.fx.Node]:
-    """Return the calls that were not decomposed because of the user's converters, none of which accepts them."""
+    """Return the calls that were left undecomposed for the user's converters, although none of these accepts them."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
     return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
@@ -107,7 +107,7 @@ def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: Us
 def _decompose_calls(
     program: Program, calls: Iterable[torch.fx.Node], claims: UserRegistrations, ways: Decompositions
 ) -> Program:
-    """Decompose these calls as if there were no user's converters; return the same program if nothing changes."""
+    """Decompose these calls as if the user had no converters; return the same program if nothing changes."""
     rewriter = Rewriter(program, claims, ways)
     names = {node.name for node in calls}
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
@@ -128,7 +128,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
-    """Yield reasons that apply to all operators. ``allocated``: the converter requires an output allocator."""
+    """Yield reasons to refuse a node that apply to all operators. ``allocated``: it requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
     yield from map(Rejection, filter(None, [expansion_obstacle(node)]))
     makes_sizes = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
@@ -193,7 +193,7 @@ def _unbounded_sizes(role: str, value: torch.Tensor, program: Program) -> Iterat
 
 
 def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
-    """Yield a rejection for sizes that only data makes equal: TensorRT fails to build if optimal sizes differ."""
+    """Yield a rejection if only data makes two sizes equal: TensorRT cannot build if their optimal sizes differ."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
     for sizes in zip_longest(*shapes, fillvalue=1):
@@ -209,7 +209,7 @@ def _is_data_dependent(size: Expr) -> bool:
 
 
 def _result_and_inputs(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
-    """Yield the node's result and inputs, each with a description for messages."""
+    """Yield a node's result and inputs, each with a description for error messages."""
     yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
     held = node.args[:2] if op_kind(node.target) is Kind.DEQUANTIZES else ()  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

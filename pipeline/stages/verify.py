@@ -36,7 +36,7 @@ OnFailure = Literal["raise", "warn", "heal"]
 STAGES: tuple[AnyStage, ...] = tuple(
     map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, avoid_faults, convert, build, refit_map))
 )
-"""The stages that compile a program again if `verify` is called by itself, outside a pipeline."""
+"""The stages with which `verify` compiles a program again if it is not part of a pipeline."""
 
 
 def _inputs(_: object, __: object, value: UserInputs) -> None:
@@ -54,7 +54,7 @@ def _multiple(_: object, __: object, value: object) -> None:
 
 @frozen
 class Verify:
-    """The verify stage; `pipeline.verify` documents its options. ``before``: the earlier stages of the pipeline."""
+    """The stage that `verify` returns, which documents its options. ``before``: the pipeline's earlier stages."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
     inputs: UserInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
@@ -65,15 +65,15 @@ class Verify:
     name: str = field(default="verify", kw_only=True)
 
     def following(self, before: tuple[AnyStage, ...]) -> Verify:
-        """Return this stage with the earlier stages, which it uses to compile again when it heals."""
+        """Return this stage with the earlier stages, with which it compiles again to heal a program."""
         return evolve(self, before=before)
 
     def __call__(self, compiled: Compiled) -> Compiled:
-        """Return the program with its agreement, healed if that was requested.
+        """Return the program with its ``agreement``; if that was requested, heal the nodes that cause errors.
 
         Raises:
-            AgreementError: the program does not agree with eager, or its graph does not agree with the module, and
-                neither warning nor healing was requested; or no variant agrees.
+            AgreementError: the program does not agree with eager PyTorch, or its graph does not agree with the module,
+            and neither warning nor healing was requested; or no variant agrees.
         """
         comparison = Comparison.create(compiled.program, self.executor, self.inputs, self.multiple)
         agreement = comparison.measure_agreement(compiled)
@@ -103,12 +103,12 @@ def verify(
 ) -> Verify:
     """Return a stage that compares the program with eager PyTorch: ``pipeline.default() | pipeline.verify()``.
 
-    Both run on the same inputs, at the smallest, optimal and largest sizes that the program accepts. Errors are
-    measured against float64; at the smallest and largest sizes only if the two differ by more than the floor. The error
-    of an output may be ``multiple`` times eager's error in the model's dtypes, plus a floor. The floor is relative to
-    the output's largest magnitude: 4e-6 in float32; on a GPU 3e-5, or 5e-3 if its matmuls use TF32 (then eager uses
-    TF32, too); and 4 units in the last place in half precision. Integers and bools must be equal. Elements that change
-    when matmuls are rounded differently are not compared, but counted.
+    The program and eager run on the same inputs, at the smallest, optimal and largest sizes that the program accepts.
+    Errors are measured against float64; at the smallest and largest sizes only if the program and eager differ by more
+    than the floor. The error of an output may be ``multiple`` times eager's error in the model's dtypes, plus a floor.
+    The floor is relative to the output's largest magnitude: 4e-6 in float32; on a GPU 3e-5, or 5e-3 if its matmuls use
+    TF32 (then eager uses TF32, too); and 4 units in the last place in half precision. Integers and bools must be equal.
+    Elements that change when matmuls are rounded differently are not compared, but counted.
 
     Eager runs the graph that torch.export captured from the model. If the module still exists, a copy of it is called
     with the same inputs, and must agree with that graph within the same bounds. If it does not agree, engines are not

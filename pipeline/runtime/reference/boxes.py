@@ -10,7 +10,7 @@ from pipeline.trt import torch_dtype
 
 
 def _corners(boxes: torch.Tensor, box_format: str) -> torch.Tensor:
-    """Convert corner pairs, or centre and size, to [x1, y1, x2, y2] with the smaller corner first."""
+    """Convert boxes, given as two corners or as centre and size, to [x1, y1, x2, y2] with the smaller corner first."""
     if box_format == "CENTER_SIZES":
         centre, half = boxes[..., :2], boxes[..., 2:] / 2
         return torch.cat([centre - half, centre + half], -1)
@@ -19,7 +19,7 @@ def _corners(boxes: torch.Tensor, box_format: str) -> torch.Tensor:
 
 
 def _overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of one box with many."""
+    """Return the intersection over union of one box with each of several boxes."""
     sides = torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])
     shared = sides.clamp(min=0).prod(-1)
     area = (box[2:] - box[:2]).prod(-1) + (others[:, 2:] - others[:, :2]).prod(-1) - shared
@@ -42,7 +42,7 @@ def nms(
     overlap: Maybe = None,
     lowest: Maybe = None,
 ) -> Outputs:
-    """Return rows (batch, class, box), sorted by batch and then by descending score; and the number of rows."""
+    """Return the selected (batch, class, box), sorted by batch and descending score, and their number."""
     corners = _corners(boxes.float(), layer.attribute("bounding_box_format"))
     limit = layer.attribute("topk_box_limit")
     at_most, above = (0.0 if value is None else float(value) for value in (overlap, lowest))

@@ -12,11 +12,11 @@ HALVES = (torch.float16, torch.bfloat16)
 Maybe: TypeAlias = torch.Tensor | None
 Outputs: TypeAlias = tuple[torch.Tensor, ...]
 Kind: TypeAlias = Callable[[Layer, Sequence[Maybe], Mapping[str, torch.Tensor]], Outputs]
-"""Returns the outputs of a layer for its inputs and its weights by role."""
+"""The type of functions that compute one kind of layer: from a layer, its inputs and its weights by role to outputs."""
 
 
 class LayerError(ExecutionError):
-    """A layer breaks a rule of TensorRT, or the reference does not model it; the message names the layer."""
+    """A layer breaks a rule of TensorRT, or the CPU reference does not support it; the message names the layer."""
 
     advice = "if the original model takes these inputs, name the layer's operator in torch_executed_ops"
     named = False
@@ -28,7 +28,7 @@ def widen(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_integers(tensor: torch.Tensor) -> list[int]:
-    """Return the values of a shape tensor."""
+    """Return the elements of a shape tensor as Python integers."""
     return [int(value) for value in tensor.reshape(-1).tolist()]
 
 
@@ -38,7 +38,7 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 
 def reshape_along_axis(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
-    """Reshape a vector to extend along one axis of a tensor of that rank."""
+    """Reshape a vector so that it extends along one axis of a tensor of this rank, and broadcasts along the others."""
     return vector.reshape([-1 if position == axis else 1 for position in range(rank)])
 
 

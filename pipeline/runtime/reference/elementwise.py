@@ -11,13 +11,13 @@ from pipeline.trt import torch_dtype
 
 
 def _divide_integers(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
-    """Divide integers; a division by zero, undefined in TensorRT, returns 0."""
+    """Divide integers with this rounding; a division by zero, undefined in TensorRT, returns 0."""
     zero = b == 0
     return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
 
 
 def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Raise to a power; integer results with a negative exponent round toward zero."""
+    """Compute a power; integer results with a negative exponent round toward zero."""
     if a.is_floating_point():
         return torch.pow(a, b)
     reciprocal = torch.where(a == 1, 1, torch.where(a == -1, 1 - 2 * (b % 2), 0))
@@ -87,7 +87,7 @@ def elementwise(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _to_float32(x: torch.Tensor) -> torch.Tensor:
-    """Convert half precision and int8 to float32, in which TensorRT computes them."""
+    """Convert half precision and int8 to float32, because TensorRT computes these dtypes in float32."""
     return x.float() if x.dtype == torch.int8 else widen(x)
 
 

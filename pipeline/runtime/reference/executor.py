@@ -1,4 +1,4 @@
-"""Run a network description on the CPU: layers in order, but loops and conditionals on demand."""
+"""Run a network description on the CPU: layers run in order, except that loops and conditionals run on demand."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -17,7 +17,7 @@ LIMITS = ("TRIP_LIMIT", "CONDITION")
 
 @attrs.frozen
 class Plan:
-    """The layers to run in order, and the tensors to drop after each."""
+    """The layers of a network to run in order, and after each layer the tensors that are no longer needed."""
 
     network: Network
     flow: Flow
@@ -26,7 +26,7 @@ class Plan:
 
     @classmethod
     def from_network(cls, network: Network) -> "Plan":
-        """Make the plan of a network; layers inside loops and conditionals are no steps, since they run on demand."""
+        """Create the plan of a network. It omits layers inside loops and conditionals, since these run on demand."""
         flow = read_flow(network)
         wanted = needed_layers(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
@@ -43,7 +43,7 @@ class Plan:
 
 @attrs.frozen
 class Frame:
-    """The values of one loop iteration; the outermost frame belongs to no loop."""
+    """The values of tensors in one iteration of a loop; the outermost frame belongs to no loop."""
 
     values: dict[str, torch.Tensor]
     loop: str | None = None
@@ -62,7 +62,7 @@ class Frame:
 
 
 def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
-    """Return the outputs of a network by name. A `LayerError` names a layer that breaks a rule of TensorRT."""
+    """Compute the outputs of a network, by name; a `LayerError` names a layer that breaks a rule of TensorRT."""
     return run_plan(Plan.from_network(network), weights, inputs)
 
 
@@ -99,7 +99,7 @@ def _check_tensor(declared: Tensor, value: torch.Tensor, producer: str) -> torch
 
 
 class _PlanRun:
-    """A run of a plan. Each tensor has a single producer, so a frame caches its value."""
+    """A run of a plan. Exactly one layer computes each tensor, so a frame caches the tensor's value."""
 
     def __init__(self, plan: Plan, weights: Values, group: str) -> None:
         self.plan, self.flow, self.weights, self.group = plan, plan.flow, weights, group
@@ -206,7 +206,7 @@ class _PlanRun:
         return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
 
     def has_next_trip(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Return whether a loop continues: its count and iterated tensors are not exhausted, its condition holds."""
+        """Return whether a loop continues: its count and iterated tensors are not exhausted; its condition holds."""
         if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.count_limits(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):
@@ -222,14 +222,14 @@ class _PlanRun:
             inner.values[iterator.outputs[0].name] = source.select(axis, index)
 
     def assert_all(self, region: str | None, inner: Frame) -> None:
-        """Run the assertions of an iteration outside of conditionals; other layers run on demand."""
+        """Run the assertions of an iteration that are outside of conditionals, since no other layer requires them."""
         for layer in self.plan.network.layers:
             around = self.flow.regions_of(layer) if layer.kind == "ASSERTION" else frozenset()
             if region in around and around <= inner.loops():
                 self.execute(layer, inner)
 
     def collect(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
-        """Return the last value, or the values of all iterations stacked along an axis."""
+        """Return a loop's output: the last value, or the values of all iterations stacked along an axis."""
         if layer.attribute("kind") == "LAST_VALUE":
             return self.compute(input_names(layer)[0], last)
         row, axis = layer.outputs[0], layer.attribute("axis")
@@ -241,7 +241,7 @@ class _PlanRun:
 
 @attrs.frozen
 class ReferenceEngine:
-    """A network with its weights, called with its inputs in order; collectives use the process group ``group``."""
+    """A network with its weights, callable with its inputs in order; collectives use the process group ``group``."""
 
     network: Network
     weights: Values = attrs.field(eq=False, repr=False)

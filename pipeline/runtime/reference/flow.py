@@ -20,14 +20,14 @@ ENTRIES = ("ITERATOR", "RECURRENCE", "CONDITIONAL_INPUT")
 
 
 def region_of(layer: Layer) -> str | None:
-    """Return the region of a boundary layer, such as "loop 0"; None for another layer."""
+    """Return the region of a loop's or conditional's boundary layer, such as "loop 0"; None for any other layer."""
     what = BOUNDARIES.get(layer.kind)
     return None if what is None else f"{what} {layer.attribute(what)}"
 
 
 @attrs.frozen
 class Flow:
-    """The producer of each tensor, the boundary layers of each region, and the regions around each tensor."""
+    """A network's control flow: the producer of each tensor, the boundary layers of regions, the regions of tensors."""
 
     producers: Mapping[str, Layer]
     regions: Mapping[str, tuple[Layer, ...]]
@@ -44,12 +44,12 @@ class Flow:
 
 
 def input_names(layer: Layer) -> tuple[str, ...]:
-    """Return the names of the inputs that a layer has."""
+    """Return the names of a layer's inputs, without optional inputs that are absent."""
     return tuple(name for name in layer.inputs if name is not None)
 
 
 def read_flow(network: Network) -> Flow:
-    """Return the flow of a network."""
+    """Determine the control flow of a network."""
     producers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     regions: dict[str, list[Layer]] = {}
     for layer in network.layers:

@@ -71,7 +71,7 @@ def slice_(
     value: Maybe = None,
     of_axes: Maybe = None,
 ) -> torch.Tensor:
-    """Slice; start, shape, stride and axes are inputs or attributes. Without axes, they apply to all axes."""
+    """Slice a tensor; start, shape, stride and axes are inputs or attributes. Without axes, they apply to all axes."""
     start, size = _static_or_dynamic(layer, "start", starts), _static_or_dynamic(layer, "shape", sizes)
     stride, axes = _static_or_dynamic(layer, "stride", strides), _static_or_dynamic(layer, "axes", of_axes)
     if start is None or size is None or stride is None:
@@ -87,7 +87,7 @@ def slice_(
 
 
 def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: int) -> torch.Tensor:
-    """Gather along an axis; the first `batched` dims of data and indices correspond."""
+    """Gather slices along an axis; the first ``batched`` dims of data and indices correspond."""
     flat = _check_indices(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
     if not batched:
         taken = x.index_select(axis, flat.reshape(-1))
@@ -97,7 +97,7 @@ def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: 
 
 
 def _positions(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Tensor:
-    """Return, for each tuple of an ND index, its flat index into data whose leading dims are flattened."""
+    """Return, for each index tuple of a gather or scatter, its index into the data with leading dims flattened."""
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
     for axis in range(batched):
@@ -124,7 +124,7 @@ def gather(layer: Layer, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor
 
 
 def scatter(layer: Layer, x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the data with the updates; of two writes to the same element either may win."""
+    """Return a copy of the data with the updates at the indices; of two writes to one element either may win."""
     if layer.attribute("mode") == "ELEMENT":
         axis = normalize_axis(layer.attribute("axis"), x.dim())
         return x.scatter(axis, _check_indices(indices, x.shape[axis]), updates)

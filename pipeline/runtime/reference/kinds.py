@@ -1,4 +1,4 @@
-"""The PyTorch function that computes each kind of TensorRT layer, and why some kinds have no function."""
+"""For each kind of TensorRT layer, the PyTorch function that computes it, or the reason why there is none."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ def assertion(layer: Layer, condition: torch.Tensor) -> Outputs:
 
 
 def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
-    """Run a collective in a process group of PyTorch."""
+    """Run a collective on a tensor in a process group of PyTorch."""
     if not group:
         raise LayerError("the program has no collective here, so that the engine gets no communicator")
     ops, ranks = torch.ops._c10d_functional, layer.attribute("num_ranks")
@@ -43,8 +43,8 @@ def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
 
 
 def _layer_kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
-    """Return a layer kind that runs a function. Its arguments are the layer, the inputs (None or omitted if absent)
-    and, by keyword, the weights; it returns the only output or a sequence of all."""
+    """Turn a function into one that the executor can call for a layer. The function's arguments are the layer, the
+    inputs (None or omitted if absent) and, by keyword, the weights; it returns the only output or a sequence of all."""
     parameters = inspect.signature(compute).parameters.values()
     least = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
 
@@ -108,7 +108,7 @@ _FUNCTIONS: Mapping[str, Callable[..., torch.Tensor | Outputs]] = {
 }
 KINDS: Mapping[str, Kind] = MappingProxyType({name: _layer_kind(function) for name, function in _FUNCTIONS.items()})
 FLOW = frozenset(BOUNDARIES)
-"""The kinds of control flow, which the executor interprets itself."""
+"""The kinds of control-flow layers, which the executor runs itself."""
 NOT_MODELLED: Mapping[str, str] = MappingProxyType(
     {
         "PLUGIN": "a plugin's meaning is its own code",

@@ -8,7 +8,7 @@ from pipeline.runtime.reference.quantized import round_to_dtype
 
 
 def matrix_multiply(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Matmul: leading dims broadcast; a VECTOR operand uses only its last dim."""
+    """Multiply matrices: leading dims broadcast; a VECTOR operand uses only its last dim."""
     op0, op1 = layer.attribute("op0"), layer.attribute("op1")
     left = _to_matrix(widen(a), op0, -2)
     result = left @ _to_matrix(widen(b), op1, -1)
@@ -29,7 +29,7 @@ def einsum(layer: Layer, first: torch.Tensor, *others: torch.Tensor) -> torch.Te
 
 
 def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return unscaled attention scores: TensorRT leaves the scale to the caller."""
+    """Return attention scores without a scale, since TensorRT leaves scaling to the caller."""
     scores = query @ key.transpose(-1, -2)
     kind = layer.attribute("causal_kind", "UPPER_LEFT" if layer.attribute("causal") else "NONE")
     if kind != "NONE":
@@ -56,7 +56,7 @@ def attention_input(
     query_lengths: Maybe = None,
     lengths: Maybe = None,
 ) -> torch.Tensor:
-    """Attention with a mask (boolean or additive), the scale of quantized weights, and the lengths of keys."""
+    """Compute attention with a boolean or additive mask, a scale for quantized weights, and the lengths of keys."""
     _refuse_unpadded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
     keys, values = (widen(x).repeat_interleave(repeats, 1) for x in (key, value))
@@ -73,15 +73,15 @@ def attention_input(
 
 
 def attention_output(layer: Layer, result: torch.Tensor) -> torch.Tensor:
-    """Return the result of attention_input."""
+    """Return the result of `attention_input`, which computes the whole attention."""
     return result
 
 
 def rotary_embedding(
     layer: Layer, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, positions: Maybe = None
 ) -> torch.Tensor:
-    """Rotate pairs of adjacent elements (interleaved) or of the two halves; elements beyond `rotary_embedding_dim` are
-    unchanged. Cosines and sines are [batch, sequence, half], or tables of all positions."""
+    """Rotate pairs of elements, adjacent (interleaved) or from the two halves; elements beyond `rotary_embedding_dim`
+    are unchanged. Cosines and sines are [batch, sequence, half], or tables of all positions."""
     if positions is not None:
         cosines, sines = cosines[positions], sines[positions]
     cosines, sines = (widen(table).unsqueeze(1) for table in (cosines, sines))

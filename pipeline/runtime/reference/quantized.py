@@ -28,7 +28,7 @@ def element_dtype(name: str) -> torch.dtype:
 
 
 def unpack(weight: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Return the elements of a weight, two per byte if they have 4 bits."""
+    """Unpack the elements of a weight; 4-bit dtypes have two elements per byte."""
     if dtype not in ELEMENTS or weight.dtype != torch.uint8:
         return weight
     bits = torch.stack([weight & 15, weight >> 4], -1).reshape(-1).long()
@@ -38,7 +38,7 @@ def unpack(weight: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def _broadcast_scale(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tensor:
-    """Broadcast a scale per tensor, per axis or per block to the elements."""
+    """Broadcast a scale for a tensor, for each index of an axis or for each block to the tensor's elements."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() == 1 and len(shape) != 1:

@@ -13,7 +13,7 @@ Axes = tuple[int, ...]
 
 
 def _extreme(x: torch.Tensor, axes: Axes, of_none: float) -> torch.Tensor:
-    """Return the minimum or maximum; for no elements, the infinity ``of_none``, or that bound of an integer dtype."""
+    """Return the minimum or maximum along axes; of no elements, ``of_none`` or that bound of an integer dtype."""
     if all(x.shape[axis] for axis in axes):
         known = replace_nan(x, of_none)
         return known.amin(axes, keepdim=True) if of_none > 0 else known.amax(axes, keepdim=True)
@@ -33,7 +33,7 @@ def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:
 
 
 def _avg(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    """Compute the mean; of integers, rounded toward zero; of no elements, NaN or (integers) 0."""
+    """Compute the mean along axes, rounded toward zero for integers; of no elements it is NaN, or 0 for integers."""
     if x.is_floating_point():
         return x.mean(axes, keepdim=True)
     count = max(x.numel() // max(_sum(x, axes).numel(), 1), 1)
@@ -58,7 +58,7 @@ def reduce(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 def top_k(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> Outputs:
-    """Return the top values and their indices; equal values are in order of index. NaN sorts last, as an infinity."""
+    """Return the top values along an axis and their indices; equal values are in order of index, and NaN sorts last."""
     x = replace_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
     k = layer.attribute("k") if dynamic is None else int(dynamic)
@@ -96,7 +96,7 @@ def non_zero(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 
 
 def normalization(layer: Layer, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Normalize groups of channels; v1 has a scale and bias per group, v2 per channel."""
+    """Normalize groups of channels; version 1 of the layer has a scale and bias per group, version 2 per channel."""
     groups, axes = layer.attribute("num_groups"), layer.attribute("axes")
     values, scale, bias = widen(x), widen(scale), widen(bias)
     if groups != 1:
@@ -110,7 +110,7 @@ def normalization(layer: Layer, x: torch.Tensor, scale: torch.Tensor, bias: torc
 
 
 def _per_channel(coefficient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Repeat a coefficient per group (v1) for each channel of the group."""
+    """Repeat a coefficient per group (version 1 of the layer) for each channel of the group."""
     if x.dim() > 1 and 1 < coefficient.shape[1] < x.shape[1]:
         return coefficient.repeat_interleave(x.shape[1] // coefficient.shape[1], 1)
     return coefficient

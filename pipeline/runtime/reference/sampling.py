@@ -76,7 +76,7 @@ def _resize_axis(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: flo
 
 
 def resize(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor:
-    """Resize axis by axis: to a shape (attribute or second input), or by scales, which also determine coordinates."""
+    """Resize a tensor axis by axis: to a shape (attribute or second input), or by scales."""
     scales = layer.attribute("scales")
     sizes = layer.attribute("shape") if dynamic is None else to_integers(dynamic)
     if sizes is None:

@@ -23,7 +23,7 @@ def _permute(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
 
 
 def reshape(x: torch.Tensor, sizes: Sequence[int], zero_is_placeholder: bool) -> torch.Tensor:
-    """Reshape: -1 is inferred; 0 copies the input's dim if `zero_is_placeholder`, else the dim is empty."""
+    """Reshape a tensor: -1 is inferred; 0 copies the input's dim if ``zero_is_placeholder``, else the dim is empty."""
     shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(sizes)]
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)
@@ -64,7 +64,7 @@ def unsqueeze(layer: Layer, x: torch.Tensor, axes: torch.Tensor) -> torch.Tensor
 
 
 def padding(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    """Pad the last two dims with zeros; negative amounts trim."""
+    """Pad the last two dims of a tensor with zeros; negative amounts crop it."""
     before, after = layer.attribute("pre_padding_nd"), layer.attribute("post_padding_nd")
     return functional.pad(x, (before[1], after[1], before[0], after[0]))
 
@@ -78,7 +78,7 @@ def reverse_sequence(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> to
 
 
 def fill(layer: Layer, sizes: Maybe = None, first: Maybe = None, steps: Maybe = None) -> torch.Tensor:
-    """Compute alpha + sum of beta[axis] * index[axis]; a scalar beta is the step of a vector."""
+    """Fill a tensor with alpha + sum of beta[axis] * index[axis]; a scalar beta is the step of a vector."""
     if layer.attribute("operation") != "LINSPACE":
         raise LayerError(f"{layer.attribute('operation')} is not modelled, since random numbers differ from run to run")
     dtype = torch_dtype(layer.outputs[0].dtype)
@@ -93,7 +93,7 @@ def fill(layer: Layer, sizes: Maybe = None, first: Maybe = None, steps: Maybe = 
 
 
 def one_hot(layer: Layer, indices: torch.Tensor, values: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
-    """One-hot encode; values are [off, on], and indices outside the depth select off values only."""
+    """One-hot encode indices; ``values`` are [off, on], and an index outside the depth selects only off values."""
     axis = normalize_axis(layer.attribute("axis"), indices.dim() + 1)
     classes = reshape_along_axis(torch.arange(int(depth)), axis, indices.dim() + 1)
     return torch.where(indices.unsqueeze(axis) == classes, values[1], values[0])

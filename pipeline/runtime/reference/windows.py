@@ -13,13 +13,13 @@ Pads = list[tuple[int, int]]
 
 
 def _split_padding(total: int, mode: str) -> tuple[int, int]:
-    """Split padding in two; the odd element is at the end for SAME_UPPER, at the start for SAME_LOWER."""
+    """Split the padding of a dim in two; SAME_UPPER puts the odd element at the end, SAME_LOWER at the start."""
     small, large = total // 2, total - total // 2
     return (small, large) if mode == "SAME_UPPER" else (large, small)
 
 
 def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
-    """Return the padding of each dim, so that windows of these extents fit as the padding mode requires."""
+    """Return the padding of each dim that windows of these extents need in the layer's padding mode."""
     mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
     if mode.startswith("SAME"):
         needed = [
@@ -45,7 +45,7 @@ def pad(x: torch.Tensor, pads: Pads, value: float = 0.0) -> torch.Tensor:
 def _kernel_and_bias(
     layer: Layer, x: torch.Tensor, kernel: Maybe, bias: Maybe, weights: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, Maybe]:
-    """Return kernel and bias; each comes from an input or from a flat weight."""
+    """Return the kernel and the bias of a convolution; each comes from a layer input or from a flat weight."""
     if kernel is None:
         maps, groups = layer.attribute("num_output_maps"), layer.attribute("num_groups")
         first, second = (maps, x.shape[1] // groups) if layer.kind == "CONVOLUTION" else (x.shape[1], maps // groups)
@@ -59,13 +59,13 @@ def _window_extents(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]
 
 
 def _flatten_batch(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    """Flatten the leading dims to one batch dim, before channels and the dims of the window."""
+    """Flatten the dims before channels and the window's dims to one batch dim."""
     rank = len(layer.attribute("stride_nd")) + 1
     return x.reshape(math.prod(x.shape[:-rank]), *x.shape[-rank:])
 
 
 def _restore_shape(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Restore the leading dims and the dtype of the input."""
+    """Give a result the leading dims and the dtype of the input."""
     return result.reshape([*x.shape[: 1 - result.dim()], *result.shape[1:]]).to(x.dtype)
 
 
@@ -90,8 +90,8 @@ def convolution(
 def deconvolution(
     layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
 ) -> torch.Tensor:
-    """Transposed convolution: padding is cut from the result; with SAME the result has `stride` times the input's
-    size."""
+    """Compute a transposed convolution: padding is cut from the result. With SAME padding the result has ``stride``
+    times the input's size."""
     values = widen(_flatten_batch(layer, x))
     kernel, bias = _kernel_and_bias(layer, values, kernel, bias, weights)
     dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
@@ -105,7 +105,7 @@ def deconvolution(
 
 
 def _average_pool(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
-    """Average pooling; the divisor counts a window's elements inside the input, or also in the declared padding."""
+    """Compute average pooling; the divisor counts a window's elements in the input, or also in the padding."""
     pool = functional.avg_pool2d if len(pads) == 2 else functional.avg_pool3d
     window = {"kernel_size": layer.attribute("window_size_nd"), "stride": layer.attribute("stride_nd")}
     counted = torch.ones_like(x[:1, :1])
