@@ -1,4 +1,4 @@
-"""Wrappers of torch.export's steps: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
+"""Wrap functions of torch.export: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ log = logging.getLogger("pipeline.torch")
 def remove_redundant_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
 ) -> tuple[torch.fx.GraphModule, object]:
-    """Replace torch's pass that removes copies into buffers, even if they cast or expand (torch 2.11 to 2.13):
-    remove only copies without effect."""
+    """Replace torch's pass that removes ``copy_`` into buffers, even if it casts or expands (torch 2.11 to 2.13):
+    remove only a ``copy_`` without effect."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_redundant_copy(n)]:
@@ -53,8 +53,8 @@ _violations: ContextVar[list[ConstraintViolationError] | None] = ContextVar("vio
 
 
 def collect_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
-    """Return a context in which an export completes although ranges are wider than the model accepts. The list
-    receives the errors, which torch.export would raise after the whole trace."""
+    """Return a context in which an export completes although a requested range is wider than the model accepts. The
+    list receives the errors that torch.export would raise at the end of the trace."""
     return set_variable(_violations, [])
 
 
@@ -108,7 +108,7 @@ def suppress_repeated_warning(reason: str) -> None:
         dynamos = logging.getLogger("torch._dynamo.exc")
 
         def repeats(record: logging.LogRecord) -> bool:
-            """Return whether to log a record: the repeated warning is dropped, and this filter is removed then."""
+            """Return whether to log this record: drop the repeated warning once, then remove this filter."""
             if reason not in record.getMessage():
                 return True
             dynamos.removeFilter(repeats)
@@ -126,7 +126,7 @@ def trace_own_call(
 
 
 def trace_own_attribute(orig: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
-    """Wrap the tracer's `getattr` so that other threads get the plain attributes."""
+    """Wrap the tracer's `getattr` so that threads which do not trace get a module's own attributes, not proxies."""
     return orig(tracer, name, value, proxies) if is_tracing() else value
 
 
@@ -152,7 +152,7 @@ def exit_transforms() -> AbstractContextManager[None]:
 
 
 def _is_forward_mode_active() -> bool:
-    """Return whether forward-mode derivatives are active, even if a failed export left them active."""
+    """Return whether forward-mode automatic differentiation is active, also if a failed export left it active."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:

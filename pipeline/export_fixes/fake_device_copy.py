@@ -1,4 +1,4 @@
-"""Capture for another device: trace a copy of the model with fake tensors on that device.
+"""Capture a model for a device that it is not on: trace a copy of the model with fake tensors on that device.
 
 The graph that torch traces depends on the device of the tensors. Fake tensors may be on a GPU that the machine does not
 have; they have no values and need no memory. The captured program holds the user's original tensors.
@@ -30,7 +30,7 @@ from pipeline.export_fixes.value_hooks import attach_small_value
 
 
 def is_on_other_device(device: str, model: torch.nn.Module, inputs: object) -> bool:
-    """Return whether a tensor of the model or of the inputs is on another type of device."""
+    """Return whether a tensor of the model or of the inputs is on a type of device other than ``device``."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
@@ -97,7 +97,7 @@ class _FakeFactory:
         return fake
 
     def fake_with_values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the fake of a tensor in the model; small tensors keep their values."""
+        """Return the fake tensor of a model's tensor; it stores the values of a tensor of few elements."""
         fake = self.fake_of(tensor)
         attach_small_value(fake, tensor)
         return fake

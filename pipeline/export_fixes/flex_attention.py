@@ -27,8 +27,7 @@ _KERNELS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 for float16 on an H100, does not."""
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
-"""The result; and of each query, by the base 2, the logarithm of the sum of its scores' exponentials, and the largest
-score."""
+"""The attention's result; and for each query the log-sum-exp of its scores, to base 2, and its largest score."""
 
 
 def decompose_flex_attention(
@@ -64,7 +63,8 @@ def decompose_flex_attention(
 def _full_mask(
     query: torch.Tensor, key: torch.Tensor, mask_function: Target, buffers: Sequence[Argument]
 ) -> torch.Tensor | None:
-    """Return the mask of all pairs, with size 1 in the dims that the function ignores; None if no pair is masked."""
+    """Return the mask of all query-key pairs, with size 1 in dims that the mask function ignores; None if none is
+    masked."""
     inputs, result = _placeholders_and_result(mask_function)
     if getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default):
         return None
@@ -77,7 +77,7 @@ def _full_mask(
 
 
 def _placeholders_and_result(function: object) -> tuple[list[torch.fx.Node], Argument]:
-    """Return the placeholders and results of a function that torch traced."""
+    """Return the placeholders and the results in the graph of a function that torch has traced."""
     if not isinstance(function, torch.fx.GraphModule):
         return [], None
     nodes = list(function.graph.nodes)
