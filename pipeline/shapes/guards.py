@@ -21,10 +21,10 @@ from pipeline.shapes.operator_conditions import single_query_conditions
 _OPERATOR_FILES = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
 _EXPORT_FUNCTIONS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")
 _OPERATOR_LOCATIONS = tuple(f"{TORCH}/{part}" for part in (*_OPERATOR_FILES, *_EXPORT_FUNCTIONS))
-"""Code locations inside a torch operator: in torch.export's mode, or in Dynamo for operators written in C++."""
+"""Prefixes of code locations inside torch's operators, as opposed to a model's code."""
 
 _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"))
-"""torch's functions that choose the layout of a Fourier transform's result by the order of strides."""
+"""Suffixes of code locations: torch's functions that choose the memory layout of a Fourier transform's result."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
 """The terms of a sum, each with its integer coefficient; proportional sums have equal terms."""
@@ -63,7 +63,7 @@ def count_specialized_numbers(graph: torch.fx.Graph) -> int:
 
 
 def _is_fixed(expr: sympy.Basic) -> bool:
-    """Return whether an expression is a number other than 0 and 1; torch itself compares every size with 0 and 1."""
+    """Return whether an expression is a constant other than 0 and 1, with which torch itself compares every size."""
     return bool(expr.is_number) and expr not in (0, 1)
 
 
@@ -76,30 +76,30 @@ def _has_quotient(expr: sympy.Basic) -> bool:
 
 
 def _checks_only_one_query(questions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether `ATTENTION` only checks for a single query, not for more keys, which it would cut."""
+    """Return whether all conditions that transformers' attention evaluated compare a size with 1 (one query)."""
     found = [expr for expr, place in questions if ATTENTION in place]
     return bool(found) and all(map(_compares_with_one, found))
 
 
 def _has_no_effect(expr: object, place: str, alone: bool) -> bool:
-    """Return whether a condition in transformers does not change the result."""
+    """Return whether a condition was evaluated by transformers code whose results do not depend on it."""
     return (alone and ATTENTION in place) or (place.endswith(MASKS) and _compares_with_one(expr))
 
 
 def node_values(graph: torch.fx.Graph) -> Iterator[Argument]:
-    """Yield the values of a graph's nodes: fake tensors and numbers."""
+    """Yield the fake tensors and numbers that a graph's nodes compute."""
     for node in graph.nodes:
         yield from tree_leaves(node.meta.get("val"))
 
 
 def _location(guard: Argument) -> str:
-    """Return the file and function that evaluated a condition; `MODULE_FILE` only asserts earlier conditions."""
+    """Return the file and function that evaluated a guard, as text; in `MODULE_FILE`, torch asserts earlier guards."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
 
 class Layouts:
-    """The memory layouts of a graph's tensors."""
+    """The memory layouts of a graph's tensors, to find guards that only decide layouts."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
