@@ -29,7 +29,7 @@ MATMUL_TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
 BEFORE_1_7 = not CAPABILITIES.codes_beside_floats
 LEADING_DIMS = (1,) if BEFORE_1_7 else ()
-"""Leading dims of flattened rows: 1.6.1 fuses batched matmuls with a batch of 1, 1.7.1 matmuls of matrices."""
+"""The dims before flattened rows: TensorRT-RTX 1.6.1 fuses batched matmuls with a batch of 1, 1.7.1 matrices."""
 MERGED_TYPES = ("int8", "int4", "fp8")
 TWO_ROW_TYPES = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
 """The types for which TensorRT fuses matmuls of two rows, but not of a single row."""
@@ -37,7 +37,7 @@ PAIR_OPERATORS = (operators.fake_quantize.default, operators.fake_quantize_block
 
 
 def merge_matmuls(edit: GraphEdit) -> None:
-    """Rewrite a graph's matmuls by laid-out weights."""
+    """Rewrite the matmuls of a graph by quantized weights, and merge those that read the same rows."""
     for node in list(edit.graph.nodes):
         if node.target is aten.mm.default and edit.is_weight(node.args[1]):
             _multiply_unflattened(edit, node)
@@ -66,7 +66,7 @@ def _multiply_unflattened(edit: GraphEdit, product: Node) -> None:
 
 
 def _can_merge(edit: GraphEdit, product: Node) -> bool:
-    """Return whether only this matmul reads its weight, scales are per column, and the other operand is not a pair."""
+    """Return whether a matmul may be merged: it alone reads its weight, scales are per column, ``x`` is not a pair."""
     x, weight = product.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False
@@ -129,7 +129,7 @@ class _MatmulMerger:
         return bool(leading) and type in TWO_ROW_TYPES and statically_known_true(math.prod(leading) == 1)
 
     def flattened_rows(self) -> Node:
-        """Return the matmuls' tensor as rows."""
+        """Return the tensor that the matmuls multiply, flattened to rows."""
         x = self.first.args[0]
         columns = x.meta["val"].shape[-1]
         rows = self.insert(aten.reshape.default, (x, [*LEADING_DIMS, -1, columns])) if self.is_flattened else x
@@ -139,7 +139,7 @@ class _MatmulMerger:
         return self.insert(aten.maximum.default, (rows, rows)) if moved else rows
 
     def split_result(self, merged: Node, results: Sequence[Node], columns: Sequence[int]) -> None:
-        """Replace the original results by columns of the merged result."""
+        """Replace the result of each original matmul by its columns of the merged result."""
         dim, bounds = merged.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
         parts = [merged]
         if len(columns) > 1:
@@ -162,7 +162,7 @@ class _MatmulMerger:
         return user if same and value.dtype == product.meta["val"].dtype else None
 
     def hoist(self, node: Node) -> None:
-        """Move the nodes that compute a constant before the first matmul."""
+        """Move a constant node, and the nodes that compute it, before the first matmul."""
         waiting, later = [node], set[Node]()
         while waiting:
             each = waiting.pop()

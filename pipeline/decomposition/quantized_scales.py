@@ -54,7 +54,7 @@ def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype
 
 
 def _include_zero(least: Tensor, most: Tensor) -> Results:
-    """Return the range extended to include 0."""
+    """Return the minimum and maximum of a range, extended so that it contains 0."""
     return least.clamp(max=0), most.clamp(min=0)
 
 
@@ -70,7 +70,7 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
 
 
 def drop_mask(form: Function) -> Function:
-    """Return the form of a fake quantizer that also returns a mask, which must be unread."""
+    """Return the form of a fake quantizer that also returns a mask; the rewritten call returns None as the mask."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:
         return form(known, *args), None

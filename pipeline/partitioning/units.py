@@ -23,7 +23,7 @@ MAX_PATTERN = 16
 
 @frozen
 class Units:
-    """Groups of operators that no cut separates, by number. ``order``: an order in which they can run. ``same_side``:
+    """Groups of operators that share a segment, by number. ``order``: an order in which they can run. ``same_side``:
     for each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
 
     members: Edges
@@ -51,7 +51,7 @@ def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[in
             unit_of[i] = number
 
     def adjacent(edges: Edges) -> Edges:
-        """Return, for each unit, the other units to which it has edges."""
+        """Convert edges between operators to edges between units."""
         reached = ((n, [unit_of[j] for i in inside for j in edges[i]]) for n, inside in enumerate(members))
         return tuple(tuple(dict.fromkeys(other for other in others if other != n)) for n, others in reached)
 
@@ -120,8 +120,8 @@ def _attention_pattern(flow: Flow, start: int, free: Callable[[int], bool]) -> t
 
 
 def _following_groups(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """Yield groups of operators, each the only reader of the previous result. A group is one operator, or several
-    elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
+    """Yield groups of operators after ``start``, each the only reader of the previous result. A group is one operator,
+    or several elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
     at = start
     for _ in range(MAX_PATTERN):
         readers = sorted(flow.after[at])
