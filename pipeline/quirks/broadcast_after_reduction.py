@@ -23,13 +23,13 @@ from pipeline.quirks.reduction_fusion import has_reduction, is_broadcast, keeps_
 from pipeline.shapes.environment import Shape
 
 Role: TypeAlias = Literal["reduced", "behind"]
-"""The role of a value for a reduction kernel: its result, or computed from the result and the reduced elements."""
+"""What a value is for a reduction kernel: its result (reduced), or computed from result and elements (behind)."""
 SHIFTED: Final = (aten.logsumexp.default,)
-"""Reductions that add another reduction of the same elements to their result."""
+"""Operators whose result is the sum of two reductions of the same elements."""
 
 
 def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes that broadcast values which a kernel may store in registers, each with these inputs."""
+    """Yield the nodes that broadcast inputs which a reduction kernel may store in registers, each with these inputs."""
     held = RegisterValues(segment.nodes)
     for node in segment.nodes:
         if names := tuple(x.name for x in reduction_fusion.expandable_inputs(node) if held.may_contain(x, node)):
@@ -83,7 +83,7 @@ class RegisterValues:
         return self._first.get(node, node)
 
     def _computation_key(self, node: torch.fx.Node) -> str:
-        """Return a key that is the same for equal computations."""
+        """Return a key that two nodes share if they compute the same operator of the same values."""
         if not (keeps_positions(node) or op_kind(node.target) in reduction_fusion.REDUCING):
             return node.name
         given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._representative(x).name}")
@@ -113,14 +113,14 @@ class RegisterValues:
         return found.pop() if len(found) == 1 else None
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a user, or a later node on the same elements, is a reduction."""
+        """Return whether a reader of a node is a reduction, or leads to one by operators on the same elements."""
         if has_reduction(user):
             return True
         is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)
         return user in self._read and (is_move(user) or is_in_place)
 
     def _leads_to_second_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a user leads to a second reduction of the elements from which the node was reduced."""
+        """Return whether a reader of a reduced node leads to a second reduction of the elements behind the node."""
         if not keeps_positions(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])

@@ -22,7 +22,7 @@ from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
 
 HARMLESS: Final = 8192
-"""The maximum terms of an engine's expressions with which it builds in seconds, so that no value is separated."""
+"""The number of terms of an expression up to which an engine builds in seconds, so that no value is separated."""
 LIMIT: Final = 256
 """The maximum number of terms of an expression, in an engine that has an expression with more than `HARMLESS` terms."""
 FEW: Final = 6
@@ -32,17 +32,17 @@ VIEWS: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 Views = frozenset[torch.fx.Node]
-"""The nodes that an elementwise expression reads at other positions than its own."""
+"""The nodes that an elementwise expression reads at positions other than the position that it computes."""
 
 
 def find_values_to_separate(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes to compute in separate kernels."""
+    """Yield the nodes to compute in separate kernels, so that TensorRT does not inline them into later expressions."""
     expanded = ExpressionSizes(segment.nodes)
     return (("apart", node.name, ()) for node in segment.nodes if node in expanded)
 
 
 class ExpressionSizes:
-    """The sizes of a segment's expressions, and the values that need separate kernels to keep expressions small."""
+    """The number of terms of each node's expression in a segment, and the nodes that need separate kernels."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._terms: dict[torch.fx.Node, int] = {}
@@ -83,7 +83,7 @@ class ExpressionSizes:
         return within * few if (few := inlined_sum_length(node)) is not None else 1
 
     def _nodes_at_other_positions(self, operand: torch.fx.Node, node: torch.fx.Node) -> Views:
-        """Return the nodes that an elementwise operator reads at other positions through an input."""
+        """Return the nodes that an elementwise operator reads through an input, at positions other than its own."""
         is_place_for_place = operand in self._views and node_shape(operand) == node_shape(node)
         return self._views[operand] if is_place_for_place else frozenset((operand,))
 
