@@ -76,7 +76,7 @@ def view_of(node: Node, mode: FakeTensorMode) -> View | None:
     """Describe a node as a view of another node; return None if the node has memory of its own.
 
     Raises:
-        Unknown: the node shares memory by an operator without a rule.
+        UnknownAliasError: the node shares memory by an operator without a rule.
     """
     if node.op != "call_function" or not may_alias(node) or node.target in MULTI_VIEW_OPERATORS:
         return None

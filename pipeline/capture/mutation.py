@@ -42,10 +42,10 @@ FUNCTIONAL_NAMES = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor_
 def remove_mutation(
     module: torch.fx.GraphModule, signature: ExportGraphSignature
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the graph without mutation, and a signature in which written values are outputs.
+    """Return a graph without mutation, and a signature with added outputs for new values of inputs and buffers.
 
     Raises:
-        Unknown: no rule covers a write.
+        UnknownAliasError: no rule covers a write.
     """
     rewriter = _MutationRewriter(module.graph)
     rewriter.rewrite()

@@ -44,7 +44,7 @@ LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
 
 
 def normalize_quantization(program: Program) -> Program:
-    """Return the program with the quantization operators in `FORMS` rewritten; the same program if it has none."""
+    """Return the program with the quantization operators in `FORMS` rewritten; the program itself if it has none."""
     if not any(schema_name(node.target) in FORMS or _is_quantized(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
@@ -202,7 +202,7 @@ def _set_name(function: Argument, name: str) -> Argument:
 
 
 def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
-    """Dequantize a weight by scale 1 in place of a cast to floats, so that the weight stays quantized."""
+    """Replace a weight's cast to floats by a dequantization of scale 1, so that the weight stays quantized."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"
     return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)

@@ -93,7 +93,7 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
 
 @define
 class _Merger:
-    """Merges `Input` s with ``dynamic_shapes``. A ``Dim`` has an Input's range everywhere. ``names``: those in use."""
+    """Merges the ranges of `Input` s with ``dynamic_shapes``. ``names``: the names of dims that are in use."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)

@@ -249,7 +249,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for two tensors if one can be copied to the other; dynamic sizes match nothing."""
+    """Return a key that two tensors share if one can be copied to the other; with a dynamic size, no key is equal."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 

@@ -23,8 +23,8 @@ MAX_PATTERN = 16
 
 @frozen
 class Units:
-    """Groups of operators that share a segment, by number. ``order``: an order in which they can run. ``same_side``:
-    for each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
+    """Groups of operators that share a segment, by number. ``order``: an order to run the groups in. ``same_side``: for
+    each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
 
     members: Edges
     unit_of: tuple[int, ...]
@@ -37,7 +37,7 @@ class Units:
 def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
     """Build units from groups of operators; every other operator is a unit by itself.
 
-    kin: a key for each operator. All units with the same key run on the same side; a unit with None is independent.
+    kin: returns an operator's key. Units with equal keys run together, in engines or in PyTorch; None: independently.
     """
     together = [tuple(sorted(group)) for group in groups]
     grouped = {i for group in together for i in group}

@@ -120,7 +120,7 @@ class RegisterValues:
         return user in self._read and (is_move(user) or is_in_place)
 
     def _leads_to_second_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a reader of a reduced node leads to a second reduction of the elements behind the node."""
+        """Return whether ``user`` leads to a second reduction of the elements that ``node`` was reduced from."""
         if not keeps_positions(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])

@@ -73,7 +73,7 @@ def _stack_trace(source: str) -> str:
 
 
 CALL: Final = "pipeline::CallMethod"
-"""A temporary kind for nodes that call a module, so that torch does not inline these calls with the others."""
+"""A temporary kind for nodes that call a module, so that torch, which inlines all other calls, leaves them alone."""
 
 
 @frozen(eq=False)

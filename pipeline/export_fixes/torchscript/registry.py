@@ -72,12 +72,12 @@ class Evaluators(Mapping[str, Evaluator]):
     table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=FrozenDict[str, Evaluator])
 
     def register(self, key: str, evaluator: Evaluator) -> Evaluators:
-        """Return evaluators with this one added. It replaces evaluators of the same key and, if the key is a kind, of
-        all overloads of the kind.
+        """Return evaluators with ``evaluator`` added under a key. It replaces evaluators of the same key and, if the
+        key is a kind, of all overloads of the kind.
 
         Raises:
             TypeError: the evaluator cannot be called.
-            ValueError: the key is not a node's kind, or no operator of ``aten`` has it.
+            ValueError: the key is not the kind of a node, or TorchScript has no such operator or overload.
         """
         if not callable(evaluator):
             raise TypeError(f"the evaluator of {key} is {kind_of(evaluator)}, expected a function")
