@@ -59,7 +59,7 @@ class _AsStridedRewriter:
         self.env: dict[Node, Node] = {}
 
     def copy_node(self, node: Node) -> Node:
-        """Copy a node; an ``as_strided`` node reads the tensor that owns its input's memory."""
+        """Copy a node; an ``as_strided`` node then reads the tensor that owns the memory of its input."""
         made = copy_node(node, self.graph, self.env.__getitem__)
         if node.target not in AS_STRIDED or _is_contiguous(node):
             return made

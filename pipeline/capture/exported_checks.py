@@ -108,7 +108,7 @@ def _warn_of_shared_inputs(exported: ExportedProgram) -> None:
 def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
     """Raise `ValueError` if an input differs in dtype or rank from the exported input, or exceeds its size ranges.
 
-    A range from 2 on includes 1: torch.export does not distinguish the two, and its module accepts both.
+    A range that begins at 2 includes 1, since torch.export treats both minimums alike, and its module accepts size 1.
     """
     was = _exported_input(expected, exported)
     fits = (

@@ -43,7 +43,7 @@ def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Ar
 
 
 def argument_key(value: object) -> str:
-    """Return the properties of an argument that determine a call's fake value, as a key for equal calls."""
+    """Return a key with the properties of an argument on which the fake result of a call depends."""
     if isinstance(value, (tuple, list)):
         return f"({' '.join(map(argument_key, value))})"
     if isinstance(value, dict):

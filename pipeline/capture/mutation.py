@@ -36,7 +36,7 @@ MUTATION_KINDS = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_I
 """The kinds of graph inputs that a program may write to, each with the kind of output that returns the new value."""
 
 FUNCTIONAL_NAMES = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
-"""Python's in-place operators whose functional variant has another name."""
+"""In-place operators (``&=``) whose functional variant is not named like them, with the variant's name."""
 
 
 def remove_mutation(
@@ -205,7 +205,7 @@ def _mutation_spec(spec: InputSpec, value: Node) -> OutputSpec:
 
 
 def _written_node(node: Node) -> Node:
-    """Return the node that a write changes, its first argument."""
+    """Return the node that an in-place operator changes: its first argument, or else raise `UnknownAliasError`."""
     mutable = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]  # type: ignore[union-attr]
     in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
     first = node.args[0] if node.args else None

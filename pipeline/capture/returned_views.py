@@ -95,7 +95,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_size(node: Node) -> bool:
-    """Return whether a node's value is a number, which cannot be written to."""
+    """Return whether a node's value is a number or size, so that no operator can write to it."""
     value = node.meta.get("example_value")
     return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
 

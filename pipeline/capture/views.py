@@ -34,7 +34,7 @@ class View:
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def update_source(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """Return ``before`` with ``value`` written to the view; None if there is no rule."""
+        """Return the viewed tensor ``before`` after ``value`` is written to this view; None if there is no rule."""
         return RULES[self.target](self, emit, before, value)
 
 

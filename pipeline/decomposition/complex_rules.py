@@ -40,14 +40,14 @@ def _is_pair(value: object) -> bool:
 
 
 def _as_pair(value: object) -> Pair:
-    """Return a value as a pair. A real value has imaginary part 0."""
+    """Return a value as a `Pair`; a real value gets imaginary part 0."""
     if isinstance(value, Pair):
         return value
     return Pair(value, torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0)
 
 
 def _as_pairs(value: object) -> Argument:
-    """Return a value, or each value of a list, as a pair; None stays None."""
+    """Return a value, or each value of a list, as a `Pair`; return None for None."""
     if isinstance(value, (list, tuple)) and not isinstance(value, Pair):
         return [_as_pairs(v) for v in value]
     return value if value is None else _as_pair(value)

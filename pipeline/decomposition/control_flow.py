@@ -134,7 +134,7 @@ def _dims(value: Argument) -> Shape:
 
 
 class _UnsupportedMap(Exception):  # noqa: N818 - not an error
-    """Raised if `torch.vmap` does not support a map."""
+    """Raised if `torch.vmap` does not support the function of a ``map``, which then stays in PyTorch."""
 
 
 class ControlFlow:

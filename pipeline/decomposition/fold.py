@@ -39,7 +39,7 @@ _NONDETERMINISTIC = (
 )
 
 NEVER_FOLDED: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines run even if all inputs are constant, so that weights stay quantized. Quantization operators
+"""Operators that are not folded even if all inputs are constant, so that weights stay quantized. Quantization operators
 that are not decomposed are not folded either."""
 
 
@@ -143,7 +143,7 @@ def _element_count(value: object) -> int | None:
 
 
 def _dependencies_first(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield a node's dependencies, then the node. The stack is explicit, since graphs are deep."""
+    """Yield a node's dependencies, then the node. It is no recursive function, since graphs are deep."""
     stack, seen = [(node, iter(node.all_input_nodes))], {node}
     while stack:
         current, rest = stack[-1]

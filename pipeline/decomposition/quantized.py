@@ -121,7 +121,7 @@ class _Normalizer:
         return copy
 
     def plain_form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """Return the function that expresses a node in plain operators, and its arguments; None if it has none."""
+        """Return a function that expresses a node in plain operators, and the arguments to call it with; else None."""
         name = schema_name(node.target)
         if name in FORMS and is_replaceable(node, name, FORMS):
             given = dict(zip(argument_names(node.target), self.bind_arguments(node), strict=True))

@@ -27,7 +27,7 @@ Scales: TypeAlias = tuple[Node, list[int]]
 
 MATMULS: Final = (Kind.MULTIPLIES, Kind.PROJECTS)
 BLOCK_LENGTHS: Final = (128, 64, 32, 16)
-"""The block lengths into which rows with one scale are cut, if TensorRT supports a type only in blocks."""
+"""The lengths to try for blocks of rows with one scale, if TensorRT supports a type only in blocks."""
 
 
 def lay_out_weights(program: Program) -> Program:

@@ -104,7 +104,7 @@ class _MatmulMerger:
         self.split_result(made, ends, columns)
 
     def concatenate_weights(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
-        """Concatenate the weights along their columns."""
+        """Return one weight with the columns of these weights."""
         if len(weights) == 1:
             return weights[0]
         codes = self.insert(aten.cat.default, ([weight.args[0] for weight in weights], 1))
@@ -174,5 +174,5 @@ class _MatmulMerger:
             self.positions[each] = -1
 
     def insert(self, target: Argument, args: tuple[Argument, ...]) -> Node:
-        """Insert a call before the first matmul."""
+        """Insert an operator call before the first of the merged matmuls."""
         return self.edit.insert(self.first, target, args)

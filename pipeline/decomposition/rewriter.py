@@ -125,7 +125,7 @@ class Rewriter:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def keep_or_decompose(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
-        """Keep a call if a converter accepts it or nothing decomposes it; else return torch's decomposition."""
+        """Add a call unchanged if a converter accepts it or nothing decomposes it; else add torch's decomposition."""
         node = self.add_call(call)
         if not is_operator(node) or accepts(node) or is_slow_attention(node, self.program.settings):
             return node
@@ -194,7 +194,7 @@ class Rewriter:
 
 
 def _as_convolution(node: Node) -> tuple[object, ...] | None:
-    """Return the arguments of ``aten.convolution`` for another convolution operator; None if it needs a trace."""
+    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None if it needs a trace."""
     if op_kind(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)

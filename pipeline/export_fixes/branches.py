@@ -1,8 +1,8 @@
-"""Trace both branches of a data-dependent TorchScript `if`, and select between their results at run time.
+"""Trace both branches of a data-dependent ``if`` in TorchScript, and select between their results at run time.
 
 The TorchScript interpreter (`export_fixes.torchscript`) calls `select_branch` if the condition of a ``prim::If`` is
 data-dependent. Each branch is traced as if it were taken, and must be pure: `torch.where` selects values, but cannot
-undo side effects. A data-dependent ``if`` in Python code is not handled here; it raises a `CaptureError`.
+undo side effects. A data-dependent ``if`` in Python code raises a `CaptureError` instead.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Calls:
         that differed between calls are dynamic from their minimum to their maximum, and tuned for the first call.
 
         Raises:
-            CaptureError: there was no call; or calls differ in more than sizes and integers of an input, which the
-                message names.
+            CaptureError: no call was recorded, or calls differ in more than sizes and integers; the message names the
+                input.
         """
         if self.refused is not None:
             raise self.refused

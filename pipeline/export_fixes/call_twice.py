@@ -150,7 +150,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """Return the nodes that depend on these inputs, or on tensors outside of the graph that the graph writes."""
+    """Return the nodes that depend on ``inputs``, or on parameters and buffers that the graph writes."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_value_reads(node)):

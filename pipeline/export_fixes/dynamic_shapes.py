@@ -2,7 +2,7 @@
 
 torch.export specializes dynamic dims whose example size is 0 or 1, so examples are created with larger sizes here. It
 also raises the minimum of a ``Dim`` to 2 if inputs contain only dims that are derived from it (``4*s``); here such a
-``Dim`` is replaced by a ``Dim`` from 2.
+``Dim`` is replaced by one whose minimum is 2.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def has_derived(shapes: object) -> bool:
 def merge_dynamic_shapes(
     model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], shapes: Any
 ) -> object:
-    """Return torch.export's dynamic_shapes for these inputs: the ranges of Inputs merged with the ``shapes``
-    argument; raise `CaptureError` if both have a range for a dim, and the ranges differ."""
+    """Return torch.export's ``dynamic_shapes`` for these inputs: the ranges of `Input` s merged with the user's
+    ``shapes``. Raise `CaptureError` if a dim has two different ranges."""
     inputs = bind_args(model, args, kwargs)
     shapes = group_args(model, inputs, shapes)
     check_shapes(model, inputs, shapes)
@@ -76,7 +76,7 @@ def merge_dynamic_shapes(
 
 
 def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
-    """Raise a `CaptureError` if a tensor's size is outside the range of its dim."""
+    """Raise a `CaptureError` if an example tensor's size is outside the range that ``shapes`` has for the dim."""
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
     rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
     given = (
@@ -246,7 +246,7 @@ def _relax_entry(entry: object, derived: bool, room: int = 0) -> object:
 
 
 def is_about_plain_dims(violation: Exception, shapes: object) -> bool:
-    """Return whether torch's error is only about ranges of plain dims, not of derived dims."""
+    """Return whether a constraint violation of torch is only about plain dims (``s``), not derived ones (``4*s``)."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
     found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
@@ -301,7 +301,7 @@ def size_requests(
 
 
 def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
-    """Unify the symbols of sizes that share a ``Dim``; return False if the sizes differ in the example."""
+    """Make the symbols of sizes that share a ``Dim`` equal; return False if these sizes differ in the example."""
     first: dict[str, Argument] = {}
     sizes = list(requests)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]

@@ -29,7 +29,7 @@ Rows: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
 """Rows of (path, leaf) for the leaves of the inputs."""
 
 NOT_MODEL_CODE: Final = (package_folder("torch"), package_folder("pipeline"), "<")
-"""Path prefixes of files that contain no code of a model."""
+"""Path prefixes of files that are not a model's code: those of torch and of this package, and generated code."""
 
 GENERATOR_MESSAGE: Final = (
     "the model draws with a torch.Generator of its own, which a program cannot hold: use the default generator "
@@ -236,7 +236,7 @@ def _leaves_with_paths(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Row
 
 
 def _is_shape(value: object) -> bool:
-    """Return whether a value is a list or tuple of numbers."""
+    """Return whether a value is a list or tuple of numbers, as a shape is."""
     return isinstance(value, tuple | list) and {*map(type, value)} in ({int}, {float}, {int, float})
 
 
@@ -266,7 +266,7 @@ def _unsupported_result(error: Exception) -> str | None:
 def _exports_with_dtype(
     export: Callable[[Inputs], object], inputs: Inputs, paths: Sequence[str], dtype: torch.dtype
 ) -> bool:
-    """Return whether the model can be exported with some inputs, given by their paths, in another dtype."""
+    """Return whether the export succeeds if the inputs at these paths are cast to ``dtype``."""
 
     def cast(path: Any, value: Argument) -> Argument:
         if keystr(path) not in paths:

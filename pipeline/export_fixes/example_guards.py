@@ -90,7 +90,7 @@ def compute_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argume
 
 
 def record_decision(_: Kernel, shape_env: object, condition: Argument, answer: Argument) -> None:
-    """Replace `ShapeEnv._log_real_tensor_propagation`, which logs the example's decisions: record them."""
+    """Record a condition that the example decided; replaces `ShapeEnv._log_real_tensor_propagation`, which logs it."""
     found = decisions.get()
     if found is None:
         return
@@ -171,7 +171,7 @@ class _NumberTensors:
         self.made: dict[Node, Node] = {}
 
     def negation_of(self, condition: Node) -> Node:
-        """Return a node for the negation of a condition."""
+        """Return a bool tensor node that is true if this condition, a number that Python read, is false."""
         return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor_of(condition))
 
     def disjunction_of(self, truths: Sequence[Node]) -> Node:

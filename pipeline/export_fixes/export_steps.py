@@ -86,8 +86,8 @@ def _specializing_lines(shape_env: Any) -> str:
 
 
 def redirect_log(orig: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch
-    also raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles them, too."""
+    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch also
+    raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles the records, too."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
@@ -139,7 +139,7 @@ def has_transforms(module: torch.fx.GraphModule) -> bool:
 
 
 def exit_transforms() -> AbstractContextManager[None]:
-    """Return a context that exits the transforms which a failed export has entered."""
+    """Return a context that, at its end, exits the ``torch.func`` transforms that a failed export has left active."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward_mode_active()
 
     def leave() -> None:

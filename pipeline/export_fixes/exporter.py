@@ -54,7 +54,7 @@ def export(
     settings: CompilationSettings,
     profiles: Sequence[Spec] | None = None,
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Export a module or TorchScript, under the autocast that is active around the call.
+    """Export a module or TorchScript, under the autocast that is active in the caller.
 
     Raises:
         CaptureError: torch.export cannot export the module; the error contains torch's message.
@@ -213,7 +213,7 @@ class _Exporter:
         return not ranges.has_specialized_dim(exported, shapes) and ranges.unify_shared_dims(wishes)
 
     def export_once(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
-        """Return the export with these dynamic shapes and this trace mode."""
+        """Export once, with these dynamic shapes and this trace mode."""
         model, place = self.model, input_checks.example_devices(self.model, self.inputs, self.device)
         inputs = ranges.make_examples(model, self.inputs, shapes, place)
         if self.device is not None and is_on_other_device(self.device, model, inputs):

@@ -68,7 +68,7 @@ def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple
 
 
 def attribute_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that modules hold as plain attributes, by name."""
+    """Return the tensors that modules hold as plain attributes (neither parameters nor buffers), by attribute path."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in model.named_modules(remove_duplicate=False)
@@ -124,7 +124,7 @@ def ensure_cuda_guard() -> None:
 
 
 def _register_cuda_guard() -> None:
-    """Let torch register a guard for the device type PrivateUse1, and move it to CUDA's slot in the registry."""
+    """Let torch register a Python device guard, as for device type PrivateUse1, and move it to CUDA's registry slot."""
     types: Any = torch._C._autograd.DeviceType
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, GUARD_REGISTRY)

@@ -24,7 +24,7 @@ OPERATOR = type(torch.ops.higher_order.flex_attention)
 
 _KERNELS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The kernels that return 0 for a fully masked query, as ``flex_attention`` does. cuDNN's kernel, which torch prefers
-for float16 on an H100, does not."""
+for float16 on an H100, returns other values."""
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 """The attention's result; and for each query the log-sum-exp of its scores, to base 2, and its largest score."""
@@ -43,7 +43,7 @@ def decompose_flex_attention(
     score_buffers: Sequence[Argument] = (),
     mask_buffers: Sequence[Argument] = (),
 ) -> Results:
-    """Decompose the operator while a graph is traced; for other callers compute only the result's shapes."""
+    """Decompose a ``flex_attention`` operator while a graph is traced; otherwise compute only the result's shapes."""
     rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
     if get_proxy_mode() is None:
         return call_operator(operator, query, key, value, *rest)

@@ -99,7 +99,7 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], shapes: o
 
 
 def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: object) -> list[tuple[str, object, object]]:
-    """Return each input's name, value and entry in ``shapes``; raise the errors of `check_shapes`."""
+    """Return (name, value, ``shapes`` entry) for each input; raise the errors of `check_shapes`."""
     names = ", ".join(inputs) or "none"
     if isinstance(shapes, Mapping):
         parameters = inspect.signature(model.forward).parameters.values()
@@ -115,7 +115,7 @@ def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: objec
 
 
 def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
-    """Yield (path, leaf, spec) for each tensor and Input with a ``spec``, if its containers match the value's."""
+    """Yield (path, leaf, entry) for each tensor and `Input` in a value that has an entry in ``spec``."""
     if isinstance(value, torch.Tensor | Input):
         if spec is not None:
             yield path, value, spec
@@ -190,7 +190,7 @@ def group_kwargs(model: torch.nn.Module, shapes: Spec) -> Spec:
 def skip_duplicate_kwargs(
     orig: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **kwargs: Argument
 ) -> Argument:
-    """Wrap torch.export's `make_constraints`, which otherwise receives inputs of ``**kwargs`` under two names."""
+    """Wrap torch.export's `make_constraints` so that it does not get each input of ``**kwargs`` under two names."""
     twice = [
         name
         for name, value in inputs.items()

@@ -70,7 +70,7 @@ def _are_same_objects(first: list[Argument], second: list[Argument]) -> bool:
 
 
 def process_restorer() -> Callable[[], None]:
-    """Return a function that reverts a trace's process-wide changes, if no other thread exports."""
+    """Return a function that reverts a trace's process-wide changes, once no other thread exports."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
     modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
     free = [place for place in (0, 1) if modes.get(place) is None]
@@ -88,7 +88,7 @@ def process_restorer() -> Callable[[], None]:
 
 
 def _fx_patch_reverter() -> Callable[[], None]:
-    """Return a function that undoes later replacements by torch.fx tracers, in `nn.Module` and elsewhere."""
+    """Return a function that restores what torch.fx tracers replace after this call, in `nn.Module` and elsewhere."""
     before = _symbolic_trace.CURRENT_PATCHER
     names = ("__call__", "__getattr__") if before is None else ()  # else what is there is another thread's
     own = {name: vars(torch.nn.Module)[name] for name in names}

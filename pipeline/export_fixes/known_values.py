@@ -77,7 +77,7 @@ class Known:
         return MAX_TRACKED_WITH_CONSTANTS if self.inputs else MAX_TRACKED
 
     def reset(self, written: frozenset[str] = frozenset()) -> None:
-        """Forget the values of the last export."""
+        """Discard what was recorded in the last export, before the next one begins."""
         self.is_of_model, self.read_buffers, self.written = True, frozenset(), written
         self.storages.clear()
         self.held_fakes.clear()

@@ -73,7 +73,7 @@ def trace_scalar_index(mode: object, func: Target, args: Argument, kwargs: Argum
 
 
 def _is_scalar(index: object) -> bool:
-    """Return whether an index is a data-dependent 0-d tensor, even if its number was read before."""
+    """Return whether an index is a 0-d tensor of data-dependent value, even if Python has read its number."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
     number = index.item_memo
@@ -86,7 +86,7 @@ def _is_basic_index(index: object) -> bool:
 
 
 def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
-    """Write at 0-d indices through a view in which the indexed dims come first."""
+    """Trace ``tensor[index] = value`` with 0-d index tensors: write to a view in which the indexed dims come first."""
     view = tensor[tuple(slice(None) if _is_scalar(each) else each for each in index)]
     dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
@@ -191,8 +191,8 @@ def istft(
     return_complex: bool = False,
 ) -> torch.Tensor:
     """istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True,
-    bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor. As ATen computes
-    it; that no sum of windows is 0 is not checked."""
+    bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor. Computed as in
+    ATen, but without its check that no sum of windows is 0."""
     hop, width = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
     spectrum = input.unsqueeze(0) if input.dim() == 2 else input
     real = spectrum.real.dtype

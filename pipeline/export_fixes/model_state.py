@@ -222,7 +222,7 @@ class _TensorBefore:
         return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
 
     def is_replaced(self, rebound: Sequence[torch.Tensor]) -> bool:
-        """Return whether the model assigned another tensor to the attribute or to the tensor's ``.data``."""
+        """Return whether the model assigned a new tensor to the attribute, or to ``.data`` of its tensor."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
 
@@ -291,7 +291,7 @@ class _ModelBefore:
         olds = {row.memory for row, _ in pairs}
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
-            """Return a tensor, cloned if a write to the buffers would change it."""
+            """Return a tensor, cloned if the write to the buffers would change it."""
             return tensor.clone() if _storage_of(tensor) in olds else tensor
 
         outputs = tree_map_only(torch.Tensor, apart, outputs)

@@ -109,8 +109,8 @@ def is_onnx(model: object) -> bool:
 
 @frozen
 class OnnxFile:
-    """The module of an ONNX file. It accepts positional inputs, and returns a dict of outputs; its weights are
-    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
+    """An ONNX file as a module that accepts positional inputs, and returns a dict of outputs; its weights are buffers.
+    ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
@@ -118,8 +118,8 @@ class OnnxFile:
 
 
 def open_onnx_model(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
-    """Return the module and inputs of an ONNX file; return any other model unchanged. Raise `ValueError` if no
-    inputs are given, and an input has dynamic sizes."""
+    """If the model is an ONNX file, return its module and inputs; return any other model unchanged. Raise `ValueError`
+    if no inputs are given, and an input has dynamic sizes."""
     if not is_onnx(model):
         return model, args
     file = read_onnx_file(model)

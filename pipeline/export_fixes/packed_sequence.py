@@ -85,7 +85,7 @@ def _pack_rows(rows: Tensor, lengths: Tensor) -> Tensor:
 
 
 def pack_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Return the packed data and the batch sizes of padded rows."""
+    """Replace ``_pack_padded_sequence``: return the packed data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
     vars(sizes)[SIZES_ATTRIBUTE] = Packed(rows, lengths, (0, 0))
@@ -140,7 +140,7 @@ def pad_rows(
 
 
 def longest_length(sizes: object) -> Argument:
-    """Return the data-dependent length of the longest row; None if these are not sizes of a packed sequence."""
+    """Return the data-dependent length of the longest row; None if ``sizes`` is not from a packed sequence."""
     packed = origin_of_sizes(sizes)
     if packed is None:
         return None

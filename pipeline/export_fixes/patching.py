@@ -25,7 +25,7 @@ from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
 
 Kernel: TypeAlias = Callable[..., Any]
 ModelCall: TypeAlias = tuple[Any, Any, Any]
-"""A call of torch that a model makes while it is traced: the function, its arguments, and those by keyword."""
+"""A call of torch in a traced model: the function, its positional arguments, and its keyword arguments."""
 PatchKind: TypeAlias = str
 """The name of a kind of trace, in which a replacement is active: see `Replacement.during`."""
 
@@ -55,8 +55,8 @@ class Replacement:
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or functionalized; the next ones
             in some exports: ``"example"``: the example decides branches; ``"called"``: ``is_exporting()`` is False in
             the model; ``"comparing"``: the example decides comparisons of sizes; ``"gpu"``: torch traces for a GPU that
-            this machine does not have; ``"modelopt"``: the model is quantized by ModelOpt. Other tables have other
-            names.
+            this machine does not have; ``"modelopt"``: the model is quantized by ModelOpt. Tables outside of this
+            package have further names.
         before: the first version of torch that does not need the patch; None: all versions need it.
         since: the first version of torch that needs the patch.
         until: the version of torch with which the row expires. With this version a test fails, until a developer
@@ -146,7 +146,7 @@ def table_text(table: Sequence[Replacement]) -> str:
 
 
 def align_columns(*rows: Sequence[str]) -> str:
-    """Return rows as the lines of a table."""
+    """Return rows of text as lines, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -204,7 +204,7 @@ class ExportNotes:
         profiles: for each profile the ranges of inputs.
         ranges: the requested minimum and maximum (None: no bound) of each symbol of the export.
         constants: the `Constant` inputs, by index.
-        tensors: the module's tensors by name. An export for another device has fake tensors in place of these.
+        tensors: the module's tensors by name, which are fake in an export for another device.
         checks: the locations of the module's checks of values, as ``file:line``; the checks are assumed to pass.
         reads: the buffers whose numbers Python read; the graph is valid for these numbers only.
         decisions: the lines where the example decided a branch; for each line, one of the last outputs checks a call.

@@ -118,7 +118,7 @@ def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
 
 
 def _has_fakes(value: object, deep: bool = True) -> bool:
-    """Return whether a value, or an object within it, is or contains a fake tensor."""
+    """Return whether a value is or contains a fake tensor; ``deep``: also search the attributes of plain objects."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True

@@ -43,7 +43,7 @@ MAX_RAISE_STEPS: Final = 80
 """The maximum number of bytecode instructions from a branch to its ``raise``: building the message may take many."""
 BRANCH_ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
 SIDE_EFFECTS: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "DELETE")
-"""Prefixes of bytecode instructions with side effects."""
+"""Prefixes of the names of bytecode instructions with side effects."""
 
 
 @define
@@ -112,7 +112,7 @@ def _as_model_code(mode: AbstractContextManager[object], function: FunctionType)
 
 
 def skip_dynamic_sample_check(orig: Callable[..., None], distribution: Argument, value: Argument) -> None:
-    """Wrap the check of a distribution's sample, which would compare dynamic sizes with 1."""
+    """Wrap ``Distribution._validate_sample``, to skip it for dynamic sizes, which it would compare with 1."""
     sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
     if all(isinstance(size, int) for size in sizes):
         orig(distribution, value)

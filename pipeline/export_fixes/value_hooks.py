@@ -45,7 +45,7 @@ def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
 def fake_buffers(
     orig: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
-    """Wrap torch.export's creation of fake parameters and buffers: attach values to buffers of few elements."""
+    """Wrap torch.export's creation of fake parameters and buffers: store the values of small buffers in them."""
     made, state = orig(mode, module), known.get()
     if state is None:
         return made
@@ -65,7 +65,7 @@ def fake_buffers(
 def fake_inputs(
     orig: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument
 ) -> Argument:
-    """Wrap torch.export's creation of fake inputs: attach values to inputs that are constants."""
+    """Wrap torch.export's creation of fake inputs: store the values of `Constant` inputs in them."""
     made, state = orig(module, args, kwargs, *rest, **options), known.get()
     values = state.inputs if state is not None else {}
     for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
@@ -98,7 +98,7 @@ def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> ob
 
 
 def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace index tensors by their known numbers. torch would specialize them to the example's values (2.11 for
+    """Replace index tensors by their known numbers, which torch would specialize to the example's values (2.11 for
     reads; 2.13 for writes, and for reads with other index tensors)."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         args = (args[0], map_index(args[1], _known_index), *args[2:])

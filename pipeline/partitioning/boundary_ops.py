@@ -26,8 +26,8 @@ def operators_cheaper_in_torch(
 ) -> dict[int, int]:
     """Return the operators that PyTorch should run, each with the number of bytes saved by moving its group.
 
-    An engine with at least ``min_size`` operators retains that many, or loses all. ``moved_before``: the operators
-    that earlier calls of this function moved to PyTorch.
+    An engine with at least ``min_size`` operators keeps at least ``min_size``, or loses all. ``moved_before``: the
+    operators that earlier calls of this function moved to PyTorch.
     """
     sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(moved_before))
     room = engine_sizes(units, in_torch, levels)
@@ -70,7 +70,7 @@ def _move_best_group(flow: Flow, units: Units, sides: OperatorSides, start: int)
 
 
 MAX_MOVED_TOGETHER = 32
-"""The maximum number of operators that are moved together."""
+"""The maximum number of operators that `_move_best_group` moves together."""
 
 
 def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: int) -> Iterator[int]:

@@ -20,8 +20,8 @@ NumberedSegment: TypeAlias = tuple[bool, tuple[int, ...]]
 
 @frozen
 class SegmentPlan:
-    """Groups of operators (by number) in the order in which they run, each with whether it is an engine; and for each
-    operator outside engines the reason."""
+    """The segments in the order in which they run, and for each operator (by number) that runs in PyTorch the
+    reason."""
 
     groups: tuple[NumberedSegment, ...]
     reasons: Mapping[int, str]

@@ -108,7 +108,7 @@ def _build_values(
 
 
 def _invert_edges(edges: Iterable[Iterable[int]], count: int) -> Edges:
-    """Invert edges: return for each number below ``count`` the positions that have an edge to it."""
+    """Invert edges between numbers: return, for each number below ``count``, the numbers that have an edge to it."""
     found: list[list[int]] = [[] for _ in range(count)]
     for at, ends in enumerate(edges):
         for end in ends:
@@ -133,8 +133,8 @@ def copied_nodes(program: Program, supported: Callable[[Node], bool]) -> frozens
 
 
 def operands(node: Node) -> Iterator[Node]:
-    """Yield the tensors and symbolic ints that a node reads. Other numbers are skipped: each segment that needs them
-    reads them from tensors again."""
+    """Yield the tensors and symbolic ints that a node reads, and those behind any float that it reads: each segment
+    that needs a float computes it again."""
     waiting = node.all_input_nodes[::-1]
     while waiting:
         source = waiting.pop()

@@ -103,8 +103,8 @@ class RegisterValues:
         return "behind" if others else "reduced" if reduced else None
 
     def _reduced_shape(self, node: torch.fx.Node) -> Shape | None:
-        """Return the shape of the elements from which a value was reduced, whose threads may store the value; None if
-        there is not exactly one such shape."""
+        """Return the shape of the elements from which a value was reduced, if there is exactly one such shape; else
+        None."""
         if self._roles[node] != "reduced":
             return None
         if has_reduction(node):

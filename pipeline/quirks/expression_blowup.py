@@ -106,7 +106,7 @@ def inlined_sum_length(node: torch.fx.Node) -> int | None:
 
 
 def _reduced_length_if_small(node: torch.fx.Node) -> int | None:
-    """Return the number of elements reduced over the second argument, ``dim``; None if it is large or dynamic."""
+    """Return the number of elements reduced over the second argument, ``dim``; None if it is above `FEW` or dynamic."""
     shape, dims = node_shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:

@@ -218,8 +218,8 @@ def _reads_unset_registers(source: bytes) -> bool:
 
 
 def _find_matches(pattern: re.Pattern[bytes], prefix: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
-    """Yield the matches of a pattern that begins with ``prefix``. Searching the plan's weights for a literal is twice
-    as fast as for a pattern: 0.02 s for 100 MB."""
+    """Yield the matches in a plan of a pattern that begins with ``prefix``. Searching the plan's weights for a literal
+    is twice as fast as for a pattern: 0.02 s for 100 MB."""
     at = plan.find(prefix)
     while at >= 0:
         found = pattern.match(plan, at)

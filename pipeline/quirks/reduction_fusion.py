@@ -27,7 +27,7 @@ def has_reduction(node: torch.fx.Node) -> bool:
 
 
 def keeps_positions(node: torch.fx.Node) -> bool:
-    """Return whether an operator may be elementwise, or leaves elements at their positions."""
+    """Return whether each result element depends only on input elements at its own position, or may do so."""
     if node.target is operator.getitem or is_pointwise(node) or is_move(node):
         return True
     given = node.all_input_nodes
@@ -48,7 +48,7 @@ ADDING: Final[Mapping[object, int]] = {
 
 
 def expandable_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the inputs that an operator broadcasts, if they can be expanded before the operator instead."""
+    """Return the inputs that an operator broadcasts and that could be expanded to its shape beforehand."""
     given, size = node.all_input_nodes, node_shape(node)
     if not is_pointwise(node):
         added: Argument = ADDING.get(node.target)

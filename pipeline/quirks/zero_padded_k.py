@@ -24,11 +24,11 @@ from pipeline.quirks.reduction_fusion import ADDING
 SOME: Final = 0.7
 """The number that stands for an unknown element of a constant in these evaluations."""
 WITHIN: Final = 32
-"""The maximum number of elementwise operators before a matmul that are evaluated."""
+"""The maximum number of elementwise operators before a matmul that `padded_values` evaluates."""
 
 
 def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the matmuls to which padding with zeros may add a nonzero term."""
+    """Yield the matmuls whose result may change if TensorRT pads the contracted dim with zeros."""
     for node in segment.nodes:
         if factors := _matmul_operands(node):
             values = [padded_values(x, segment.names, segment.constants) for x in factors]
@@ -83,7 +83,7 @@ def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: S
 
 
 def _elementwise_chain(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
-    """Return a node and the elementwise operators and views that compute it."""
+    """Return the chain of elementwise operators and views that computes a node, including the node."""
     found, waiting = set[torch.fx.Node](), [node]
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()

@@ -198,7 +198,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrow_range(old: Range, name: str, relation: Relation) -> Range:
-    """Return the range from the first to the last value that meets the relation; the same range if no value does."""
+    """Return a range narrowed to the first and last value that meet the relation; the old range if no value does."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({name: v})), None)
@@ -293,7 +293,7 @@ def compile_expression(expr: object) -> Callable[[Mapping[str, int]], Any]:
 
 
 def evaluate_size(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """Return the value of a size for these values of the symbols. Takes about 1 µs, for an int or symbol none."""
+    """Return the value of a size for these values of the symbols. Takes about 1 µs, less for an int or a symbol."""
     return int(evaluate_number(expr, sizes))
 
 

@@ -46,7 +46,7 @@ UNBOUNDED_DATA_SIZE = 1024
 """The smallest ``max`` of an unbounded data-dependent size, whatever its size in the example."""
 
 VALUE_SIZED: Final = frozenset({aten.bincount.default, aten.one_hot.default, aten.repeat_interleave.Tensor})
-"""Operators whose result size depends on the values of their input: their maximum or their sum."""
+"""Operators whose result size is the maximum or the sum of an input's values."""
 
 ONE_SIZE_HINT = "pass it as a static size, or change the model so that it accepts other sizes"
 
@@ -327,7 +327,7 @@ def _run_on_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -
 
 
 def _max_selected_elements(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the most elements that an operator can select from its inputs; None if their values decide that."""
+    """Return the maximum number of elements that an operator selects from its inputs; None if values decide it."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in VALUE_SIZED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]

@@ -57,7 +57,7 @@ MASKS = "transformers/masking_utils.py:_preprocess_mask_arguments"
 the batch, which does not change the result."""
 
 data_dependent_errors: ContextVar[list[Exception] | None] = ContextVar("data-dependent errors", default=None)
-"""Collects torch's errors about data-dependent conditions, even if other code catches them."""
+"""Collects torch's errors about data-dependent conditions during a trace, even if other code catches them."""
 
 _model_conditions: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 

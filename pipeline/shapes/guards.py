@@ -27,11 +27,11 @@ _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2
 """Suffixes of code locations: torch's functions that choose the memory layout of a Fourier transform's result."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
-"""The terms of a sum, each with its integer coefficient; proportional sums have equal terms."""
+"""The terms of a sum, each with its integer coefficient, divided by their common factor."""
 
 
 def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions on sizes on which the graph depends. The graph's nodes must have fake tensors."""
+    """Yield the conditions on sizes under which a traced graph is valid. The graph's nodes must have fake tensors."""
     mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     if mode is None or mode.shape_env is None:
         return

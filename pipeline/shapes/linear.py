@@ -27,8 +27,8 @@ def solve_for(expr: object, name: str, value: int) -> int | None:
 
 
 def inverse_text(expr: object, name: str, size: str) -> list[str]:
-    """Return Python code that computes the symbol from an input size that is linear in it (``x.shape[1] // 4``); empty
-    if the expression is not linear."""
+    """Return Python code that computes a symbol from an input's ``size`` that is linear in the symbol (``x.shape[1] //
+    4``); empty if the expression is not linear."""
     line = linear_coefficients(expr, name)
     if line is None:
         return []

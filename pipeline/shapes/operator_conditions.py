@@ -67,7 +67,7 @@ def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _attention_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions that an attention has as many values as keys, which torch.export does not check."""
+    """Yield that each attention has as many values as keys, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
@@ -76,7 +76,7 @@ def _attention_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions that a mask has the sizes of the mutated tensor; torch.export checks that only for reads."""
+    """Yield that each mask used as an index of a write has the tensor's sizes; torch.export checks only reads."""
     for node in graph.nodes:
         if node.target in WRITES:
             sizes, dim = shape_of(argument(node, "self").meta["val"]), 0
@@ -90,7 +90,7 @@ def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions under which ``is_causal`` has no effect on a single query: there is only one key."""
+    """Yield that a causal attention with one query has one key: only then it may ignore ``is_causal``."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))

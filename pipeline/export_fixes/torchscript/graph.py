@@ -34,11 +34,11 @@ class SourceLocation:
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
 
     def with_trace(self, trace: str) -> SourceLocation:
-        """Return the location with another stack trace."""
+        """Return a copy of the location with this stack trace."""
         return SourceLocation(trace or self.trace, self.modules)
 
     def within_module(self, path: str, kind: str) -> SourceLocation:
-        """Return the location within a module that is called here."""
+        """Return a location inside a module that is called here, given the module's path and class."""
         return SourceLocation(self.trace, FrozenDict({**self.modules, path: kind}))
 
     @property
@@ -48,7 +48,7 @@ class SourceLocation:
 
     @property
     def meta(self) -> dict[str, TorchIR]:
-        """The ``meta`` of the torch.fx nodes for this location."""
+        """The location as ``meta`` of torch.fx nodes: stack trace and enclosing modules."""
         stack = {path: (path, name) for path, name in self.modules.items()}
         return {"nn_module_stack": stack, **({"stack_trace": self.trace} if self.trace else {})}
 
@@ -138,7 +138,7 @@ def read_graph(script: TorchIR, method: str = "forward") -> Graph:
 
 @frozen(eq=False)
 class _Receiver:
-    """A script module, and its path in the outermost module."""
+    """A script module whose method is called, and its path in the outermost module."""
 
     path: str
     script: TorchIR

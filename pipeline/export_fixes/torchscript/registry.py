@@ -49,7 +49,7 @@ class Call:
         return self.node.location.where
 
     def error(self, why: str, hint: str = "") -> CaptureError:
-        """Return the error for a node that cannot be evaluated: its kind, file and line, and why."""
+        """Return the error for a node that cannot be evaluated, with the node's kind and line, and ``why``."""
         at = f" ({self.where})" if self.where else ""
         return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
 
@@ -85,7 +85,7 @@ class Evaluators(Mapping[str, Evaluator]):
         return Evaluators({**self.without(key).table, key: evaluator})
 
     def without(self, key: str) -> Evaluators:
-        """Return evaluators without those of an operator, ``aten::add``, or of one overload, ``aten::add.int``."""
+        """Return a copy without the evaluators of an operator, ``aten::add``, or of one overload, ``aten::add.int``."""
         return Evaluators({k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")})
 
     def find(self, node: Node) -> Evaluator | None:
