@@ -1,8 +1,8 @@
 """Replace ``as_strided`` of contiguous tensors by views.
 
 ``as_strided`` indexes a tensor's memory, not its elements: applied to ``x.mT``, it reads the rows of ``x``. A tensor in
-an engine may have another memory layout than in the example. So the replacing view reads the tensor that owns the
-memory (``x``), with its dims permuted to the order of the example's strides.
+an engine may have another memory layout than in the example. So the view that replaces ``as_strided`` reads the tensor
+that owns the memory (``x``), with its dims permuted to the order of the example's strides.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def fill_rule(operator: Rule) -> Rule:
 
 
 def complex_zeros(size: Argument, *, device: torch.device | None = None, **options: object) -> Pair:
-    """Return complex zeros, also for uninitialized tensors (``empty``)."""
+    """Return complex zeros in place of an uninitialized tensor (``empty``)."""
     return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
 

@@ -143,7 +143,7 @@ def _element_count(value: object) -> int | None:
 
 
 def _dependencies_first(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield a node's dependencies, then the node. It is no recursive function, since graphs are deep."""
+    """Yield a node's dependencies, then the node. Not recursive, since graphs are deep."""
     stack, seen = [(node, iter(node.all_input_nodes))], {node}
     while stack:
         current, rest = stack[-1]

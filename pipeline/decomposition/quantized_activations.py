@@ -2,8 +2,8 @@
 
 A cast to E4M3 becomes a floating-point quantize/dequantize pair of scale 1, if its readers cast the value back,
 directly or after moving elements; these readers then read the pair. A cast with any other reader, such as a model
-output, stays. INT8 values between rounding and matmul are computed in int32, in which values clamped to INT8's range
-are the same. Operators that only move such values run in int32, too.
+output, stays. A cast of clamped values to INT8 becomes a cast to int32, which holds the same values. Operators that
+only move such values run in int32, too.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ which are merged if they read the same rows.
 The builder itself merges matmuls of the same tensor (by the weights of query, key and value, say), and dequantizes
 their weights for that: either during the build, which loses the saving, or in a separate kernel. One matmul with
 concatenated columns reads quantized values instead. Matmuls of tensors with more than two dims are fused for some sizes
-only. RTX 1.6 dequantizes separately if a permutation returns the rows, as for the result of an attention or for several
-batches, but not after a layer that takes the maximum of the rows and themselves. The single-row kernel (GEMV) supports
+only. RTX 1.6 dequantizes in a separate kernel if a permutation returns the rows (an attention's result, several
+batches), but not if the maximum of the rows with themselves is taken first. The single-row kernel (GEMV) supports
 neither INT8 nor FP8: the matmul runs on two equal rows instead, and the result is their mean.
 """
 

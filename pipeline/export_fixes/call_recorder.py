@@ -171,7 +171,7 @@ def _nest_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
 
 
 def _are_compatible(first: Leaf, second: Leaf) -> bool:
-    """Return whether one program can accept both values of an input: values, sizes and ints that may differ."""
+    """Return whether one program can accept both values of an input: only sizes and ints from 0 on may differ."""
     if isinstance(first, TensorKind) and isinstance(second, TensorKind):
         return first.dtype == second.dtype and len(first.shape) == len(second.shape)
     if type(first) is type(second) is int:

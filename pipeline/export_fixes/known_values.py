@@ -200,7 +200,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 @contextmanager
 def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context in which an operator's tensors have no known values; an in-place operator discards them."""
+    """Return a context that hides the known values of an operator's tensors; an in-place operator discards them."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:
@@ -229,7 +229,7 @@ def device_of(leaves: Sequence[object]) -> torch.device:
 
 
 def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
-    """Return a fake tensor on a device that stores this value. On the CPU, views of one value share memory."""
+    """Return a fake tensor on a device that stores this value. On the CPU, fakes share memory as values do."""
     if device.type == "cpu":
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     with no_dispatch():

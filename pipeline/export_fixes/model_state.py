@@ -216,7 +216,7 @@ class _TensorBefore:
 
     @classmethod
     def of(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _TensorBefore:
-        """Return the record of the tensor ``space[name]``. ``is_buffer``: a call may write it, as inputs."""
+        """Return the record of the tensor ``space[name]``. ``is_buffer``: whether a call may write it."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
         return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)

@@ -13,8 +13,8 @@ def split_evenly(flow: Flow, units: Units, operators: Sequence[int], count: int)
     """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which the
     groups run.
 
-    A cut is less than half a group away from an even split, at the position with the fewest crossing bytes; of several
-    such positions, at the nearest to the even split. Patterns that TensorRT fuses are not split.
+    Each cut is at the position with the fewest crossing bytes that is less than half a group away from an even split;
+    of several such positions, the nearest to the even split. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))

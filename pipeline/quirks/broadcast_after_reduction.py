@@ -37,7 +37,7 @@ def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 class RegisterValues:
-    """The values of a segment that kernels may store in registers. Equal computations are one node, as in TensorRT."""
+    """The values of a segment that kernels may store in registers. Equal computations count as one node."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._first: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -70,8 +70,8 @@ class RegisterValues:
                 self._shifting.add(node)
 
     def may_contain(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Return whether a kernel may store an input that a node broadcasts in registers: an element in each thread, or
-        a value that shifts the elements that it was reduced from and is broadcast to other elements."""
+        """Return whether a kernel may keep ``operand``, which ``node`` broadcasts, in registers: one element in each
+        thread, or a result that shifts the elements from which it was reduced and is broadcast to other elements."""
         first = self._representative(operand)
         if first in self._kept:
             return True

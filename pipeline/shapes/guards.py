@@ -54,8 +54,8 @@ def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def count_specialized_numbers(graph: torch.fx.Graph) -> int:
-    """Return how many ints, computed by the model from quotients of sizes, the trace specialized, such as
-    ``int(h // 14)``. Quotients of sizes that the requested dims make proportional are numbers anyway."""
+    """Return how many ints that the model computes from quotients of sizes (``int(h // 14)``) the trace made constant,
+    except quotients of proportional sizes, which are constant."""
     mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
@@ -106,8 +106,9 @@ class Layouts:
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """The differences between a dim's stride and another dim's extent, in all tensors: einsum and similar operators
-        may merge any two dims. Which of two equivalent conditions torch records depends on Python's hashes."""
+        """The differences between one dim's stride and another's extent, which are 0 if the dims can be merged: of all
+        tensors, since einsum may merge any two dims. Python's hashes decide which of two equal conditions torch
+        records."""
         tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
