@@ -179,7 +179,7 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
 
 
 def _dtype_sources(misfit: DtypeViolation) -> set[str]:
-    """Return the placeholders that determine a value's dtype."""
+    """Return the names of the placeholders that give the value of a `DtypeViolation` its wrong dtype."""
     seen, todo = set[torch.fx.Node](), [misfit.value]
     while todo:
         node = todo.pop()

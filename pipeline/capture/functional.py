@@ -176,7 +176,7 @@ def _unbacked_symbols(node: torch.fx.Node) -> set[object]:
 
 @contextmanager
 def _hide_symbol_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Return a context that hides which nodes introduced data-dependent symbols, so that they can be traced again."""
+    """Return a context that hides which nodes introduced data-dependent symbols, so that torch can trace them again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
     def bind() -> None:

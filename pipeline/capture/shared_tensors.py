@@ -61,7 +61,7 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], written: Mapping[str, st
     """Raise an error if a model writes one of its tensors and reads another tensor in the same memory.
 
     Raises:
-        CaptureError: it does. A program stores each tensor separately, so the write would not change the second.
+        CaptureError: the model does so. A program stores tensors apart, so the write would not change the second one.
     """
     for name, line in written.items():
         for other in read:

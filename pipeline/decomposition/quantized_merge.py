@@ -66,7 +66,7 @@ def _multiply_unflattened(edit: GraphEdit, product: Node) -> None:
 
 
 def _can_merge(edit: GraphEdit, product: Node) -> bool:
-    """Return whether a matmul may be merged: it alone reads its weight, scales are per column, ``x`` is not a pair."""
+    """Return whether a matmul may be merged: it alone reads its weight, scales are per column, ``x`` is unquantized."""
     x, weight = product.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False

@@ -107,8 +107,7 @@ class Layouts:
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
         """The differences between one dim's stride and another's extent, which are 0 if the dims can be merged: of all
-        tensors, since einsum may merge any two dims. Python's hashes decide which of two equal conditions torch
-        records."""
+        tensors, since einsum merges any dims. Python's hashes decide which of two equal conditions torch records."""
         tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)

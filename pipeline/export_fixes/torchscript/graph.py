@@ -224,8 +224,7 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def read_node(self, node: TorchIR, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """Convert a node to a record; store a tensor constant (not a number) in ``constants`` instead, and return
-        None."""
+        """Convert a node to a record, or store a tensor constant (not a number) in ``constants`` and return None."""
         _record_submodule(node, scope.receivers)
         kind = node.kind()
         attributes = _attributes(node, kind)

@@ -115,7 +115,7 @@ def _has_type(value: Value, kind: ast.expr) -> bool:
 
 
 def _has_generic_type(name: str, value: Value, kinds: list[ast.expr]) -> bool:
-    """Return whether a value has a generic type, such as ``List[int]``."""
+    """Return whether a value has a generic TorchScript type, such as ``List[int]``, by its name and arguments."""
     if name == "Optional":
         return value is None or _has_type(value, kinds[0])
     if name == "Union":
