@@ -1,1 +1,1 @@
-"""Capture a module or ``ExportedProgram`` as a ``Program``; `export_fixes` exports modules."""
+"""Capture a module or ``ExportedProgram`` as a ``Program``; the package `export_fixes` exports modules."""

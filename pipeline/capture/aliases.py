@@ -22,18 +22,18 @@ NEVER_RETURN_INPUT = (
     *(Kind.PROJECTS, Kind.CONVOLVES, Kind.ATTENDS, Kind.RECURS),
     *(Kind.NORMALIZES, Kind.SCALES, Kind.SOFTENS, Kind.RESAMPLES),
 )
-"""Kinds of composite operators that never return their input; others may, whatever their schema says."""
+"""Kinds of composite operators that never return their input; other composites may, even if their schema denies it."""
 
 
 class UnknownAliasError(PipelineError):
-    """The graph does not determine which memory is written to."""
+    """Raised if a graph does not determine which tensors share the memory that an operator writes to."""
 
     def __init__(self, node: object) -> None:
         super().__init__(f"{node} shares memory in a way that no rule covers")
 
 
 def may_alias(node: Node) -> bool:
-    """Return whether the node's value may share memory with its input."""
+    """Return whether a node's result may share memory with one of its inputs."""
     target = node.target
     if node.op != "call_function":
         return True
@@ -60,7 +60,7 @@ def nodes_in_written_memory(graph: torch.fx.Graph) -> set[Node]:
 
 
 def _find_root(above: dict[Node, Node], node: Node) -> Node:
-    """Return the representative of a node's set, as in union-find with path halving."""
+    """Return the representative of the nodes that may share memory with a node, as in union-find with path halving."""
     while above[node] is not node:
         above[node] = node = above[above[node]]
     return node
@@ -76,7 +76,7 @@ def view_of(node: Node, mode: FakeTensorMode) -> View | None:
     """Describe a node as a view of another node; return None if the node has memory of its own.
 
     Raises:
-        Unknown: the node shares memory by an operator without a rule.
+        UnknownAliasError: the node shares memory by an operator without a rule.
     """
     if node.op != "call_function" or not may_alias(node) or node.target in MULTI_VIEW_OPERATORS:
         return None
@@ -98,8 +98,8 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
 
 
 def _aliased_input_and_result(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
-    """Run a call on fake tensors; return the input with which its result shares memory, and the result. The call
-    uses torch's C++ kernels, as eager does: its Python kernels copy where dropout returns its input."""
+    """Run a node's operator on fake tensors; return the input (or None) with which the result shares memory, and the
+    result. The C++ kernels of eager run, since torch's Python kernel copies where dropout returns its input."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     with torch.no_grad(), suppress_guards(mode), ignore_new_symbols(mode):
         try:
@@ -122,6 +122,6 @@ def _has_same_layout(value: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def storage_id(tensor: torch.Tensor) -> int | None:
-    """Return the storage of a plain or fake tensor; None for sparse tensors and wrappers of ``torch.func``."""
+    """Return an id of a tensor's storage; None for sparse tensors and wrappers of ``torch.func``, which have none."""
     has_storage = tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
     return int(tensor.untyped_storage()._cdata) if has_storage else None

@@ -1,8 +1,8 @@
 """Replace ``as_strided`` of contiguous tensors by views.
 
 ``as_strided`` indexes a tensor's memory, not its elements: applied to ``x.mT``, it reads the rows of ``x``. A tensor in
-an engine may have another memory layout than in the example. So the replacing view reads the tensor that owns the
-memory (``x``), with its dims permuted to the order of the example's strides.
+an engine may have another memory layout than in the example. So the view that replaces ``as_strided`` reads the tensor
+that owns the memory (``x``), with its dims permuted to the order of the example's strides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.errors import CaptureError, source_line_in
 from pipeline.shapes.environment import expression, shape_of
 
 AS_STRIDED: Final = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
-"""Operators that take sizes, strides and an offset last."""
+"""The ``as_strided`` operators, whose last arguments are sizes, strides and a storage offset."""
 HINT: Final = "use unfold() for windows of a tensor, or call contiguous() before as_strided"
 
 
@@ -52,14 +52,14 @@ def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, 
 
 
 class _AsStridedRewriter:
-    """Copies a graph, and replaces ``as_strided``. ``taken``: the names of the copied nodes."""
+    """Copies a graph, and replaces each ``as_strided`` node. ``names``: the names that are in use."""
 
     def __init__(self, names: set[str]) -> None:
         self.graph, self.names = torch.fx.Graph(), names
         self.env: dict[Node, Node] = {}
 
     def copy_node(self, node: Node) -> Node:
-        """Copy a node; an ``as_strided`` node reads the tensor that owns its input's memory."""
+        """Copy a node; an ``as_strided`` node then reads the tensor that owns the memory of its input."""
         made = copy_node(node, self.graph, self.env.__getitem__)
         if node.target not in AS_STRIDED or _is_contiguous(node):
             return made
@@ -81,7 +81,7 @@ class _AsStridedRewriter:
         return self.permute(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
     def permute(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
-        """Return a value with its dims permuted."""
+        """Return a node with its dims permuted; the node itself if the order is unchanged."""
         if list(dims) == sorted(dims):
             return value
         made = self.graph.call_function(aten.permute.default, (value, list(dims)))
@@ -90,13 +90,13 @@ class _AsStridedRewriter:
 
 
 def _is_contiguous(node: Node) -> bool:
-    """Return whether a node's input is contiguous and covers its whole memory."""
+    """Return whether the input of an ``as_strided`` node is contiguous and covers its whole memory."""
     value = argument(node, "self").meta["val"]
     return _dims_by_stride(value) == [*range(value.dim())]
 
 
 def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
-    """Return the node that covers the whole memory of another node, and the order of its dims in memory."""
+    """Return the node that covers the whole memory of ``source``, and the order of the node's dims in memory."""
     memory, node = _storage_key(source), source
     while (order := _dims_by_stride(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _storage_key(given) == memory]
@@ -107,7 +107,7 @@ def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
 
 
 def _storage_key(node: Node) -> tuple[int | None, torch.dtype] | None:
-    """Return the memory of a tensor, and its dtype."""
+    """Return the id of a node's storage and its dtype, a key for tensors in one memory; None if it has no storage."""
     value = node.meta.get("val")
     return (storage_id(value), value.dtype) if isinstance(value, torch.Tensor) else None
 

@@ -1,6 +1,6 @@
 """Capture an ``nn.Module``, ``ExportedProgram``, TorchScript or ONNX file as a ``Program``.
 
-`export_fixes` exports modules; a user's ``ExportedProgram`` is used as it is. The arguments are not changed.
+The package `export_fixes` exports modules; a user's ``ExportedProgram`` is used as it is. No argument is changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any] | str | os.PathLike[str]"
-"""What can be captured."""
+"""The types of models that `capture` accepts; a string or path names an ONNX file."""
 
 
 @interruptible
@@ -59,13 +59,13 @@ def capture(
             branches as on a GPU. The model and the inputs are not moved. None: ``settings.device``.
         output_names: the names of the outputs, in order. None: their keys in the model's return value (``logits``,
             ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` for a position in a tuple.
-        profiles: several ``dynamic_shapes``, of which each call must fit one; the model is captured once for all.
+        profiles: several ``dynamic_shapes``; each call must fit one of them. The model is captured once for all.
 
     Raises:
         CaptureError: torch.export cannot capture the module (the error contains its message), a weight has no value, or
             a TorchScript node is not supported (the message names the node, file and line).
         DtypeError: an input has a wrong dtype for the model; the message names the input and the expected dtype.
-        TypeError: ``model`` is none of these, or ``forward`` does not accept these inputs.
+        TypeError: ``model`` has none of these types, or ``forward`` does not accept these inputs.
         ValueError: ``dynamic_shapes`` names a missing input or dim; inputs that are passed with an ExportedProgram do
             not fit it; the number of ``output_names`` is wrong.
     """
@@ -87,7 +87,7 @@ def capture(
 
 
 def _add_numbers(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the values of the buffers whose numbers Python read."""
+    """Return the program with the buffer values that Python read as numbers, for which alone its graph is valid."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in buffer_numbers(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))

@@ -1,4 +1,4 @@
-"""A Dynamo graph as a module, which is captured with the size ranges that Dynamo knows."""
+"""Wrap a Dynamo graph in a module, which is captured with the size ranges that Dynamo knows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pipeline.shapes.from_export import UNBOUNDED_FACTOR
 
 
 class NotCapturedError(PipelineError):
-    """A graph cannot be captured, for this reason, at this line."""
+    """Raised if a Dynamo graph cannot be captured; the message contains the reason and the user's line."""
 
 
 class DynamoGraph(torch.nn.Module):
-    """Dynamo's graph as a module that contains its weights and floats; the other tensors and integers are arguments.
+    """Dynamo's graph as a module that contains the weights and constant numbers; other tensors and ints are its inputs.
     ``values``: the arguments in the call that triggered the compilation."""
 
     def __init__(self, graph_module: GraphModule, values: Mapping[Node, Argument], weights: Sequence[Node]) -> None:
@@ -57,7 +57,7 @@ class DynamoGraph(torch.nn.Module):
         return self.run_graph(*(known[node] for node in self.values))
 
     def capture_program(self, settings: CompilationSettings) -> Program:
-        """Return the graph, captured with the ranges of its sizes."""
+        """Capture Dynamo's graph as a program, with Dynamo's ranges of its sizes."""
         dims: dict[str, Argument] = {}
         shapes = tuple(_export_dims(node, dims) for node in self.inputs)
         examples = [_example_value(self.values[node]) for node in self.inputs]
@@ -73,7 +73,7 @@ class DynamoGraph(torch.nn.Module):
             raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
 
     def add_size_guards(self, program: Program) -> None:
-        """Add the program's conditions on sizes to Dynamo's guards, by comparing Dynamo's symbolic sizes."""
+        """Evaluate the program's size conditions on Dynamo's symbolic sizes, so that Dynamo adds them to its guards."""
         known: dict[str, Argument] = {}
         for port, node in zip(program.inputs, self.inputs, strict=True):
             exprs = port.shape if port.kind == "tensor" else (port.value,)
@@ -98,7 +98,7 @@ def _graph_results(module: GraphModule, *args: Argument) -> Argument:
 
 
 class _GraphInterpreter(Interpreter):
-    """An interpreter of Dynamo's graph, in which each traced node has the user's line from which it comes."""
+    """An interpreter of Dynamo's graph that gives each traced node the user's source line."""
 
     def run_node(self, n: Node) -> Argument:
         provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
@@ -121,25 +121,25 @@ class _GraphInterpreter(Interpreter):
 
 
 _FAILED_LINE: Final = "_pipeline_place"
-"""The attribute of an exception with the user's line that failed."""
+"""The attribute of an exception that stores the user's source line of the node that raised it."""
 
 
 class _FloatWithItem(float):
-    """A float in place of the tensor that Dynamo passes for it."""
+    """A float with an ``item`` method, which replaces the 0-d tensor that Dynamo passes for a float."""
 
     def item(self) -> float:
         return float(self)
 
 
 class _IntWithItem(int):
-    """An integer in place of the tensor that Dynamo passes for it."""
+    """An int with an ``item`` method, which replaces the 0-d tensor that Dynamo passes for an int."""
 
     def item(self) -> int:
         return int(self)
 
 
 def _number_of_tensor(node: Node) -> float | int | None:
-    """Return the number that Dynamo passes as a 0-d tensor, which adds a guard; None for an ordinary tensor."""
+    """Return the number that an input's 0-d tensor stands for in Dynamo's graph; None for an ordinary tensor."""
     if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
         return None
     items: list[Argument] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
@@ -151,19 +151,19 @@ def _number_of_tensor(node: Node) -> float | int | None:
 
 
 def _is_combined_with_tensor(number: Node, user: Node) -> bool:
-    """Return whether a node combines a tensor and this number, so that the number needs no tensor."""
+    """Return whether a node also reads a tensor with dims, so that it accepts a Python number for ``number``."""
     tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
 
 def _symbolic_sizes(node: Node) -> Sequence[Argument]:
-    """Return Dynamo's sizes of a tensor input, or the number for a number input."""
+    """Return the symbolic sizes that Dynamo has for a tensor input, or the symbolic number of a number input."""
     value = node.meta["example_value"]
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
 def _is_dynamic_argument(value: object) -> bool:
-    """Return whether a value is a tensor or a symbolic number. torch treats 0 and 1 as constants."""
+    """Return whether a value is a tensor or a symbolic int above 1; torch treats 0 and 1 as constants."""
     return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _example_value(value) > 1)
 
 
@@ -177,7 +177,7 @@ def _example_value(value: object) -> Argument:
 
 
 def _export_dims(node: Node, dims: dict[str, Argument]) -> object:
-    """Return torch.export's dims for an input; sizes with the same Dynamo symbol share a ``Dim``."""
+    """Return the ``dynamic_shapes`` entry for an input; sizes with the same Dynamo symbol share a ``Dim``."""
     if not isinstance(node.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC
     sizes = {dim: size for dim, size in enumerate(_symbolic_sizes(node)) if isinstance(size, torch.SymInt)}
@@ -185,7 +185,7 @@ def _export_dims(node: Node, dims: dict[str, Argument]) -> object:
 
 
 def _make_dim(size: torch.SymInt) -> Dim:
-    """Return a ``Dim`` with Dynamo's range, or with the default range if there is no upper bound."""
+    """Return a ``Dim`` with Dynamo's range of a size, or with a default maximum if the range has no upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
     high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _example_value(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

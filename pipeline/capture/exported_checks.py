@@ -31,7 +31,7 @@ def check_export(
     profiles: Sequence[Spec] | None,
     device: str | None,
 ) -> ExportNotes:
-    """Return the notes for a user's ``ExportedProgram``: the inputs that are passed with it, and their profiles.
+    """Check a user's ``ExportedProgram``, and return its `ExportNotes`: the inputs passed with it, and their profiles.
 
     Raises:
         TypeError: constants or ``dynamic_shapes`` are passed, which only `torch.export.export` can apply.
@@ -61,7 +61,7 @@ def check_export(
 def flatten_inputs(
     exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
-    """Return the inputs that are passed with an ExportedProgram, in its order, and their requested ranges by symbol.
+    """Return the leaves of the inputs passed with an ExportedProgram, in its order, and their ranges by symbol.
 
     Raises:
         TypeError: their structure differs from that of the exported inputs.
@@ -108,7 +108,7 @@ def _warn_of_shared_inputs(exported: ExportedProgram) -> None:
 def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
     """Raise `ValueError` if an input differs in dtype or rank from the exported input, or exceeds its size ranges.
 
-    A range from 2 on includes 1: torch.export does not distinguish the two, and its module accepts both.
+    A range that begins at 2 includes 1, since torch.export treats both minimums alike, and its module accepts size 1.
     """
     was = _exported_input(expected, exported)
     fits = (
@@ -137,7 +137,7 @@ def _exported_input(value: torch.Tensor, exported: ExportedProgram) -> Input:
 
 
 def check_dtypes(program: Program, _: ExportNotes) -> Program:
-    """Return the program if eager accepts its dtypes; torch's fake tensors accept more combinations.
+    """Return the program unchanged if eager accepts its dtypes; torch's fake tensors accept more combinations.
 
     Raises:
         DtypeError: an input has a wrong dtype; the message names the input, the operator and its line.
@@ -159,7 +159,7 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
 
 
 def check_resizes(program: Program, _: ExportNotes) -> Program:
-    """Return the program if it does not resize an input or buffer, as torch resizes ``out=`` tensors of another size.
+    """Return the program unchanged if it resizes no input or buffer, as torch resizes ``out=`` tensors of another size.
 
     Raises:
         CaptureError: the program resizes an input or buffer.
@@ -179,7 +179,7 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
 
 
 def _dtype_sources(misfit: DtypeViolation) -> set[str]:
-    """Return the placeholders that determine a value's dtype."""
+    """Return the names of the placeholders that give the value of a `DtypeViolation` its wrong dtype."""
     seen, todo = set[torch.fx.Node](), [misfit.value]
     while todo:
         node = todo.pop()

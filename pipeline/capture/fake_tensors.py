@@ -1,4 +1,4 @@
-"""Compute the fake tensor of a new node, without side effects on the symbols of the program."""
+"""Compute the fake tensor of a new node, without adding guards or symbols to the program's ``ShapeEnv``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.shapes.environment import expression, shape_of
 
 
 def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
-    """Return the fake mode of the graph's fake tensors."""
+    """Return the ``FakeTensorMode`` of a graph's fake tensors."""
     values = (node.meta.get("val") for node in graph.nodes)
     return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
 
@@ -36,14 +36,14 @@ def ignore_new_symbols(mode: FakeTensorMode) -> AbstractContextManager[Argument]
 
 
 def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Argument) -> Argument:
-    """Return the fake result of a call, from the fake values of the nodes among its arguments."""
+    """Run an operator on the fake values of the nodes among its arguments, and return the fake result."""
     args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
     with torch.no_grad(), suppress_guards(mode), enable_python_dispatcher():  # as in torch.export
         return target(*args, **kwargs)
 
 
 def argument_key(value: object) -> str:
-    """Return the properties of an argument that determine a call's fake value, as a key for equal calls."""
+    """Return a key with the properties of an argument on which the fake result of a call depends."""
     if isinstance(value, (tuple, list)):
         return f"({' '.join(map(argument_key, value))})"
     if isinstance(value, dict):

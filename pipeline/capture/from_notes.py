@@ -1,6 +1,6 @@
-"""Add the facts in `ExportNotes` to a program: constants in place of `pipeline.Constant` inputs; outputs that report
-whether a call takes another branch than the example; warnings of data-dependent conditions that engines do not
-check; and the ranges of symbols in each profile."""
+"""Apply the facts in `ExportNotes` to a program: constants in place of `pipeline.Constant` inputs; outputs that report
+whether a call takes another branch than the example; warnings of data-dependent conditions that engines do not check;
+and the ranges of symbols in each profile."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fix_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def mark_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with its last outputs marked as decisions, which report that a call takes another branch."""
+    """Mark the program's last outputs as decisions: bools that tell whether a call takes another branch."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -76,14 +76,14 @@ def mark_decisions(program: Program, notes: ExportNotes) -> Program:
 
 
 DATA_ASSERTIONS: Final = (aten._assert_async.default, aten._assert_async.msg)
-"""The assertions on data in an exported graph; programs leave them out."""
+"""The operators that assert conditions on tensor values in an exported graph; programs omit them."""
 MASK_SELECTIONS: Final = (aten.index.Tensor, aten.masked_select.default)
-"""Operators whose result has as many elements as a mask picks."""
+"""Operators whose result has as many elements as a bool mask selects."""
 
 
 def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of data-dependent conditions that the program assumes: the model's own checks, and that a mask selects
-    the number of elements that the model needs. Eager raises an error if they do not hold."""
+    """Warn of data-dependent conditions that the program assumes: the model's own checks, and that a mask selects the
+    number of elements that the model needs. Eager raises an error if such a condition is false."""
     checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
     given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
     data: set[torch.fx.Node] = set()
@@ -137,7 +137,7 @@ def _profile_ranges(
 
 
 def _implied_ranges(wish: ProfileRanges, port: Port) -> Iterator[tuple[str, Range]]:
-    """Yield the symbols in an input's sizes, with the ranges that a profile implies."""
+    """Yield each symbol in an input's sizes with the range that a profile's ranges for the input imply."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

@@ -1,9 +1,9 @@
 """Functionalize an exported program: remove mutation and inline regions such as ``torch.no_grad()``.
 
-Rewriting (`capture.mutation`) removes writes in linear time. Cases without a rewriting rule (writes to parameters,
-training, user-defined operators that mutate, autocast and ``torch.vmap`` within the model) use torch's own
-functionalization, which traces the whole program again. Norms that update running statistics are rejected: their
-schemas do not declare the mutation, so torch.export loses it.
+Rewriting (`capture.mutation`) removes writes in linear time. A program with a case that has no rewriting rule (writes
+to parameters, training, user-defined operators that mutate, autocast and ``torch.vmap`` within the model) is
+functionalized by torch, which traces it again. Norms that update running statistics are rejected: their schemas do not
+declare the mutation, so torch.export loses it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _check_declared_writes(module: torch.fx.GraphModule) -> None:
 
 
 def calls_region(node: Node) -> bool:
-    """Return whether a node runs a region, such as ``torch.no_grad()``."""
+    """Return whether a node runs the body of a context manager in the model, such as ``torch.no_grad()``."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
 
 
 def inline_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module with regions that have no effect inlined; the module itself if it has no such regions."""
+    """Inline regions that do not affect results (``torch.no_grad()``); return the module itself if it has none."""
     if not any(_is_inlinable(node, module) for node in module.graph.nodes):
         return module
     inliner = _Inliner({node.name for node in module.graph.nodes})
@@ -55,7 +55,7 @@ def inline_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _inlinable_region(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
-    """Return the graph and inputs of a region that can be inlined; None for other regions."""
+    """Return the graph and the inputs of a region node if the region can be inlined; else None."""
     name = node.target.name()  # type: ignore[union-attr]
     if name == "wrap_with_set_grad_enabled":
         _, body, *args = node.args
@@ -74,7 +74,7 @@ def _is_inlinable(node: Node, root: torch.nn.Module) -> bool:
 
 
 def _calls_only_inlinable_regions(module: torch.fx.GraphModule) -> bool:
-    """Return whether a graph calls no other graphs except regions without effect."""
+    """Return whether the only graphs that a graph calls are regions that can be inlined."""
     regions = set(filter(calls_region, module.graph.nodes))
     needed = {user for node in module.graph.find_nodes(op="get_attr") for user in node.users}
     return needed <= regions and all(_is_inlinable(node, module) for node in regions)
@@ -89,8 +89,8 @@ class _Inliner:
     def append_graph(
         self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, keep_names: bool = True
     ) -> Argument:
-        """Append a graph, with the given inputs or its own placeholders; return its results. ``keep_names``: nodes keep
-        their names, to which a signature refers."""
+        """Append a graph, for the inputs in ``env`` or its own placeholders; return its results. ``keep_names``: nodes
+        keep their names, to which a signature refers."""
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_is_inlinable(user, module) for user in node.users)):
                 continue
@@ -105,7 +105,7 @@ class _Inliner:
     def copy_node(
         self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], keep_names: bool
     ) -> Argument:
-        """Return a node's value in the new graph; for an inlined region, its results."""
+        """Copy a node to the new graph and return the copy; inline a region, and return its results."""
         found = _inlinable_region(node, module) if calls_region(node) else None
         if found is not None:
             body, args = found
@@ -120,7 +120,7 @@ class _Inliner:
 
 
 def functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the program without mutation, and its graph and signature; the argument is not changed."""
+    """Return a functional copy of an export, with its graph and signature; the argument is not changed."""
     module = functionalize_subgraphs(inline_regions(exported.graph_module))
     _check_declared_writes(module)
     module, signature = merge_aliased_constants(module, exported)
@@ -149,7 +149,7 @@ def _dynamic_input_sizes(exported: ExportedProgram) -> dict[tuple[str, int], obj
 
 
 def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
-    """Return the error for a dynamic size that the second trace made constant."""
+    """Return the error for a dynamic size that functionalization, a second trace, made constant."""
     place = f"{name}.shape[{dim}]"
     size = next(n for n in exported.graph.nodes if n.name == name).meta["val"].shape[dim]
     guards = [guard.expr for guard in reversed(size.node.shape_env.guards)] if isinstance(size, torch.SymInt) else []
@@ -160,7 +160,7 @@ def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> Capture
 
 
 def _introduces_known_size(node: torch.fx.Node) -> bool:
-    """Return whether a number that sizes determine became a new symbol, as a slice's size before torch 2.13."""
+    """Return whether a node introduced a symbol for a number that sizes determine, as slices did before torch 2.13."""
     known = set[object]()
     if node.target is torch.ops.aten.slice.Tensor:
         known = {symbol for given in node.all_input_nodes for symbol in _unbacked_symbols(given)}
@@ -176,7 +176,7 @@ def _unbacked_symbols(node: torch.fx.Node) -> set[object]:
 
 @contextmanager
 def _hide_symbol_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Return a context that hides which nodes introduced data-dependent symbols, so that they can be traced again."""
+    """Return a context that hides which nodes introduced data-dependent symbols, so that torch can trace them again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
     def bind() -> None:

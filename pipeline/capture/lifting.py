@@ -89,7 +89,7 @@ def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx
 
 
 def _tuned_sizes(value: object) -> Sequence[int] | None:
-    """Return the sizes of a tensor or Input for which engines are tuned."""
+    """Return the sizes to tune engines for: an Input's optimal sizes or a tensor's sizes; None for other values."""
     if isinstance(value, Input):
         return [opt for _, opt, _ in value.ranges]
     return value.shape if isinstance(value, torch.Tensor) else None
@@ -98,7 +98,7 @@ def _tuned_sizes(value: object) -> Sequence[int] | None:
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's tensors, the recipes of constant placeholders, and the mutated buffers."""
+    """Return the model's tensors by name, recipes by constant placeholder, and the names of mutated buffers."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -132,7 +132,7 @@ def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironmen
 
 
 def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
-    """Return the outputs; ``target`` names the input or buffer to which a returned value is also written."""
+    """Return the program's outputs; an output's ``target`` names the input or buffer that gets its value."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

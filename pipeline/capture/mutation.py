@@ -33,19 +33,19 @@ from pipeline.errors import CaptureError, source_line
 from pipeline.shapes.environment import shape_of
 
 MUTATION_KINDS = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
-"""The kinds of inputs that a program may write to, each with the kind of output that returns the new value."""
+"""The kinds of graph inputs that a program may write to, each with the kind of output that returns the new value."""
 
 FUNCTIONAL_NAMES = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
-"""Python's in-place operators whose functional variant has another name."""
+"""In-place operators (``&=``) whose functional variant is not named like them, with the variant's name."""
 
 
 def remove_mutation(
     module: torch.fx.GraphModule, signature: ExportGraphSignature
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the graph without mutation, and a signature in which written values are outputs.
+    """Return a graph without mutation, and a signature with added outputs for new values of inputs and buffers.
 
     Raises:
-        Unknown: no rule covers a write.
+        UnknownAliasError: no rule covers a write.
     """
     rewriter = _MutationRewriter(module.graph)
     rewriter.rewrite()
@@ -84,8 +84,8 @@ def _functionalize_subgraph(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 class _MutationRewriter:
-    """Copies a graph node by node. For nodes that share memory with a written node, it records which node they view,
-    and at which version of the memory their new value was computed."""
+    """Copies a graph without its writes. For each node that shares memory with a written node, it records which node it
+    views, and the version of the memory for which its new value was computed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
@@ -99,7 +99,7 @@ class _MutationRewriter:
         self.taken = {node.name for node in graph.nodes}
 
     def rewrite(self) -> None:
-        """Copy all nodes except the output; convert each write to a new value of the written node."""
+        """Copy all nodes except the output node; replace each in-place write by a new value of the written node."""
         for node in list(self.old.nodes)[:-1]:
             self.current = node
             if not mutates_argument(node):
@@ -111,7 +111,7 @@ class _MutationRewriter:
                 self.write(written, self.written_value(node, written))
 
     def copy_node(self, node: Node) -> None:
-        """Copy a node that does not write; its arguments are the current values."""
+        """Copy a node that writes no memory; its arguments become their current values."""
         found = view_of(node, self.mode) if node in self.touched else None
         self.env[node] = copy_node(node, self.graph, self.current_value)
         if found is not None:
@@ -142,7 +142,7 @@ class _MutationRewriter:
         return self.emit(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
 
     def write(self, node: Node, value: Node) -> None:
-        """Set the new value of a node, and update the values of the nodes that it is a view of."""
+        """Set the new value of a written node, and update the values of the nodes that it is a view of."""
         root = self.memory_root(node)
         before: list[tuple[Node, Node]] = []
         while node in self.views:
@@ -159,7 +159,7 @@ class _MutationRewriter:
         self.env[root], self.made_at[root] = value, self.versions[root]
 
     def current_value(self, node: Node) -> Node:
-        """Return a node's current value."""
+        """Return the new graph's node for an old node after all writes so far; recompute stale views."""
         node = self.same.get(node, node)
         stale = []
         while node in self.views and self.made_at[node] != self.versions[self.memory_root(node)]:
@@ -176,14 +176,14 @@ class _MutationRewriter:
         return node
 
     def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
-        """Create a node with the metadata of the current node."""
+        """Append a call to the new graph, with the fake value ``val`` and the metadata of the old node being copied."""
         node = self.graph.call_function(target, args, kwargs)
         node.name = make_unique(f"{self.current.name}_{target._opname}", self.taken)
         node.meta = {**origin_of(self.current.meta), "val": val}
         return node
 
     def add_output(self, signature: ExportGraphSignature) -> list[OutputSpec]:
-        """Append the output node: the new values of inputs and buffers, and the outputs; return the spec of each."""
+        """Append the output node: new values of inputs and buffers, then the outputs; return the output specs."""
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
@@ -205,7 +205,7 @@ def _mutation_spec(spec: InputSpec, value: Node) -> OutputSpec:
 
 
 def _written_node(node: Node) -> Node:
-    """Return the node that a write changes, its first argument."""
+    """Return the node that an in-place operator changes: its first argument, or else raise `UnknownAliasError`."""
     mutable = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]  # type: ignore[union-attr]
     in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
     first = node.args[0] if node.args else None
@@ -230,7 +230,7 @@ def _argument_types(target: Target) -> list[tuple[str, bool]]:
 
 
 def _keeps_dtype(node: Node) -> bool:
-    """Return whether no operand of a write can promote its result to another dtype."""
+    """Return whether the operands of an in-place operator cannot promote its result to another dtype."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
     others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
@@ -238,7 +238,7 @@ def _keeps_dtype(node: Node) -> bool:
 
 
 def _is_removable_copy(node: Node) -> bool:
-    """Return whether a copy preserves dtype and shape, and is the only reader of its source."""
+    """Return whether the source of a ``copy_`` can replace it: dtype, shape, device match; nothing else reads it."""
     source = node.args[1]
     if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
         return False

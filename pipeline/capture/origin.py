@@ -19,11 +19,11 @@ SourceModel: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
 
 @frozen(eq=False, repr=False)
 class Origin:
-    """A module, and its state when it was captured.
+    """The module that a program was captured from, and the module's state at that time.
 
     modes: whether each submodule was in training mode. autocast: the dtypes of the active autocast, by device. graph,
-    constants: those of the captured program. changed: whether a stage has changed the program. Copies share the record;
-    after unpickling there is no module.
+    constants: those of the captured program. changed: whether a stage has changed the program. Copies of a program
+    share the record; an unpickled program has no module.
     """
 
     reference: weakref.ReferenceType[SourceModel] | None = None
@@ -35,7 +35,7 @@ class Origin:
 
     @property
     def model(self) -> SourceModel | None:
-        """Return the module, if it still exists."""
+        """Return the captured module, or None if it no longer exists."""
         return self.reference() if self.reference is not None else None
 
     def __copy__(self, memo: object = None) -> Origin:
@@ -57,7 +57,7 @@ def record_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """Return a program's origin; before `decompose`, ``changed`` is True if the program has changed since capture."""
+    """Return a program's origin; before `decompose`, ``changed`` tells whether the program changed since capture."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin

@@ -21,7 +21,7 @@ def output_names(spec: Spec, names: Sequence[str] | None = None) -> tuple[str, .
 
     Args:
         spec: the structure that the model returns.
-        given: the names to use instead, in order.
+        names: the names to use instead, in order.
 
     Raises:
         TypeError: ``names`` is not a sequence of strings.

@@ -1,4 +1,4 @@
-"""Compute the views among a Dynamo graph's results in PyTorch, from the tensors that the compiled program returns.
+"""Compute results of a Dynamo graph that are views in PyTorch, from the tensors that the compiled program returns.
 
 A compiled program returns each result in separate memory. But code that Dynamo runs after the graph may write to a view
 of an input, or write to one of two results that share memory and then read the other.
@@ -32,8 +32,8 @@ VIEW_FUNCTIONS = frozenset(
 
 @frozen
 class ReturnedViews:
-    """A graph split in two: ``core`` computes the results that are not views; ``results`` computes all results from
-    the arguments of Dynamo's graph and the results of ``core``."""
+    """A Dynamo graph split in two: ``core`` computes the results that are not views; ``results`` computes all results
+    from the arguments of Dynamo's graph and the results of ``core``."""
 
     core: GraphModule
     results: Callable[..., Sequence[Argument]] | None = None
@@ -57,7 +57,8 @@ def _example_storage(node: object) -> int | None:
 
 
 def _shared_bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
-    """Map each returned tensor that shares memory with an input or another result to the node that created it."""
+    """Map each returned tensor that shares memory with an input or another result to the node that created the
+    memory."""
     first: dict[int, Node] = {}
     for node in graph.nodes:
         if (memory := _example_storage(node)) is not None:
@@ -69,7 +70,7 @@ def _shared_bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
 
 
 def _is_computed_by_views(node: Node, base: Node) -> bool:
-    """Return whether a node is computed from its base and sizes by functions without side effects."""
+    """Return whether a node is computed only from ``base`` and sizes, by functions without side effects."""
     if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
         return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
     stack = [node]
@@ -94,13 +95,13 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_size(node: Node) -> bool:
-    """Return whether a node's value is a number, which cannot be written to."""
+    """Return whether a node's value is a number or size, so that no operator can write to it."""
     value = node.meta.get("example_value")
     return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
 
 
 def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModule:
-    """Return a copy of the graph with only these results."""
+    """Return a copy of Dynamo's graph that returns only the core's results."""
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
@@ -112,7 +113,7 @@ def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModul
 def _results_function(
     module: GraphModule, core_results: Sequence[Node], returned: Sequence[Argument]
 ) -> Callable[..., Sequence[Argument]]:
-    """Return a function that computes all results from the arguments of Dynamo's graph and the core's results."""
+    """Return a function that computes all results of Dynamo's graph from its arguments and the core's results."""
     graph = Graph()
     env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *core_results)}
     waiting, needed = [value for value in returned if isinstance(value, Node)], set[Node]()

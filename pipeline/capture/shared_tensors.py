@@ -61,7 +61,7 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], written: Mapping[str, st
     """Raise an error if a model writes one of its tensors and reads another tensor in the same memory.
 
     Raises:
-        CaptureError: it does. A program stores the tensors separately, so the second would not change.
+        CaptureError: the model does so. A program stores tensors apart, so the write would not change the second one.
     """
     for name, line in written.items():
         for other in read:
@@ -72,7 +72,7 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], written: Mapping[str, st
 
 
 def _memory_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Return a tensor's memory and its layout in it; the memory of a sparse tensor is unique."""
+    """Return a tensor's storage, and its layout there, as a key; no two sparse tensors share a storage."""
     storage = storage_id(tensor)
     if storage is None:
         return (id(tensor),)
@@ -134,7 +134,7 @@ def flatten_subclasses(program: Program, _: ExportNotes) -> Program:
 
 
 def _replace_by_inner_tensors(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
-    """Replace a parameter by placeholders for those inner tensors that are read."""
+    """Replace a tensor subclass's placeholder by placeholders for those of its inner tensors that the graph reads."""
     for user in list(node.users):
         if qualified_name(user.target) != INNER_TENSOR_ACCESS:
             continue

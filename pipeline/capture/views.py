@@ -18,7 +18,7 @@ from pipeline.aten.types import Argument, Function, Node, Target, aten
 from pipeline.shapes.environment import shape_of
 
 Emit: TypeAlias = Callable[..., Node]
-"""Appends a call to the new graph: ``emit(target, *args, val=…)`` with the fake value of an old node."""
+"""A function that appends a call to the new graph: ``emit(target, *args, val=…)``; ``val`` is its fake value."""
 
 
 @frozen
@@ -34,12 +34,12 @@ class View:
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def update_source(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """Return ``before`` with ``value`` written to the view; None if there is no rule."""
+        """Return the viewed tensor ``before`` after ``value`` is written to this view; None if there is no rule."""
         return RULES[self.target](self, emit, before, value)
 
 
 def view_by_rule(node: Node) -> View | None:
-    """Describe a node as a view, or return None if it has no rule; a piece of a split or unbound tensor is a slice."""
+    """Describe a node as a `View`; None without a rule. A piece of a split or unbound tensor is a slice or select."""
     if node.target is operator.getitem:
         return _view_of_piece(node)
     if node.target not in RULES:
@@ -87,13 +87,13 @@ _PIECE_RULES: Mapping[Any, Function] = {
     aten.split.sizes: _slice_piece,
     aten.chunk.default: _slice_chunk,
 }
-"""Operators that return several views of one tensor: each as a separate view, from the tensor's shape and an index."""
+"""For each operator that returns several views, the rule that describes one of them as a single view."""
 
 MULTI_VIEW_OPERATORS = frozenset(_PIECE_RULES)
 
 
 def _write_whole(view: View, emit: Emit, before: Node, value: Node) -> Node | None:
-    """Return the written value if no element is repeated, since PyTorch rejects writes to expanded tensors."""
+    """Return the written value if the view repeats no element; PyTorch rejects writes to expanded tensors."""
     return value if _covers_source(view) else None
 
 
@@ -103,7 +103,7 @@ def _covers_source(view: View) -> bool:
 
 
 def _scatter_rule(target: object) -> Callable[..., Node]:
-    """Return a rule that scatters the value into the viewed tensor; a write to all elements replaces the tensor."""
+    """Return a rule for a view of some elements: scatter the written value into the viewed tensor by ``target``."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _covers_source(view) else emit(target, before, value, *view.args, val=view.source.meta["val"])
@@ -112,7 +112,7 @@ def _scatter_rule(target: object) -> Callable[..., Node]:
 
 
 def _inverse_rule(target: object = None) -> Callable[..., Node]:
-    """Return a rule that applies the inverse operator, by default the view's own, to the value."""
+    """Return a rule for a view of all elements: apply the inverse operator (by default the view's own) to the value."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return emit(target or view.target, value, *view.args, val=view.source.meta["val"])
@@ -127,7 +127,7 @@ def _write_permuted(view: View, emit: Emit, before: Node, value: Node) -> Node:
 
 
 def _write_reshaped(view: View, emit: Emit, before: Node, value: Node) -> Node:
-    """Reshape the value to the sizes of the viewed tensor; read dynamic sizes from that tensor."""
+    """Reshape the written value to the sizes of the viewed tensor, whose dynamic sizes are read at run time."""
     source = view.source.meta["val"]
     sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, before, d, val=n) for d, n in enumerate(source.shape))
     return emit(aten.view.default, value, [*sizes], val=source)
@@ -149,4 +149,4 @@ RULES: Mapping[object, Callable[..., Node | None]] = {
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _write_reshaped),
     **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _write_reshaped),
 }
-"""The rules. Those of reshapes hold if the result is a view; with other memory layouts it is a copy."""
+"""The rule of each view operator. For reshapes it applies only if the result is a view: some layouts need a copy."""

@@ -1,5 +1,5 @@
 """List the functions that can decompose a call (registered ones, torch's, and torch's composites), find those that lead
-to a user's operator, and compare results with the operator's: number of tensors, dtype, rank and sizes."""
+to a user's operator, and compare a decomposition's results with the operator's (number, dtype, rank, sizes)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.shapes.environment import shape_of
 
 @frozen
 class Decompositions:
-    """The decompositions of operators: registered and torch's, except for the operators in ``disabled``."""
+    """The decompositions of operators, registered ones and torch's, except for the operators in ``disabled``."""
 
     registered: DecompositionTable
     disabled: frozenset[Op] = frozenset()
@@ -36,7 +36,7 @@ class Decompositions:
         return None if target in self.disabled else self.registered.get(equivalent_operator(target))
 
     def torch_decomposition(self, target: object) -> Function | None:
-        """Return torch's decomposition of an operator, if we enabled it; else None."""
+        """Return torch's decomposition of an operator if we enabled it, or the operator if composite; else None."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
         return decomposition_table[target] if target in torch_enabled_decompositions else _composite(target)
@@ -107,7 +107,7 @@ class CallSearch:
 
 
 def check_results(result: Argument, expected: Argument) -> None:
-    """Raise if the results of a decomposition differ from its operator's in number, dtype, rank or size."""
+    """Raise `RuntimeError` if a decomposition's results differ from the operator's in number, dtype, rank or size."""
     several = isinstance(expected, tuple | list)
     given, wanted = (result if isinstance(result, tuple | list) else [result]), (expected if several else [expected])
     if isinstance(result, tuple | list) != several or len(given) != len(wanted):

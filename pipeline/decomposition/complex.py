@@ -29,25 +29,25 @@ _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.de
 
 
 def converts_complex(target: object) -> bool:
-    """Return whether an operator splits complex values into parts or joins the parts."""
+    """Return whether an operator splits complex tensors into real parts, or joins parts (``complex``)."""
     return target in _BORDER
 
 
 def has_complex(*values: object) -> bool:
-    """Return whether values, nodes, or sequences of them include a complex tensor or number."""
+    """Return whether any of these values, nodes, or sequences of them is a complex tensor or number."""
     found = all_values(values)
     return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in found)
 
 
 class ComplexValues:
-    """The complex values of a graph under construction, each with its pair. ``emit`` appends a call to the graph."""
+    """The complex nodes of a graph under construction, each with its pair of parts. ``emit`` appends a call."""
 
     def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[[Call], Argument]) -> None:
         self.graph, self.mode, self.emit = graph, mode, emit
         self.parts: dict[torch.fx.Node, Pair] = {}
 
     def split_arguments(self, values: object, meta: Mapping[str, object]) -> Argument:
-        """Return arguments with each complex node or number replaced by its pair."""
+        """Return arguments with each complex node or number replaced by its `Pair` of real parts."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):
@@ -57,7 +57,7 @@ class ComplexValues:
         return tree_map(one, values)
 
     def pair_of(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
-        """Return the pair of a complex node: the parts that the node joins, or those that ``view_as_real`` returns."""
+        """Return the pair of a complex node: the parts that it joins, or new nodes that split the complex value."""
         if value not in self.parts:
             resolved = self.insert_node(aten.resolve_conj.default, (value,), meta)
             shown = self.insert_node(aten.view_as_real.default, (resolved,), meta)
@@ -71,7 +71,7 @@ class ComplexValues:
         return self.parts[value]
 
     def join_results(self, results: object, meta: Mapping[str, object]) -> Argument:
-        """Return a settled rule's results with each pair joined into a complex node."""
+        """Return a rule's results with each pair of real parts joined into a complex node."""
         if isinstance(results, list):
             return [self.join_results(r, meta) for r in results]
         if not isinstance(results, tuple):

@@ -31,7 +31,7 @@ complex_matmul = bilinear(torch.matmul)
 
 
 def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Argument:
-    """Compute ``aten._fft_c2c``."""
+    """Compute ``aten._fft_c2c``, a transform of complex values, for a pair of real tensors."""
     sizes = [z.real.shape[d] for d in dim]
     if not all(map(is_supported_length, sizes)):
         return NotImplemented
@@ -75,12 +75,12 @@ def is_supported_length(size: Size) -> bool:
 
 
 def is_dynamic_length(size: Size) -> bool:
-    """Return whether a length is dynamic."""
+    """Return whether the length of a transform is a dynamic size."""
     return not isinstance(expression(size), int)
 
 
 def _balanced_divisor(size: int) -> int | None:
-    """Return the divisor up to ``MAX_LENGTH`` nearest to the square root; None if the cofactor cannot be factored."""
+    """Return a length's divisor up to ``MAX_LENGTH`` nearest to its square root; None if no split is possible."""
     found = [d for d in range(2, MAX_LENGTH + 1) if size % d == 0]
     divisor = min(found, key=lambda d: abs(math.log(d * d / size)), default=None)
     return divisor if divisor is not None and is_supported_length(size // divisor) else None
@@ -93,8 +93,8 @@ def _transform_along(z: Argument, dim: int, forward: bool) -> Pair:
 
 
 def _transform_last_dim(z: Argument, sign: int) -> Argument:
-    """Return the transform along the last dim. A long dim is split into (a, b): elements with stride b are transformed
-    first, then the results."""
+    """Return the unnormalized transform along the last dim. A long dim is split into (a, b): elements with stride b are
+    transformed first, then the results."""
     like = z.real if isinstance(z, Pair) else z
     size = like.shape[-1]
     if is_dynamic_length(size) or size <= MAX_LENGTH:
@@ -112,7 +112,7 @@ def _map_parts(z: Argument, function: Target) -> Argument:
 
 
 def _root_matrix(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
-    """Return the matrix of the size-th root of unity to the power row times column."""
+    """Return the matrix whose element (row, column) is the ``size``-th root of unity to the power row * column."""
     powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(size)
     if is_dynamic_length(size):
         cos, sin = _roots_of_unity(size, like)
@@ -122,7 +122,7 @@ def _root_matrix(size: Size, rows: Size, columns: Size, sign: int, like: torch.T
 
 
 def _roots_of_unity(size: Size, like: torch.Tensor) -> Pair:
-    """Return all powers of the size-th root of unity. Each angle is reduced to at most an eighth of a turn plus a
+    """Return all powers of the ``size``-th root of unity. Each angle is reduced to at most an eighth of a turn plus a
     number of quarters, since float32 is too coarse for angles near a full turn."""
     powers = torch.arange(size, device=like.device) * 4
     quarters = (powers + size // 2) // size

@@ -14,14 +14,14 @@ Rule: TypeAlias = Callable[..., Any]
 
 
 class Pair(NamedTuple):
-    """A complex value. Its parts are tensors of one shape and dtype, or numbers."""
+    """A complex value as its real and imaginary part, which are two tensors of one shape and dtype, or two numbers."""
 
     real: Argument
     imag: Argument
 
 
 def bilinear(product: Rule) -> Rule:
-    """Return the rule of a bilinear operator: four real products, or two if an operand is real."""
+    """Return the rule of a bilinear operator on pairs: four products of real tensors, or two if an operand is real."""
 
     def rule(a: Argument, b: Argument) -> Pair:
         if not isinstance(a, Pair):
@@ -41,7 +41,7 @@ Function: TypeAlias = Callable[[Pair], Pair]
 
 
 def magnitude(z: Pair) -> torch.Tensor:
-    """Return the absolute value."""
+    """Return the absolute value of a complex number."""
     return torch.hypot(z.real, z.imag)
 
 
@@ -51,7 +51,7 @@ def angle(z: Pair) -> torch.Tensor:
 
 
 def square_root(z: Pair) -> Pair:
-    """Return the root with a non-negative real part: the larger part first, the other part is y / (2 * larger)."""
+    """Return the square root with a non-negative real part: first the larger part, then y / (2 * larger)."""
     x, y = z
     larger = torch.sqrt((magnitude(z) + x.abs()) / 2)
     smaller = torch.where(larger == 0, larger, y.abs() / (2 * larger))
@@ -61,22 +61,22 @@ def square_root(z: Pair) -> Pair:
 
 
 def sine(z: Pair) -> Pair:
-    """Return sin x cosh y + i cos x sinh y."""
+    """Return the sine of z = x + iy: sin x cosh y + i cos x sinh y."""
     return Pair(torch.sin(z.real) * torch.cosh(z.imag), torch.cos(z.real) * torch.sinh(z.imag))
 
 
 def cosine(z: Pair) -> Pair:
-    """Return cos x cosh y - i sin x sinh y."""
+    """Return the cosine of z = x + iy: cos x cosh y - i sin x sinh y."""
     return Pair(torch.cos(z.real) * torch.cosh(z.imag), -torch.sin(z.real) * torch.sinh(z.imag))
 
 
 def hyperbolic_sine(z: Pair) -> Pair:
-    """Return sinh x cos y + i cosh x sin y."""
+    """Return the hyperbolic sine of z = x + iy: sinh x cos y + i cosh x sin y."""
     return Pair(torch.sinh(z.real) * torch.cos(z.imag), torch.cosh(z.real) * torch.sin(z.imag))
 
 
 def hyperbolic_cosine(z: Pair) -> Pair:
-    """Return cosh x cos y + i sinh x sin y."""
+    """Return the hyperbolic cosine of z = x + iy: cosh x cos y + i sinh x sin y."""
     return Pair(torch.cosh(z.real) * torch.cos(z.imag), torch.sinh(z.real) * torch.sin(z.imag))
 
 
@@ -93,7 +93,7 @@ def hyperbolic_tangent(z: Pair) -> Pair:
 
 
 def logarithm(z: Pair) -> Pair:
-    """Return the natural logarithm, with an imaginary part in (-pi, pi]."""
+    """Return the natural logarithm of a complex number, with an imaginary part in (-pi, pi]."""
     return Pair(torch.log(magnitude(z)), angle(z))
 
 
@@ -113,4 +113,4 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "log2": logarithm_of_base(2),
     "log10": logarithm_of_base(10),
 }
-"""The functions by the operator's name."""
+"""For each ATen operator's name, the function that computes it on pairs."""

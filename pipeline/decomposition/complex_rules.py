@@ -23,7 +23,7 @@ from pipeline.shapes.environment import shape_of
 
 
 def all_values(value: object) -> Iterator[object]:
-    """Yield values, the fake values of nodes, and the elements of sequences of either."""
+    """Yield each value, or a node's fake value, also for the elements of sequences."""
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from all_values(item)
@@ -40,14 +40,14 @@ def _is_pair(value: object) -> bool:
 
 
 def _as_pair(value: object) -> Pair:
-    """Return a value as a pair. A real value has imaginary part 0."""
+    """Return a value as a `Pair`; a real value gets imaginary part 0."""
     if isinstance(value, Pair):
         return value
     return Pair(value, torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0)
 
 
 def _as_pairs(value: object) -> Argument:
-    """Return a value, or each value of a list, as a pair; None stays None."""
+    """Return a value, or each value of a list, as a `Pair`; return None for None."""
     if isinstance(value, (list, tuple)) and not isinstance(value, Pair):
         return [_as_pairs(v) for v in value]
     return value if value is None else _as_pair(value)
@@ -76,10 +76,10 @@ def cast_rule_results(rule: Rule, expected: object) -> Rule:
 
 
 def apply_to_parts(operator: Rule, *numbers: int) -> Rule:
-    """Return the rule of an operator that is linear or only moves elements: apply it to the real and to the imaginary
-    parts.
+    """Return a rule that applies an operator, which is linear or only moves elements, to real and imaginary parts
+    separately.
 
-    numbers: the positions of arguments that may be real while others are complex (default: the first).
+    numbers: the indices of arguments that may be real or complex (default: the first).
     """
 
     def part(index: int, args: Argument, kwargs: Argument) -> Argument:
@@ -102,19 +102,19 @@ def apply_to_parts(operator: Rule, *numbers: int) -> Rule:
 
 
 def add(a: Argument, b: Argument, *, alpha: object = 1) -> Pair:
-    """Return a + alpha b."""
+    """Return a + alpha * b for complex or real a and b."""
     b = _as_pair(b if alpha == 1 else multiply(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
     a = _as_pair(a)
     return Pair(a.real + b.real, a.imag + b.imag)
 
 
 def subtract(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
-    """Return a - alpha b."""
+    """Return a - alpha * b for complex or real a and b."""
     return add(a, b, alpha=Pair(-alpha.real, -alpha.imag) if _is_pair(alpha) else -alpha)
 
 
 def divide(a: Argument, b: Argument) -> Argument:
-    """Return a / b."""
+    """Return a / b for complex or real a and b."""
     if not isinstance(b, Pair):
         return Pair(a.real / b, a.imag / b)
     if isinstance(b.real, torch.Tensor):
@@ -153,7 +153,7 @@ def power(z: Argument, exponent: Argument) -> Argument:
 
 
 def equal(a: object, b: object) -> torch.Tensor:
-    """Return whether both parts are equal, for each element."""
+    """Return for each element whether two complex values are equal."""
     a, b = _as_pair(a), _as_pair(b)
     result: torch.Tensor = (a.real == b.real) & (a.imag == b.imag)
     return result
@@ -187,12 +187,12 @@ def fill_rule(operator: Rule) -> Rule:
 
 
 def complex_zeros(size: Argument, *, device: torch.device | None = None, **options: object) -> Pair:
-    """Return zeros, as the content of uninitialized tensors."""
+    """Return complex zeros in place of an uninitialized tensor (``empty``)."""
     return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
 
 def product_sum_rule(product: Rule) -> Rule:
-    """Return the rule of beta c + alpha (a b), given the rule of the product a b."""
+    """Return the rule of an operator such as ``addmm``, beta * c + alpha * (a b), given the rule of the product a b."""
 
     def rule(c: Argument, a: Argument, b: Argument, *, beta: Argument = 1, alpha: Argument = 1) -> Argument:
         return add(c if beta == 1 else multiply(c, beta), product(a, b), alpha=alpha)
@@ -201,7 +201,7 @@ def product_sum_rule(product: Rule) -> Rule:
 
 
 def convolution(x: Argument, weight: Argument, bias: Argument, *options: object) -> Argument:
-    """Return a convolution, linear in input and weight; torch has complex convolutions only above this operator."""
+    """Return a complex convolution, computed by real ones, since it is linear in input and weight."""
     result = bilinear(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
     if bias is None:
         return result
@@ -210,13 +210,13 @@ def convolution(x: Argument, weight: Argument, bias: Argument, *options: object)
 
 
 def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
-    """Return the sum of the parts' variances."""
+    """Return the variance of complex numbers: the sum of the variances of the real and the imaginary parts."""
     real, imag = (aten.var.correction(part, *args, **kwargs) for part in z)
     return real + imag  # type: ignore[no-any-return]
 
 
 def either_part_rule(operator: Rule) -> Rule:
-    """Return the rule of a predicate that is true if it is true for either part."""
+    """Return the rule of a predicate, such as ``isnan``, that holds if it holds for either of the two parts."""
 
     def rule(z: Pair, *args: object, **kwargs: object) -> Argument:
         return operator(z.real, *args, **kwargs) | operator(z.imag, *args, **kwargs)
@@ -231,7 +231,7 @@ _MOVING_OPERATORS = (
     "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
 )
 _RESHAPING_OPERATORS = "view reshape _unsafe_view"
-"""Reshapes: the strides of a part may differ from those of the complex tensor."""
+"""Operators computed by ``reshape``, since a part's strides may differ from those of the complex tensor."""
 _SUMMING_OPERATORS = "neg sum sum.dim_IntList mean mean.dim cumsum"
 
 
@@ -289,4 +289,4 @@ RULES: Final[Mapping[object, Rule]] = {
     **{op: apply_to_parts(op) for op in map(_aten_operator, f"{_MOVING_OPERATORS} {_SUMMING_OPERATORS}".split())},
     **{op: apply_to_parts(aten.reshape.default) for op in map(_aten_operator, _RESHAPING_OPERATORS.split())},
 }
-"""The rules by operator."""
+"""For each ATen operator, the rule that computes it on pairs of real tensors."""

@@ -29,11 +29,11 @@ from pipeline.shapes.environment import Shape, evaluate_size, expression, shape_
 functorch: Any = torch._C._functorch
 
 MOST_NODES: Final = 1024
-"""The maximum number of operators, in all steps together, for which a scan is unrolled."""
+"""The maximum number of operators, in all steps of a scan together, with which the scan is unrolled."""
 
 
 def expansion_obstacle(node: Node) -> str:
-    """Return why a condition, map or scan stays in PyTorch; empty if it can be expanded, or for other nodes."""
+    """Return why a ``cond``, ``map`` or ``scan`` node stays in PyTorch; empty if it is expanded, or for other nodes."""
     return next(filter(None, _all_obstacles(node)), "")
 
 
@@ -53,7 +53,7 @@ def _flow_name(node: Node) -> str:
 
 
 def _inner_flow(node: Node) -> Iterator[Node]:
-    """Yield the control-flow operators inside the graphs of a node."""
+    """Yield the control-flow operators in the subgraphs of a control-flow node."""
     return (inner for graph in branch_graphs(node) for inner in graph.graph.nodes if _flow_name(inner))
 
 
@@ -76,7 +76,7 @@ def _condition_obstacle(node: Node) -> str:
 
 
 def _branch_only_reason(node: Node) -> str:
-    """Return why an operator may only run if its branch is taken; empty if it may always run."""
+    """Return why an operator must not run unless its branch of a ``cond`` is taken; empty if it may always run."""
     if node.op != "call_function" or _flow_name(node):
         return ""
     why, name = conditional_reason(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
@@ -92,7 +92,7 @@ def _scan_obstacle(node: Node) -> str:
 
 
 def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
-    """Return why a node of a nested graph cannot move into the program's graph; empty if it can."""
+    """Return why a node of a branch or loop body cannot move into the program's graph; empty if it can."""
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return f"{node.name} in the inner graph writes in place"
     literal = node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), torch.Tensor)
@@ -108,7 +108,7 @@ _OBSTACLE_CHECKS: Final = {"cond": _condition_obstacle, "scan": _scan_obstacle}
 
 
 def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
-    """Return whether a trace returns the expected results for all sizes: some `torch.vmap` rules fix sizes."""
+    """Return whether a traced graph returns the expected dynamic sizes; some `torch.vmap` rules make sizes constant."""
     given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
     symbols = {s for value in (*given, *expected) for size in _dims(value) for s in getattr(size, "free_symbols", ())}
     others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
@@ -134,12 +134,12 @@ def _dims(value: Argument) -> Shape:
 
 
 class _UnsupportedMap(Exception):  # noqa: N818 - not an error
-    """Raised if `torch.vmap` does not support a map."""
+    """Raised if `torch.vmap` does not support the function of a ``map``, which then stays in PyTorch."""
 
 
 class ControlFlow:
-    """The expansion of control flow into a graph. ``emit`` appends a call and returns its value; nodes for which
-    ``is_kept`` is true stay unchanged, in PyTorch."""
+    """Expands control-flow nodes into operators of the program's graph. ``emit`` appends a call and returns its value;
+    nodes for which ``is_kept`` is true stay unchanged, in PyTorch."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class ControlFlow:
         self.maps = 0
 
     def expand(self, node: Node, args: Argument) -> Argument | None:
-        """Return the results of a node, computed by its graphs; None if the node stays in PyTorch."""
+        """Return the results of a control-flow node, expanded into operators; None if the node stays in PyTorch."""
         if _flow_name(node) not in _EXPAND:
             return None
         if any(map(self.is_kept, (node, *_inner_flow(node)))) or expansion_obstacle(node):
@@ -166,11 +166,11 @@ class ControlFlow:
             return None
 
     def expand_graphs(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Return the results of a node whose graphs are expanded."""
+        """Return the results of a control-flow node, whose subgraphs are expanded into the program's graph."""
         return _EXPAND[_flow_name(node)](self, node, args)
 
     def emit_graph(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        """Emit a graph for these inputs, and return its results."""
+        """Emit the operators of a subgraph for these inputs, and return the subgraph's results."""
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             if node.op == "get_attr":
@@ -182,12 +182,12 @@ class ControlFlow:
         return tuple(call_graph(module.graph, inputs, emit))  # type: ignore[arg-type]
 
     def emit_call(self, node: Node, target: Target, *args: Argument) -> Argument:
-        """Emit a call on behalf of a node."""
+        """Emit a new call, with the metadata of the control-flow node that it replaces."""
         fake = fake_result(self.templates.mode, target, args, {})
         return self.emit(Call(target, args, {}, {**origin_of(node.meta), "val": fake}))
 
     def expand_cond(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit both branches, and for each result a selection between them."""
+        """Emit both branches of a ``cond``, and for each result a ``where`` that selects between them."""
         predicate, _, _, operands = args
         chosen, other = (self.emit_graph(graph, operands) for graph in branch_graphs(node))
         if predicate.meta["val"].dim():
@@ -223,7 +223,7 @@ class ControlFlow:
         return tuple(call_graph(template.graph, argument_nodes(given, {}), emit))  # type: ignore[arg-type]
 
     def expand_scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit a scan's steps. Each computes state and results from the state and elements of the sequences."""
+        """Emit each step of a scan: it computes new state and results from the state and the step's elements."""
         _, state, sequences, others = args
         [body] = branch_graphs(node)
         made = list[tuple[Argument, ...]]()

@@ -31,7 +31,7 @@ MAX_GROWN_ELEMENTS = 1 << 20
 every call, and write as much memory as it would read."""
 
 MAX_REPEATED_ELEMENTS = 1 << 16
-"""The same limit for operators that repeat elements: a kernel can read their result without storing the repetitions."""
+"""The maximum number of elements of a folded constant that repeats elements; kernels need not store these."""
 
 _NONDETERMINISTIC = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -39,7 +39,7 @@ _NONDETERMINISTIC = (
 )
 
 NEVER_FOLDED: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines run even if all inputs are constant, so that weights stay quantized. Quantization operators
+"""Operators that are not folded even if all inputs are constant, so that weights stay quantized. Quantization operators
 that are not decomposed are not folded either."""
 
 
@@ -72,7 +72,7 @@ def fold_constants(program: Program) -> Program:
 
 
 class _Recipes:
-    """The recipes of a program by placeholder, including the recipes that folding adds. Recipe names are unique. Names
+    """The recipes of a program's constants, by placeholder, and those that folding adds. Recipe names are unique. Names
     of steps differ from the names of parameters and of other nodes' steps, since recipes may be merged."""
 
     def __init__(self, program: Program) -> None:
@@ -82,7 +82,7 @@ class _Recipes:
         self._steps: dict[torch.fx.Node, str] = {}
 
     def add(self, placeholder: str, node: torch.fx.Node) -> None:
-        """Add a node's recipe for the placeholder that replaces the node."""
+        """Add a recipe that computes a constant node, for the placeholder that replaces the node."""
         steps: dict[str, Step] = {}
         results: dict[torch.fx.Node, Ref] = {}
         for each in _dependencies_first(node):
@@ -97,7 +97,7 @@ class _Recipes:
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
     def _recipe_step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
-        """Return a node's call as a step of the recipe, with the recipe's names for the arguments."""
+        """Return a node's operator call as a recipe step; ``results`` maps its arguments to earlier steps."""
         if node not in self._steps:
             self._steps[node] = make_unique(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ class _Recipes:
 
 
 def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], program: Program) -> bool:
-    """Return whether a node is constant, from whether each of its inputs is constant."""
+    """Return whether a node's value is constant, given whether each of its inputs is constant."""
     if node.op == "placeholder":
         return node.name in program.constants
     if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
@@ -133,7 +133,7 @@ def _is_small_enough(node: torch.fx.Node) -> bool:
 
 
 def _element_count(value: object) -> int | None:
-    """Return the count of numbers in static tensors, two for each complex element; None for other values."""
+    """Return the number of elements in tensors of static shape (complex ones count twice); None for other values."""
     if isinstance(value, (tuple, list)):
         parts = [_element_count(v) for v in value if v is not None]
         return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
@@ -143,7 +143,7 @@ def _element_count(value: object) -> int | None:
 
 
 def _dependencies_first(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield a node's dependencies, then the node. The stack is explicit, since graphs are deep."""
+    """Yield a node's dependencies, then the node. Not recursive, since graphs are deep."""
     stack, seen = [(node, iter(node.all_input_nodes))], {node}
     while stack:
         current, rest = stack[-1]
@@ -157,7 +157,7 @@ def _dependencies_first(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def _hashable_value(value: object) -> Argument:
-    """Return arguments as tuples of plain values, on the CPU, so that a recipe can be printed and hashed."""
+    """Convert arguments to tuples of plain values, on the CPU, so that a recipe can be printed and hashed."""
     if isinstance(value, torch.device):
         return "cpu"
     if isinstance(value, (tuple, list)):

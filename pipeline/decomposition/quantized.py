@@ -32,19 +32,19 @@ from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_untested
 
 CODE_DTYPES: Final = frozenset({torch.int8, torch.float8_e4m3fn})
-"""The dtypes of weights that stay quantized if a graph casts them to floats."""
+"""The dtypes of quantized weights: if a graph casts such a weight to floats, it stays quantized in the program."""
 
 NUMERIC_ARGUMENTS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
-"""Arguments whose values decide the rewritten graph."""
+"""Names of arguments whose values must be known, since they decide the rewritten graph."""
 
 MIN_WEIGHT_SIZE: Final = 1024
-"""The number of elements from which a constant tensor may be a weight, and is not read as numbers."""
+"""The minimum number of elements of a constant that counts as a weight, and stays quantized when cast to floats."""
 LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
-"""The library that has the operators of a namespace."""
+"""For each namespace of quantization operators, the Python package that defines them."""
 
 
 def normalize_quantization(program: Program) -> Program:
-    """Return the program with the quantization operators in `FORMS` rewritten; the same program if it has none."""
+    """Return the program with the quantization operators in `FORMS` rewritten; the program itself if it has none."""
     if not any(schema_name(node.target) in FORMS or _is_quantized(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
@@ -54,8 +54,8 @@ def normalize_quantization(program: Program) -> Program:
 
 def eager_source(program: Program, uniform: Program) -> Program:
     """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
-    if the captured one runs only on its GPU, like ModelOpt's INT8. Unread nodes are dropped: to read a number from a
-    tensor would wait for the GPU, which a CUDA graph must not do."""
+    if the captured one runs only on its GPU, like ModelOpt's INT8. Unread nodes are dropped: reading a number from a
+    tensor would wait for the GPU, which is impossible in a CUDA graph."""
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
         program = uniform
     if any(map(_is_unused, program.graph.nodes)):
@@ -78,7 +78,7 @@ def _is_quantized(node: Node) -> bool:
 
 
 class _Normalizer:
-    """The rewriting of one graph. ``constant``: whether each node of the program's graph is constant."""
+    """Rewrites the quantization operators of a graph. ``constant``: whether each node of the old graph is constant."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, torch.fx.Graph()
@@ -94,7 +94,7 @@ class _Normalizer:
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def rewrite_node(self, node: Node) -> Argument:
-        """Return a node's copy, or the plain operators that express it: several nodes for several results."""
+        """Return the copy of a node in the new graph, or the results of the plain operators that replace it."""
         found = self.plain_form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
@@ -121,7 +121,7 @@ class _Normalizer:
         return copy
 
     def plain_form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """Return the function that expresses a node in plain operators, and its arguments; None if it has none."""
+        """Return a function that expresses a node in plain operators, and the arguments to call it with; else None."""
         name = schema_name(node.target)
         if name in FORMS and is_replaceable(node, name, FORMS):
             given = dict(zip(argument_names(node.target), self.bind_arguments(node), strict=True))
@@ -135,13 +135,13 @@ class _Normalizer:
         return (_set_name(partial(_cast_weight, wanted), f"{wanted}"), (source,)) if is_weight else None
 
     def bind_arguments(self, node: Node) -> list[Argument]:
-        """Return a call's arguments. Range ends and switches that are constant tensors become numbers."""
+        """Return a node's arguments by position; a constant tensor in `NUMERIC_ARGUMENTS` becomes an int."""
         values = bind(node.target, node.args, dict(node.kwargs))
         rows = zip(argument_names(node.target), values, strict=True)
         return [int(self.evaluate(v)) if name in NUMERIC_ARGUMENTS and self.constant.get(v) else v for name, v in rows]
 
     def fused_pair(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
-        """Return the form that fuses a dequantizing step with a quantizing step of equal scales; else None."""
+        """Return the form for a dequantizing node and the quantizing node that it reads, if scales match; or None."""
         first = next(iter(arguments.values()))
         if name not in QUANTIZER_OF or not isinstance(first, Node) or schema_name(first.target) != QUANTIZER_OF[name]:
             return None
@@ -164,7 +164,7 @@ class _Normalizer:
     def bind_form(
         self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
     ) -> tuple[Argument, Argument]:
-        """Return a call of a form with the known facts about the arguments: a function, and its arguments."""
+        """Return a function that calls a form with the known facts about its arguments, and the arguments for it."""
         tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
         constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
@@ -187,7 +187,7 @@ class _Normalizer:
         return int(first) if bool((value == first).all()) and float(first).is_integer() else None
 
     def evaluate(self, node: Node) -> torch.Tensor:
-        """Return a constant's value. Only zero points need their values, which decide the rewritten graph."""
+        """Compute the value of a constant node, such as a zero point that decides the rewritten graph."""
         if node.op == "placeholder":
             return self.program.constants[node.name].evaluate(self.program.parameters)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.evaluate)
@@ -196,13 +196,13 @@ class _Normalizer:
 
 
 def _set_name(function: Argument, name: str) -> Argument:
-    """Give a function a unique name, which distinguishes its traces."""
+    """Give a function a name that is unique, since `Templates` distinguishes functions by name."""
     function.__name__ = name
     return function
 
 
 def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
-    """Dequantize a weight that the graph casts to floats, so that the weight stays quantized."""
+    """Replace a weight's cast to floats by a dequantization of scale 1, so that the weight stays quantized."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"
     return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)

@@ -2,8 +2,8 @@
 
 A cast to E4M3 becomes a floating-point quantize/dequantize pair of scale 1, if its readers cast the value back,
 directly or after moving elements; these readers then read the pair. A cast with any other reader, such as a model
-output, stays. INT8 values between rounding and matmul are computed in int32, in which values clamped to INT8's range
-are the same. Operators that only move such values run in int32, too.
+output, stays. A cast of clamped values to INT8 becomes a cast to int32, which holds the same values. Operators that
+only move such values run in int32, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.decomposition.fold import is_constant
 from pipeline.program import Program
 
 Node: TypeAlias = Argument
-"""A node, or an argument that may be one."""
+"""A node of a graph, or an argument that may be a node."""
 
 E4M3: Final = torch.float8_e4m3fn
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -36,7 +36,7 @@ DEQUANTIZE: Final = operators.dequantize.default
 
 
 class GraphEdit:
-    """A graph that is changed in place, with its program and the nodes that are constant."""
+    """A program's graph that is changed in place, and whether each of its nodes is constant."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph, self.mode = program, program.graph, fake_mode(program.graph)
@@ -45,11 +45,11 @@ class GraphEdit:
             self.constant[node] = is_constant(node, self.constant, program)
 
     def is_weight(self, node: Node) -> bool:
-        """Return whether a node dequantizes a constant."""
+        """Return whether a node is a weight: an operator that dequantizes a constant."""
         return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
 
     def insert(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
-        """Add a call with its fake value."""
+        """Insert an operator call, with its fake value, before a node."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
         node.meta = {**origin_of(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
@@ -57,7 +57,7 @@ class GraphEdit:
         return node
 
     def insert_weight(self, user: Node, *args: Argument) -> Node:
-        """Insert a new weight before a user of the weight that it replaces."""
+        """Insert a dequantization of a weight (with these arguments) before a user of the old one."""
         return self.insert(user, DEQUANTIZE, args)
 
     def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
@@ -65,7 +65,7 @@ class GraphEdit:
         return x if x.meta["val"].dtype == dtype else self.insert(before, aten._to_copy.default, (x,), dtype=dtype)
 
     def replace(self, old: Node, new: Node) -> None:
-        """Replace a node in all its readers, and erase it."""
+        """Replace a node by another in all its readers, and erase the node."""
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
 
@@ -78,8 +78,8 @@ class GraphEdit:
     def propagate(
         self, node: Node, replacement: Node, is_end: Callable[[Node], bool]
     ) -> Iterator[tuple[Node, Node, Node]]:
-        """Apply the operators that move a node to its replacement. Yield each reader at the end of such a
-        chain, with the value that it reads and the replacement of that value."""
+        """Repeat the operators that only move a node's elements on its replacement. Yield each reader at the end of
+        such a chain, with the value that it reads, and the replacement of that value."""
         waiting = [(node, replacement)]
         while waiting:
             old, replacement = waiting.pop()
@@ -103,7 +103,7 @@ def pair_float8_casts(program: Program) -> Program:
 
 
 def _insert_pair(edit: GraphEdit, node: Node, dtypes: list[torch.dtype]) -> None:
-    """Replace a cast by a pair in all readers, which cast the value back to the wanted dtypes."""
+    """Replace a cast to E4M3 by a quantize/dequantize pair in all readers that cast it back, to one of these dtypes."""
     x = node.args[0]
     wide = edit.insert_cast(node, x, reduce(torch.promote_types, dtypes, x.meta["val"].dtype))
     one = edit.insert(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
@@ -121,7 +121,7 @@ def _casts_back(node: Node) -> bool:
 
 
 def _is_clamped(x: Node, least: int, most: int) -> bool:
-    """Return whether a clamp limits ``x`` to this range."""
+    """Return whether ``x`` is the result of a clamp to numbers within this range."""
     if x.target is not aten.clamp.default or len(x.args) != 3:
         return False
     _, low, high = x.args
@@ -149,7 +149,7 @@ def _casts_further(node: Node) -> bool:
 
 
 def readers(node: Node) -> list[Node]:
-    """Return a node's readers. Operators that only move the node count as part of it."""
+    """Return the nodes that read a node, directly or after operators that only move its elements."""
     found, moved = list[Node](), [node]
     while moved:
         for user in moved.pop().users:

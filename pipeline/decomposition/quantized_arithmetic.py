@@ -21,13 +21,13 @@ from pipeline.aten.types import Argument
 
 @frozen
 class Facts:
-    """What is known about a call at compile time: constant arguments, and the zero point if all elements share it."""
+    """What is known of a quantization call: constant arguments, and the zero point if all elements share it."""
 
     constant: frozenset[str] = frozenset()
     zero: int | None = 0
 
     def has_constant(self, *names: str) -> bool:
-        """Return whether all of these arguments are constant."""
+        """Return whether all arguments with these names are constant."""
         return self.constant.issuperset(names)
 
 
@@ -47,7 +47,7 @@ class Scheme:
     adds_zero_first: bool = False
 
     def type_without_zero_point(self, zero: int) -> str | None:
-        """Return the type whose range equals the range of values minus a zero point; None if no type does."""
+        """Return the smallest type that holds the quantized values minus a zero point; None if no type does."""
         low, high = self.low - zero, self.high - zero
         return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
 
@@ -57,7 +57,7 @@ class Scheme:
 
 
 def normalize_block(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
-    """Return a block in the operators' convention: -1 for a dim whose elements all share a scale."""
+    """Return a block shape as the operators expect it: -1 for a dim along which all elements share a scale."""
     return tuple(
         b if isinstance(b, int) and not (isinstance(s, int) and b >= s) else -1
         for s, b in zip(shape, block, strict=True)
@@ -65,19 +65,19 @@ def normalize_block(shape: Sequence[Argument], block: Sequence[Argument]) -> tup
 
 
 def channel_block(rank: int, axis: int) -> tuple[int, ...]:
-    """Return the block of per-channel scales along an axis."""
+    """Return the block shape of per-channel scales: 1 along the axis, -1 (shared) along the other dims."""
     return tuple(1 if dim == axis % rank else -1 for dim in range(rank))
 
 
 def reshape_per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """Return scales or zero points with the rank of their tensor, one element for each block."""
+    """Reshape scales or zero points to the rank of the tensor that they belong to, one element per block."""
     if numbers.numel() == 1:
         return numbers.reshape(())
     return numbers.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
 
 
 def expand_per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """Expand scales or zero points to a shape that broadcasts to the tensor."""
+    """Expand scales or zero points, one per block, to a shape that broadcasts to the tensor of this shape."""
     numbers = reshape_per_block(numbers, shape, block)
     for dim, each in enumerate(block):
         if numbers.dim() and each > 1:
@@ -86,7 +86,7 @@ def expand_per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequen
 
 
 def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
-    """Quantize and dequantize ``x`` in the dtype of ``x``."""
+    """Return ``x`` quantized and dequantized again (fake quantization), in the dtype of ``x``."""
     if known.has_constant("input"):
         return dequantize_weight(known, quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
     if known.has_constant("scale") and scale.numel() == 1 and scheme.uses_full_int8(known.zero):
@@ -104,7 +104,7 @@ def quantize_values(x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Schem
 
 
 def dequantize_values(q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype) -> Tensor:
-    """Dequantize: return ``(q - zero) * scale`` in ``dtype``."""
+    """Return the dequantized values ``(q - zero) * scale`` in ``dtype``."""
     wide = torch.float32 if not scale.dtype.is_floating_point else torch.promote_types(scale.dtype, dtype)
     q = q.to(wide)
     if zero is not None:
@@ -134,13 +134,13 @@ def dequantize_weight(
 
 
 def dequantize_unfolded(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Dequantize with an operator that is never folded, so that weights stay quantized."""
+    """Dequantize by an operator that constant folding leaves alone, so that weights stay quantized."""
     made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
     return made
 
 
 def quantize_pair(x: Tensor, scale: Tensor, type: str) -> Tensor:
-    """Return a quantize/dequantize pair with a single scale for all elements."""
+    """Return ``x`` quantized and dequantized by TensorRT's layers, with a single scale for all elements."""
     made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
     return made
 

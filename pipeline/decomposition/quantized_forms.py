@@ -39,7 +39,7 @@ E2M1: Final = 6.0
 def modelopt_quantize(
     known: Facts, input: Tensor, amax: Tensor, bits: int, exponent: int, unsigned: bool, narrow: bool
 ) -> Argument:
-    """quantize_op(Tensor input, Tensor amax, int num_bits, int exponent_bits, bool unsigned, bool narrow_range)
+    """Rewrite quantize_op(Tensor input, Tensor amax, int num_bits, int exponent_bits, bool unsigned, bool narrow_range)
     -> Tensor"""
     if (bits, exponent) != (8, 4) and exponent:
         return NotImplemented
@@ -66,8 +66,8 @@ def modelopt_quantize(
 def modelopt_block_quantize(
     known: Facts, input: Tensor, size: int, amax: Tensor | None, bits: int, exponent: int, scale: int, of_scale: int
 ) -> Argument:
-    """dynamic_block_quantize_op(Tensor input, int block_size, Tensor amax, int num_bits, int exponent_bits,
-    int scale_num_bits, int scale_exponent_bits) -> Tensor"""
+    """Rewrite dynamic_block_quantize_op(Tensor input, int block_size, Tensor amax, int num_bits, int exponent_bits, int
+    scale_num_bits, int scale_exponent_bits) -> Tensor"""
     forms = {(4, 2, 8, 4): "fp4", (8, 4, 9, 8): "fp8"}
     type, length = forms.get((bits, exponent, scale, of_scale)), input.shape[-1]
     if type is None or not isinstance(length, int) or length % size:
@@ -83,7 +83,7 @@ def modelopt_block_quantize(
 
 
 def fake_per_tensor(known: Facts, input: Tensor, scale: Argument, zero: Argument, low: int, high: int) -> Argument:
-    """fake_quantize_per_tensor_affine(Tensor self, float scale, int zero_point, int quant_min, int quant_max)
+    """Rewrite fake_quantize_per_tensor_affine(Tensor self, float scale, int zero_point, int quant_min, int quant_max)
     -> Tensor"""
     scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
     made = fake_quantize(known, input.float(), _scale_tensor(scale, input), _zero_tensor(zero, input), scheme)
@@ -93,7 +93,7 @@ def fake_per_tensor(known: Facts, input: Tensor, scale: Argument, zero: Argument
 def fake_per_channel(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
 ) -> Argument:
-    """fake_quantize_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min,
+    """Rewrite fake_quantize_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min,
     int quant_max) -> Tensor"""
     scheme = Scheme(low, high, channel_block(input.dim(), axis))
     return fake_quantize(known, input.float(), scale, zero, scheme).to(input.dtype)
@@ -102,8 +102,8 @@ def fake_per_channel(
 def convert_per_tensor(
     known: Facts, input: Tensor, scale: Argument, zero: Argument, low: Argument, high: Argument, *types: Argument
 ) -> Argument:
-    """quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype)
-    -> Tensor, and dequantize_per_tensor"""
+    """Rewrite quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType
+    dtype) -> Tensor, and dequantize_per_tensor"""
     if not isinstance(low, int):
         return NotImplemented
     scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
@@ -113,15 +113,15 @@ def convert_per_tensor(
 def convert_per_channel(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor | None, axis: int, low: int, high: int, *types: Argument
 ) -> Argument:
-    """quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max,
-    ScalarType dtype) -> Tensor, and dequantize_per_channel"""
+    """Rewrite quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int
+    quant_max, ScalarType dtype) -> Tensor, and dequantize_per_channel"""
     return _convert(known, input, scale, zero, Scheme(low, high, channel_block(input.dim(), axis)), *types)
 
 
 def convert_per_token(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *types: Argument
 ) -> Argument:
-    """quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
+    """Rewrite quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_token"""
     scheme = Scheme(low, high, (*[1] * (input.dim() - 1), -1), adds_zero_first=True)
     return _convert(known, input, scale, zero, scheme, *types)
@@ -138,7 +138,7 @@ def convert_per_group(
     group: int,
     out: Argument = None,
 ) -> Argument:
-    """quantize_per_channel_group(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
+    """Rewrite quantize_per_channel_group(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype, int group_size) -> Tensor, and dequantize_per_channel_group"""
     scheme = Scheme(low, high, normalize_block(input.shape, (1, group)), adds_zero_first=True)
     return _convert(known, input, scale, zero, scheme, dtype, out)
@@ -155,8 +155,8 @@ def convert_affine(
     high: Argument = None,
     out: Argument = None,
 ) -> Argument:
-    """quantize_affine(Tensor input, SymInt[] block_size, Tensor scale, Tensor? zero_point, ScalarType output_dtype,
-    Scalar? quant_min=None, Scalar? quant_max=None) -> Tensor, and dequantize_affine"""
+    """Rewrite quantize_affine(Tensor input, SymInt[] block_size, Tensor scale, Tensor? zero_point, ScalarType
+    output_dtype, Scalar? quant_min=None, Scalar? quant_max=None) -> Tensor, and dequantize_affine"""
     if dtype not in RANGES:
         return NotImplemented
     least, most = RANGES[dtype]
@@ -168,7 +168,7 @@ def convert_affine(
 
 
 def convert_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
-    """quantize_affine_float8_non_decomposed(Tensor tensor, Tensor scale, ScalarType float8_dtype=float8_e4m3fn)
+    """Rewrite quantize_affine_float8_non_decomposed(Tensor tensor, Tensor scale, ScalarType float8_dtype=float8_e4m3fn)
     -> Tensor, and dequantize_affine_float8_non_decomposed"""
     block = _block_of_scale(scale, input)
     if not input.dtype.is_floating_point or input.dtype.itemsize > 1:
@@ -182,7 +182,7 @@ def convert_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: tor
 
 
 def int8_linear(known: Facts, input: Tensor, weight: Tensor, scales: Tensor) -> Argument:
-    """_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"""
+    """Rewrite _weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"""
     if not known.has_constant("mat2"):
         return NotImplemented
     return aten.linear.default(
@@ -191,7 +191,7 @@ def int8_linear(known: Facts, input: Tensor, weight: Tensor, scales: Tensor) -> 
 
 
 def int8_matmul(known: Facts, a: Tensor, b: Tensor) -> Argument:
-    """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
+    """Rewrite _int_mm(Tensor self, Tensor mat2) -> Tensor"""
     one = torch.ones((), device=a.device)
     left, right = (
         dequantize_unfolded(x, one, "int8", [-1, -1], torch.float32) if known.has_constant(name) else x.float()
@@ -211,8 +211,8 @@ def scaled_matmul(
     dtype: torch.dtype | None,
     fast: bool,
 ) -> Argument:
-    """_scaled_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor? bias=None,
-    Tensor? scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor"""
+    """Rewrite _scaled_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor? bias=None, Tensor?
+    scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor"""
     if scale_result is not None or not a.dtype == b.dtype == torch.float8_e4m3fn or dtype is None:
         return NotImplemented
     rows, columns = _block_of_scale(scale_a, a), _block_of_scale(scale_b, b)
@@ -257,11 +257,11 @@ def _convert(
 
 
 PAIR: Final = object()
-"""Marks a call that both quantizes and dequantizes."""
+"""Stands for the output dtype of a merged call, which quantizes and dequantizes."""
 
 
 def _block_of_scale(scale: Tensor, x: Tensor) -> tuple[int, ...]:
-    """Return the block implied by a scale's shape: it broadcasts to its tensor's, or has an element per block."""
+    """Return the block shape that a scale's shape implies: it broadcasts to ``x``, or has an element per block."""
     if scale.numel() == 1:
         return (-1,) * x.dim()
     sizes = [1] * (x.dim() - scale.dim()) + list(scale.shape)
@@ -318,10 +318,10 @@ FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
         "aten::_scaled_mm": scaled_matmul,
     }
 )
-"""The form of each quantization operator."""
+"""For each quantization operator, by schema name, the form that expresses it in plain operators."""
 
 QUANTIZER_OF: Final = MappingProxyType(
     {name.replace("::quantize", "::dequantize"): name for name in FORMS if "::quantize_" in name and "ao" not in name}
     | {"torchao::dequantize_affine": "torchao::quantize_affine"}
 )
-"""The dequantizing operators, each with the quantizing operator that it undoes."""
+"""For each dequantizing operator, the quantizing operator whose results it dequantizes."""

@@ -23,15 +23,15 @@ from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
 
 Scales: TypeAlias = tuple[Node, list[int]]
-"""Scales, and the number of elements along each dim that share a scale."""
+"""A node of scales, and the block shape: how many elements along each dim share a scale."""
 
 MATMULS: Final = (Kind.MULTIPLIES, Kind.PROJECTS)
 BLOCK_LENGTHS: Final = (128, 64, 32, 16)
-"""The block lengths into which rows with one scale are cut, if TensorRT supports a type only in blocks."""
+"""The lengths to try for blocks of rows with one scale, if TensorRT supports a type only in blocks."""
 
 
 def lay_out_weights(program: Program) -> Program:
-    """Return the program, whose graph is changed in place, with its weights laid out."""
+    """Change a program's graph in place so that TensorRT fuses its quantized weights; return the program."""
     if any(node.target is DEQUANTIZE or is_cast_to(torch.int8, node) for node in program.graph.nodes):
         _WeightLayout(program).lay_out()
     return program
@@ -54,7 +54,7 @@ class _WeightLayout(GraphEdit):
             self.arrange_blocks(node)
 
     def replacement_for_user(self, node: Node, user: Node) -> Node | None:
-        """Return the replacement for a weight's user, if quantized values can be moved instead; else None."""
+        """Return a replacement for an operator that reads a weight, if the weight can be changed instead; else None."""
         if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
             return self.linear_as_matmul(node, user)
         if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
@@ -73,14 +73,14 @@ class _WeightLayout(GraphEdit):
         return self.scale_weight(node, user) if user.target is aten.mul.Tensor else None
 
     def linear_as_matmul(self, node: Node, user: Node) -> Node:
-        """Return a linear layer as a matmul by a ``[K, N]`` matrix."""
+        """Return the result of a linear layer, computed as a matmul by a ``[K, N]`` weight."""
         turned = self.transpose_weight(node, self.insert(user, aten.permute.default, (node, [1, 0])))
         product = self.insert(user, aten.matmul.default, (user.args[0], turned))
         bias = argument(user, "bias")
         return product if bias is None else self.insert(user, aten.add.Tensor, (product, bias))
 
     def transpose_weight(self, node: Node, user: Node) -> Node:
-        """Return the weight with its quantized values transposed as the user transposes the floats."""
+        """Return the weight with quantized values transposed as ``user`` transposes the floats."""
         codes, scale, type, block, dtype = node.args
         order = _permutation_of(user, len(block))
         moved = self.insert(user, aten.permute.default, (codes, order))
@@ -89,7 +89,7 @@ class _WeightLayout(GraphEdit):
         return self.insert_weight(user, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshape_weight(self, node: Node, user: Node) -> Node | None:
-        """Return the weight in the user's shape, if its scale is single, or per row and rows stay whole; else None."""
+        """Return the weight reshaped as by ``user``, if scales are single, or per row and rows stay whole; or None."""
         codes, scale, type, block, dtype = node.args
         shape, old = list(user.meta["val"].shape), node.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
@@ -107,7 +107,7 @@ class _WeightLayout(GraphEdit):
         )
 
     def scale_weight(self, node: Node, user: Node) -> Node | None:
-        """Return the weight with the user's factor as its scales, if its scales are all 1; else None."""
+        """Return the weight with the factor by which ``user`` multiplies as its scale, if its scale is 1; else None."""
         codes, scale, type, _, dtype = node.args
         factor, shape = user.args[1], node.meta["val"].shape
         if not (_is_constant_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
@@ -136,7 +136,7 @@ class _WeightLayout(GraphEdit):
             self.graph.erase_node(product)
 
     def arrange_blocks(self, node: Node) -> None:
-        """Arrange blocks along one dim, and pack two 4-bit values into a byte."""
+        """Arrange a weight's scales in blocks along one dim, and pack each two 4-bit values into a byte."""
         codes, scale, type, block, dtype = node.args
         shape, block = list(node.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
@@ -154,7 +154,7 @@ class _WeightLayout(GraphEdit):
             self.replace(node, self.insert_weight(node, codes, scale, type, block, dtype))
 
     def split_into_blocks(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
-        """Split a matrix into blocks along its first dim, since TensorRT supports INT4 only in blocks."""
+        """Return scales for blocks along a matrix's first dim, as INT4 needs in TensorRT; None if impossible."""
         shape = node.meta["val"].shape
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
@@ -190,7 +190,7 @@ class _WeightLayout(GraphEdit):
         return self.insert(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
     def repeat_scales(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
-        """Repeat each scale along a dim, up to the given size."""
+        """Repeat each scale ``times`` times along a dim, and cut the result to ``size``."""
         made = self.insert(node, aten.repeat_interleave.self_int, (scale, times, dim))
         return self.insert(node, aten.slice.Tensor, (made, dim, 0, size))
 

@@ -4,8 +4,8 @@ which are merged if they read the same rows.
 The builder itself merges matmuls of the same tensor (by the weights of query, key and value, say), and dequantizes
 their weights for that: either during the build, which loses the saving, or in a separate kernel. One matmul with
 concatenated columns reads quantized values instead. Matmuls of tensors with more than two dims are fused for some sizes
-only. RTX 1.6 dequantizes separately if a permutation returns the rows, as for the result of an attention or for several
-batches, but not after a layer that takes the maximum of the rows and themselves. The single-row kernel (GEMV) supports
+only. RTX 1.6 dequantizes in a separate kernel if a permutation returns the rows (an attention's result, several
+batches), but not if the maximum of the rows with themselves is taken first. The single-row kernel (GEMV) supports
 neither INT8 nor FP8: the matmul runs on two equal rows instead, and the result is their mean.
 """
 
@@ -29,7 +29,7 @@ MATMUL_TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
 BEFORE_1_7 = not CAPABILITIES.codes_beside_floats
 LEADING_DIMS = (1,) if BEFORE_1_7 else ()
-"""Leading dims of flattened rows: 1.6.1 fuses batched matmuls with a batch of 1, 1.7.1 matmuls of matrices."""
+"""The dims before flattened rows: TensorRT-RTX 1.6.1 fuses batched matmuls with a batch of 1, 1.7.1 matrices."""
 MERGED_TYPES = ("int8", "int4", "fp8")
 TWO_ROW_TYPES = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
 """The types for which TensorRT fuses matmuls of two rows, but not of a single row."""
@@ -37,7 +37,7 @@ PAIR_OPERATORS = (operators.fake_quantize.default, operators.fake_quantize_block
 
 
 def merge_matmuls(edit: GraphEdit) -> None:
-    """Rewrite a graph's matmuls by laid-out weights."""
+    """Rewrite the matmuls of a graph by quantized weights, and merge those that read the same rows."""
     for node in list(edit.graph.nodes):
         if node.target is aten.mm.default and edit.is_weight(node.args[1]):
             _multiply_unflattened(edit, node)
@@ -66,7 +66,7 @@ def _multiply_unflattened(edit: GraphEdit, product: Node) -> None:
 
 
 def _can_merge(edit: GraphEdit, product: Node) -> bool:
-    """Return whether only this matmul reads its weight, scales are per column, and the other operand is not a pair."""
+    """Return whether a matmul may be merged: it alone reads its weight, scales are per column, ``x`` is unquantized."""
     x, weight = product.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False
@@ -104,7 +104,7 @@ class _MatmulMerger:
         self.split_result(made, ends, columns)
 
     def concatenate_weights(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
-        """Concatenate the weights along their columns."""
+        """Return one weight with the columns of these weights."""
         if len(weights) == 1:
             return weights[0]
         codes = self.insert(aten.cat.default, ([weight.args[0] for weight in weights], 1))
@@ -129,7 +129,7 @@ class _MatmulMerger:
         return bool(leading) and type in TWO_ROW_TYPES and statically_known_true(math.prod(leading) == 1)
 
     def flattened_rows(self) -> Node:
-        """Return the matmuls' tensor as rows."""
+        """Return the tensor that the matmuls multiply, flattened to rows."""
         x = self.first.args[0]
         columns = x.meta["val"].shape[-1]
         rows = self.insert(aten.reshape.default, (x, [*LEADING_DIMS, -1, columns])) if self.is_flattened else x
@@ -139,7 +139,7 @@ class _MatmulMerger:
         return self.insert(aten.maximum.default, (rows, rows)) if moved else rows
 
     def split_result(self, merged: Node, results: Sequence[Node], columns: Sequence[int]) -> None:
-        """Replace the original results by columns of the merged result."""
+        """Replace the result of each original matmul by its columns of the merged result."""
         dim, bounds = merged.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
         parts = [merged]
         if len(columns) > 1:
@@ -162,7 +162,7 @@ class _MatmulMerger:
         return user if same and value.dtype == product.meta["val"].dtype else None
 
     def hoist(self, node: Node) -> None:
-        """Move the nodes that compute a constant before the first matmul."""
+        """Move a constant node, and the nodes that compute it, before the first matmul."""
         waiting, later = [node], set[Node]()
         while waiting:
             each = waiting.pop()
@@ -174,5 +174,5 @@ class _MatmulMerger:
             self.positions[each] = -1
 
     def insert(self, target: Argument, args: tuple[Argument, ...]) -> Node:
-        """Insert a call before the first matmul."""
+        """Insert an operator call before the first of the merged matmuls."""
         return self.edit.insert(self.first, target, args)

@@ -21,7 +21,8 @@ MIN_SCALE: Final = 2.0**-23
 
 
 def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
-    """choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Rewrite choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor,
+    Tensor)"""
     least, most = _include_zero(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
     zero = (low - (least / scale).round()).clamp(low, high)
@@ -31,21 +32,21 @@ def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: fl
 def per_tensor_symmetric_qparams(
     known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> Results:
-    """choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype)
-    -> (Tensor, Tensor)"""
+    """Rewrite choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) ->
+    (Tensor, Tensor)"""
     scale = (input.abs().amax() / ((high - low) / 2)).float().clamp(min=eps).reshape(1)
     return scale, torch.full_like(scale, 128 if dtype == torch.uint8 else 0)
 
 
 def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Rewrite choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     most = input.abs().amax(-1, keepdim=True)
     scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
     return scale, torch.zeros_like(scale)
 
 
 def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Rewrite choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _include_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
     scale = ((most - least) / 255).clamp(min=MIN_SCALE)
     down, up = least / scale, most / scale
@@ -54,7 +55,7 @@ def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype
 
 
 def _include_zero(least: Tensor, most: Tensor) -> Results:
-    """Return the range extended to include 0."""
+    """Return the minimum and maximum of a range, extended so that it contains 0."""
     return least.clamp(max=0), most.clamp(min=0)
 
 
@@ -66,11 +67,11 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
         "quantized_decomposed::choose_qparams_per_token_asymmetric": per_token_asymmetric_qparams,
     }
 )
-"""The forms that compute scales and zero points, by operator."""
+"""For each operator that computes scales and zero points, the form that expresses it in plain operators."""
 
 
 def drop_mask(form: Function) -> Function:
-    """Return the form of a fake quantizer that also returns a mask, which must be unread."""
+    """Return the form of a fake quantizer that also returns a mask; the rewritten call returns None as the mask."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:
         return form(known, *args), None
@@ -94,8 +95,8 @@ def quantize_if_enabled(form: Function) -> Function:
 
 
 def is_replaceable(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Return whether an operator's readers allow its form: only forms, which accept float32, read scales and zero
-    points, and nothing reads a mask."""
+    """Return whether an operator's readers allow its form: only operators with forms (which accept float32) read scales
+    and zero points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True
     parts = list(node.users)

@@ -1,4 +1,4 @@
-"""Copy a graph node by node, replacing nodes by their traced decompositions."""
+"""Copy a graph node by node, and replace nodes by their traced decompositions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pipeline.shapes.environment import bounds, shape_of
 
 
 class Rewriter:
-    """The rewriting of a program's graph. ``applied``: the operators whose registered decomposition was used."""
+    """Rewrites a graph by decompositions. ``applied``: the operators whose registered decomposition was used."""
 
     def __init__(self, program: Program, claims: UserRegistrations, choices: Decompositions) -> None:
         self.program, self.claims, self.choices = program, claims, choices
@@ -48,7 +48,7 @@ class Rewriter:
         self.open_templates: set[str] = set()
 
     def rewrite(self) -> torch.fx.Graph:
-        """Rewrite the whole graph into the registry's opset."""
+        """Rewrite the whole graph into operators that have a converter, as far as decompositions allow."""
 
         def transform(node: Node, call: Call) -> Argument:
             written = self.control_flow.expand(node, call.args)
@@ -62,7 +62,7 @@ class Rewriter:
         return users or is_kept_in_torch(node.target, node.meta, self.settings)
 
     def decompose_refused(self, refused: Container[str]) -> torch.fx.Graph:
-        """Decompose these nodes as if the user had no converter for them, and copy all other nodes."""
+        """Decompose the nodes with these names as if the user had no converter for them, and copy all other nodes."""
 
         def transform(node: Node, call: Call) -> Argument:
             apart = node.name in refused or node.target is operator.getitem
@@ -113,19 +113,19 @@ class Rewriter:
         return all(isinstance(size, int) for size in matrices) and is_faster_in_torch(tuned, matrices)
 
     def add_call(self, call: Call) -> Node:
-        """Add a node to the new graph."""
+        """Add an operator call to the new graph, without decomposing it."""
         node = self.graph.create_node("call_function", call.target, tuple(call.args), dict(call.kwargs), call.name)
         node.meta = {**origin_of(call.meta), "val": call.value}
         self.record_constant(node)
         return node
 
     def record_constant(self, node: Node) -> None:
-        """Record whether a node is constant, if later nodes depend on it."""
+        """Record whether a node of the new graph is constant, which the search for a user's operators needs."""
         if self.claims.targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def keep_or_decompose(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
-        """Keep a call if a converter accepts it or nothing decomposes it; else return torch's decomposition."""
+        """Add a call unchanged if a converter accepts it or nothing decomposes it; else add torch's decomposition."""
         node = self.add_call(call)
         if not is_operator(node) or accepts(node) or is_slow_attention(node, self.program.settings):
             return node
@@ -149,7 +149,7 @@ class Rewriter:
         return own and self.inline_registered(own, call)
 
     def inline_registered(self, function: Function, call: Call) -> tuple[Argument] | None:
-        """Call `inline` for a registered decomposition, which may be a user's: errors name the decomposition."""
+        """Call `inline` for a registered decomposition, which may be a user's; an error names the decomposition."""
         try:
             inlined = self.inline(function, call)
             if inlined is not None:
@@ -167,7 +167,7 @@ class Rewriter:
             raise ConversionError(call.name or name, name, source_line_in(call.meta), why) from error
 
     def inline_pairs(self, call: Call) -> tuple[Argument] | None:
-        """Return the outputs of an operator's rule on pairs, complex outputs joined; None if it has no rule."""
+        """Emit a complex operator by its rule on pairs of parts, and join the results; None if it has no rule."""
         rule = RULES.get(equivalent_operator(call.target))
         if rule is None:
             return None
@@ -178,7 +178,7 @@ class Rewriter:
 
     def inline(self, function: Function, call: Call) -> tuple[Argument] | None:
         """Emit a decomposition into the new graph and return its outputs; None if it does not apply, or would recurse:
-        torch's composites end at operators that our decompositions express by composites."""
+        decompositions of ours may call composites that lead to them."""
         template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
         if template is None or template.key in self.open_templates:
             return None
@@ -194,7 +194,7 @@ class Rewriter:
 
 
 def _as_convolution(node: Node) -> tuple[object, ...] | None:
-    """Return the arguments of ``aten.convolution`` for another convolution operator; None if it needs a trace."""
+    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None if it needs a trace."""
     if op_kind(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)

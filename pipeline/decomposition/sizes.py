@@ -31,7 +31,7 @@ def replace_size_reads(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -
 
 
 def _graph_call(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """Return a handler that adds a call of a one-argument function to the graph instead of running the function."""
+    """Return a method that adds a call of a one-argument function to the graph instead of running the function."""
     return staticmethod(lambda x, *_: x.tracer.create_proxy("call_function", function, (x,), {}))
 
 
@@ -58,11 +58,11 @@ class _GraphSizeAnalysis(PythonReferenceAnalysis):
 
 
 InputSize: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
-"""An input and its dim (None for a number), and the slope and offset of its size as an expression of a symbol."""
+"""An input, its dim (None for a number), and the slope and offset of its size as a linear expression of a symbol."""
 
 
 def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, InputSize]:
-    """Return the input dim to read each symbol from, preferably a dim whose size is the symbol itself."""
+    """Return for each symbol an input dim to compute it from, preferably a dim whose size is the symbol itself."""
     found: dict[str, InputSize] = {}
     for node in inputs:
         value = node.meta.get("val")
@@ -79,7 +79,7 @@ def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, InputSize]:
 def _live_and_size_nodes(
     graph: torch.fx.Graph, places: Mapping[str, InputSize]
 ) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """Return the nodes on which results depend other than through sizes of inputs, and these size nodes in order."""
+    """Return the nodes that outputs depend on, and the size nodes that input sizes determine, which end the search."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]
@@ -103,7 +103,7 @@ def _is_readable(node: torch.fx.Node, places: Mapping[str, InputSize]) -> bool:
 
 
 def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, InputSize]) -> torch.fx.Node:
-    """Compute a size from the inputs' sizes, before the node that read the size."""
+    """Insert nodes that compute a size from the inputs' sizes, before the node that read it from a tensor."""
     expr: Argument = expression(node.meta["val"])
     before = node.prev
     with graph.inserting_before(node):

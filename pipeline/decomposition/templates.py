@@ -23,7 +23,7 @@ from pipeline.shapes.environment import shape_of
 
 @frozen(eq=False)
 class Call:
-    """A call of an operator with the values that it has in a graph, and the ``meta`` and name of its node."""
+    """A call of an operator in a graph: its arguments, and the ``meta`` and name of its node."""
 
     target: Target
     args: Argument
@@ -33,18 +33,18 @@ class Call:
 
     @classmethod
     def of_node(cls, node: torch.fx.Node) -> Call:
-        """Return the call of a node."""
+        """Return the operator call that a node makes."""
         return cls(node.target, node.args, node.kwargs, node.meta, node.name)
 
     @property
     def value(self) -> Argument:
-        """The fake value; None if unknown."""
+        """The fake value of the call's result; None if it is unknown."""
         return self.meta.get("val")
 
 
 @frozen(eq=False)
 class Template:
-    """The traced graph of a decomposition for calls of one signature, ``key``; placeholders are the call's nodes."""
+    """The traced graph of a decomposition for calls of one signature, ``key``, with a placeholder per node."""
 
     key: str
     graph: torch.fx.Graph
@@ -52,7 +52,7 @@ class Template:
 
 @frozen(eq=False)
 class Templates:
-    """The templates traced so far, in a program's fake mode."""
+    """Traces decompositions in a program's fake mode, and stores the templates by signature."""
 
     mode: FakeTensorMode
     known: dict[str, torch.fx.GraphModule | None] = field(factory=dict)
@@ -60,7 +60,7 @@ class Templates:
     def find(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
-        """Return the template of a call that returns ``expected``; None if the decomposition does not apply."""
+        """Return the template of a decomposition for a call that returns ``expected``; None if it does not apply."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {argument_key(flat)} {spec}"
         if key not in self.known:
@@ -70,14 +70,14 @@ class Templates:
 
 
 def argument_nodes(args: object, kwargs: object) -> list[torch.fx.Node]:
-    """Return the nodes among the arguments of a call, in the order of a template's placeholders."""
+    """Return the nodes among the arguments of a call, in the order in which a template has placeholders for them."""
     return [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.fx.Node)]
 
 
 def _trace_decomposition(
     function: Callable[..., object], flat: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
-    """Return the graph of a decomposition over the nodes among ``flat``; None if it calls the operator itself."""
+    """Trace a decomposition for arguments ``flat``, whose nodes become placeholders; None if it does not apply."""
     fakes: list[Argument] = []
     for value in (v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)):
         # tracing identifies tensors by identity, and nodes from one template share theirs
@@ -109,7 +109,7 @@ def _trace_decomposition(
 
 
 def _copy_lists(value: object) -> object:
-    """Return an argument with copied lists, since torch's decompositions mutate lists of indices."""
+    """Return an argument in which lists are copied, since torch's decompositions change lists of indices."""
     return list(map(_copy_lists, value)) if isinstance(value, list) else value
 
 

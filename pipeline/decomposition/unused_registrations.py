@@ -98,7 +98,7 @@ class _UnusedSearch:
         return CallSearch(source, self.templates, choices, lambda call: call.target is target).find_first(source.graph)
 
     def why_converter_is_unused(self, declaration: Declaration, call: Node) -> tuple[str, str]:
-        """Return why a converter is not used, and a hint."""
+        """Return why a user's converter was not used for this call, and a hint."""
         settings = self.claims.lookup.settings
         hint = _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
         if is_kept_in_torch(call.target, call.meta, settings):
@@ -126,7 +126,7 @@ class _UnusedSearch:
         return f"{verdict.choice.support.name} comes before it, and accepts {call.name}", hint
 
     def unused_entries(self, unmatched: list[object]) -> Iterator[Unreached]:
-        """Yield the unused entries of ``torch_executed_ops``, with the model's composites of their operators."""
+        """Yield an entry for each of these unused entries of ``torch_executed_ops``, with the reason and a hint."""
         for entry in unmatched:
             found = self.find_call(entry) if isinstance(entry, OpOverload) else None
             name = f"{entry_name(entry)} in torch_executed_ops"
@@ -141,7 +141,7 @@ class _UnusedSearch:
                 yield Unreached(name, "it returns False for every module", f"the paths are {listed}")
 
     def why_decomposition_is_unused(self, op: object, call: Node) -> tuple[str, str]:
-        """Return why a decomposition is not used, and a hint."""
+        """Return why a user's decomposition was not used for this call, and a hint."""
         if is_kept_in_torch(call.target, call.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {call.name} in PyTorch", ""
         if op in self.choices.disabled:

@@ -1,6 +1,6 @@
 """Export models that torch.export alone rejects: patch torch, prepare example inputs, and retry with other options.
 
-`pipeline.capture` imports only the names below from this package.
+Code outside of this package imports only the names below.
 """
 
 from pipeline.export_fixes.dynamic_shapes import requested_bounds

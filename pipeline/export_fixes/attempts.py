@@ -1,6 +1,6 @@
-"""The table of retries for a failed export. `exporter` makes them in this order until an export succeeds.
+"""The table of retries after a failed torch.export. `exporter` tries its rows in order until an export succeeds.
 
-``print(printed())`` shows the table; the logger `pipeline.export_fixes.exporter` reports which attempt succeeded.
+``print(table_text())`` prints the table; the logger `pipeline.export_fixes.exporter` reports which attempt succeeded.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from pipeline.export_fixes.restore_model_state import join_path
 from pipeline.export_fixes.runtime_asserts import checks
 
 TraceMode: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
-"""How torch.export traces. ``"python"``: it runs the model's Python code. The next three do so, too: ``"called"``:
-``torch.compiler.is_exporting()`` is False in the model; ``"comparing"``: the example decides comparisons of several
-sizes; ``"anew"``: shapes stored by the last call are cleared (`clear_remembered_shapes`). ``"bytecode"``: Dynamo
-interprets the bytecode, with the contents of caches and ints computed from sizes (not while ``torch.compile`` traces,
-which would crash). ``"autograd"``: below autograd, where ``torch.func`` has been applied. ``"example"``: as
-``"python"``, and data-dependent branches are taken as for the example."""
+"""How torch.export traces a model. ``"python"`` runs the model's Python code. So do three variants: in ``"called"``,
+``torch.compiler.is_exporting()`` is False in the model; in ``"comparing"``, the example input decides comparisons of
+several sizes; in ``"anew"``, shapes that the last call stored are cleared (`clear_remembered_shapes`). In
+``"bytecode"``, Dynamo interprets the bytecode, including caches and ints computed from sizes (unusable while
+``torch.compile`` traces: it would crash). ``"autograd"`` traces below autograd, after ``torch.func``. ``"example"`` is
+``"python"`` with data-dependent branches taken as for the example input."""
 
 
 @frozen(eq=False)
 class FirstExport:
-    """The outcome of the first export of a model, with the requested shapes.
+    """The outcome of a model's first export, which requests the user's dynamic shapes.
 
     Attributes:
-        error: the error of the export; None if the export succeeded, but its graph fixes a number.
-        by_inputs: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
+        error: the export's error; None if it succeeded, but its graph specialized a number to a constant.
+        has_input_ranges: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
         has_one_size: whether torch specialized a dynamic size to a constant.
         is_narrower: whether torch accepts only narrower ranges, and no dim is derived from another dim.
     """
@@ -55,12 +55,13 @@ class FirstExport:
 
     @property
     def fails_for_the_model(self) -> bool:
-        """Whether the model's own code raised the error; False for errors about ranges or data-dependent branches."""
+        """Whether the model's code raised the export's error; False for errors about ranges or data-dependent
+        branches."""
         return self.mode == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
 
     @property
     def can_read_bytecode(self) -> bool:
-        """Whether Dynamo may trace the retry: it is not active, and the model caught no error of a value check."""
+        """Whether a retry may use Dynamo: it is not active already, and the model caught no error of a value check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.mode == "python" and CompileContext.try_get() is None and not is_caught
@@ -68,13 +69,13 @@ class FirstExport:
 
 @frozen(eq=False)
 class Attempt:
-    """A retry of a failed export: a row of `ATTEMPTS`.
+    """One way to retry a failed torch.export: a row of the table `ATTEMPTS`.
 
     Attributes:
-        when, changes: descriptions of the failures that are retried, and of the change to the export.
-        applies: returns whether the attempt may help.
-        way: the trace mode of torch.export; None: the mode of the first export.
-        shapes: returns the dynamic shapes of each export to try.
+        when, changes: text for the table: after which failures the row applies, and what it changes in the export.
+        applies: returns whether the retry may succeed where the first export failed.
+        mode: the trace mode of the retry; None: the mode of the first export.
+        shapes: returns the dynamic shapes to request, one after the other.
     """
 
     name: str
@@ -85,17 +86,17 @@ class Attempt:
     shapes: Callable[[FirstExport], Iterable[Spec]] = lambda first: (first.shapes,)
 
     def exports_to_try(self, first: FirstExport) -> Iterator[tuple[Spec, TraceMode]]:
-        """Yield the shapes and the trace mode of each export to try; nothing if the attempt cannot help."""
+        """Yield the dynamic shapes and trace mode of each export to try; nothing if `applies` is false."""
         if self.applies(first):
             yield from ((each, self.mode or first.mode) for each in self.shapes(first))
 
 
 NO_SIZE: Final = -2
-"""No tensor has this size, and none can be made or viewed with it."""
+"""A size that no tensor can have: creating or viewing a tensor with it raises an error."""
 
 
 def remembered_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
-    """Return the shapes that a model's modules store as attributes, by attribute path."""
+    """Return each ``torch.Size`` that a module of the model stores as an attribute, by attribute path."""
     rows = ((join_path(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
     return {place: value for place, value in rows if type(value) is torch.Size}
 
@@ -107,8 +108,8 @@ def clear_remembered_shapes(model: torch.nn.Module) -> Iterator[None]:
 
     Consider ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (YOLO heads, position
     caches). After a call of the model, torch.export would specialize sizes to the stored shape. With a cleared shape,
-    the trace computes the grid; `model_state` checks that no result depends on an earlier call. If the trace does not
-    assign a cleared shape, a `CaptureError` is raised, since it is not the shape of the last call.
+    the trace computes the grid; `model_state` checks that no result depends on an earlier call. If the trace leaves a
+    shape cleared, a `CaptureError` is raised: the attribute is not the shape of the last call.
     """
     found = remembered_shapes(model)
     for place, shape in found.items():
@@ -127,7 +128,7 @@ NUMBERS: Final = Attempt(
     "bytecode",
     lambda first: (first.shapes, *ranges.relax_ranges(first.shapes)),
 )
-"""The attempt after an export that did not fail."""
+"""The retry after an export that succeeded, but specialized a number computed from sizes to a constant."""
 
 ATTEMPTS: Final = (
     Attempt(
@@ -188,17 +189,17 @@ ATTEMPTS: Final = (
     ),
     Attempt("autograd", "always", "torch traces below autograd", lambda first: first.mode == "python", "autograd"),
 )
-"""The attempts after an export that failed, in their order."""
+"""The retries after an export that failed, in the order in which they are tried."""
 
 
 def table_text() -> str:
-    """Return the table as text: for each attempt a line with the condition and the change."""
+    """Return the table of retries as text: a line for each retry, with its condition and what it changes."""
     rows = ((each.name, each.when, each.changes) for each in (NUMBERS, *ATTEMPTS))
     return align_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
 def tie_dims(error: Argument, shapes: Spec) -> Iterator[Spec]:
-    """Yield the shapes with one ``Dim`` for dims that torch reports as equal; nothing if it suggests other changes.
+    """Yield the dynamic shapes with one shared ``Dim`` for dims that torch's error reports as equal, if it reports any.
 
     Each dim of an `Input` has a unique name, while a model may need equal dims (a mask and the masked tensor). The
     ranges stay as requested: suggestions that narrow a range or make a dim static are ignored.

@@ -1,8 +1,8 @@
-"""Trace both branches of a data-dependent TorchScript `if`, and select between their results at run time.
+"""Trace both branches of a data-dependent ``if`` in TorchScript, and select between their results at run time.
 
 The TorchScript interpreter (`export_fixes.torchscript`) calls `select_branch` if the condition of a ``prim::If`` is
 data-dependent. Each branch is traced as if it were taken, and must be pure: `torch.where` selects values, but cannot
-undo side effects. A data-dependent ``if`` in Python code is not handled here; it raises a `CaptureError`.
+undo side effects. A data-dependent ``if`` in Python code raises a `CaptureError` instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HINT: Final = "torch.where(condition, one, other) chooses between values, torch.
 
 
 class Unset:
-    """The value of a variable that a branch does not assign."""
+    """Stands for the value of a variable that one of two branches does not assign."""
 
     def __repr__(self) -> str:
         return "not set"
@@ -40,7 +40,7 @@ UNSET: Final = Unset()
 
 @define
 class Branch:
-    """A branch that is being traced.
+    """A branch of a TorchScript ``if`` that is being traced.
 
     Attributes:
         memory: the memory that the branch allocates.
@@ -53,7 +53,7 @@ class Branch:
 
 @define
 class SelectedResult:
-    """The memory of a result of `torch.where`, and of the two tensors of which eager would return one."""
+    """The storages of a `torch.where` result and of the two tensors of which eager would return one."""
 
     memory: frozenset[StorageWeakRef]
     place: str
@@ -68,11 +68,11 @@ class Trace:
 
 
 trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None)
-"""What is traced; `select_branch` may be called while it is set."""
+"""The branches of the current trace; `select_branch` may be called only while this is set."""
 
 
 def is_open_condition(condition: object) -> bool:
-    """Return whether a condition is a data-dependent tensor of one element."""
+    """Return whether a condition is a data-dependent one-element tensor in a trace that can select branches."""
     if trace.get() is None or not isinstance(condition, torch.Tensor):
         return False
     return is_data_dependent(condition) and set(shape_of(condition)) <= {1}
@@ -81,7 +81,7 @@ def is_open_condition(condition: object) -> bool:
 def select_branch(
     condition: torch.Tensor, if_true: Callable[[], Argument], if_false: Callable[[], Argument], line: str
 ) -> Argument:
-    """Trace both branches, and return the results that `torch.where` selects by the condition at run time. Raise
+    """Trace both branches of an ``if``, and return for each result a `torch.where` that selects by the condition. Raise
     `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot select."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
@@ -109,7 +109,7 @@ def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Arg
 def _select_result(
     condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], line: str
 ) -> Argument:
-    """Return the selected one of two results. A variable that one branch does not assign is not read later."""
+    """Return a `torch.where` of the branches' results; if one is unassigned or both are equal, return one."""
     yes, no = pair
     if yes is no or no is UNSET or _is_same_number(yes, no):
         return yes
@@ -128,7 +128,7 @@ def _select_result(
 def record_effects(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap torch's tracing of a call: record its side effects in a branch; reject writes to a selected result."""
+    """Wrap torch's tracing of a call: record a side effect inside a branch, and reject a write to a selected result."""
     result, now = orig(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open_branches or now.selected):
         return result

@@ -1,4 +1,4 @@
-"""``recorded``: record the calls of a submodule, to compile it for their inputs, with dynamic sizes if they differ."""
+"""Record the calls of a submodule (``recorded``), and compile it for their inputs; sizes that differ become dynamic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND_HINT = "record calls of one kind, and compile once for each kind"
 
 @frozen
 class TensorKind:
-    """The dtype and the sizes of a tensor."""
+    """The dtype and sizes of a tensor in a recorded call."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -33,14 +33,14 @@ class TensorKind:
 
 @frozen
 class Call:
-    """One call of a module: the structure of its inputs, and each value by path; a tensor as its dtype and rank."""
+    """One recorded call: the structure of its inputs, and each value by path (for a tensor, its dtype and sizes)."""
 
     spec: Spec
     values: Mapping[str, Leaf]
 
     @classmethod
     def of(cls, inputs: Mapping[str, Argument], call_form: Spec) -> Call:
-        """Return the record of a call. ``call_form``: the number of positional inputs, and the keywords."""
+        """Return the record of a call's inputs. ``call_form``: how many were positional, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
         kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
         return cls((spec, call_form), dict(zip((_path_text(path) for path, _ in rows), kinds, strict=True)))
@@ -48,7 +48,7 @@ class Call:
 
 @define
 class Calls:
-    """The calls of a module that `recorded` has seen, in order.
+    """The calls of a module that a `recorded` context has seen, in order.
 
     ``compile(module, **calls.inputs)`` compiles the module for all recorded calls. The first call is the example, and
     its tensors are stored; of later calls only types and shapes are stored.
@@ -79,8 +79,8 @@ class Calls:
         that differed between calls are dynamic from their minimum to their maximum, and tuned for the first call.
 
         Raises:
-            CaptureError: there was no call; or calls differ in more than sizes and integers of an input, which the
-                message names.
+            CaptureError: no call was recorded, or calls differ in more than sizes and integers; the message names the
+                input.
         """
         if self.refused is not None:
             raise self.refused
@@ -151,7 +151,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
 
 
 def _plain_copy(x: torch.Tensor) -> torch.Tensor:
-    """Return a plain copy of a tensor, even in inference mode."""
+    """Return a copy of a tensor that is not an inference tensor, even if inference mode is active."""
     with torch.inference_mode(False):
         return x.detach().clone()
 
@@ -163,7 +163,7 @@ def _path_text(path: tuple[Leaf, ...]) -> str:
 
 
 def _nest_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
-    """Nest the entries of leaves, in order, as ``dynamic_shapes`` nests them."""
+    """Arrange one entry per leaf of ``value`` as torch.export's ``dynamic_shapes`` nests them."""
     parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
     if len(parts) == 1 and parts[0] is value:
         return next(entries)
@@ -171,7 +171,7 @@ def _nest_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
 
 
 def _are_compatible(first: Leaf, second: Leaf) -> bool:
-    """Return whether a program can accept both values of an input."""
+    """Return whether one program can accept both values of an input: only sizes and ints from 0 on may differ."""
     if isinstance(first, TensorKind) and isinstance(second, TensorKind):
         return first.dtype == second.dtype and len(first.shape) == len(second.shape)
     if type(first) is type(second) is int:
@@ -182,6 +182,6 @@ def _are_compatible(first: Leaf, second: Leaf) -> bool:
 
 
 def _dim_of_sizes(sizes: Sequence[int]) -> Argument:
-    """Return a ``Dim`` with the range of these sizes; None if all are equal."""
+    """Return a ``Dim`` from the smallest to the largest of these sizes; None if all sizes are equal."""
     low, high = min(sizes), max(sizes)
     return None if low == high else Dim.DYNAMIC(min=low, max=high)

@@ -1,4 +1,4 @@
-"""Decide from a graph with two calls of a model whether the second call computes the same function as the first."""
+"""Decide whether a model carries state between calls: compare two calls of it in one exported graph."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ COPY_OPERATORS: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "de
 
 
 def is_second_call_equal(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
-    """Return whether the second call of a model computes the same function of its inputs as the first; then it uses
-    no state from the first call. The exported program makes both calls: it returns the outputs of both, with these
-    structures, and the inputs copied by `AGAIN`."""
+    """Return whether the second of two calls computes the same function of its inputs as the first, and so uses no
+    state that the first call left. ``exported`` contains both calls: it returns the outputs of both, with these two
+    structures, and the inputs of the second call, which the operator `AGAIN` copied."""
     first, second = structures
     if first != second:
         return False
@@ -50,10 +50,10 @@ class _ValueNumbers:
     Attributes:
         numbers: the number of each expression: an operator and the numbers of its arguments.
         nodes: the current number of each node; a write to the node changes it.
-        of_inputs: the numbers of values that depend on inputs.
-        registered: the number of each parameter's and buffer's placeholder at the start of a call.
+        input_dependent: the numbers of values that depend on inputs.
+        registered: the number of each parameter's and buffer's placeholder when a call starts.
         inputs: the number of each input's placeholder.
-        first: the number of each node at the end of the first call.
+        first: the number of each node when the first call has ended.
     """
 
     numbers: dict[tuple[object, ...], int] = field(factory=dict)
@@ -70,7 +70,7 @@ class _ValueNumbers:
         return number
 
     def key_of(self, value: Argument) -> object:
-        """Return the number of a node; for any other argument return its printed text."""
+        """Return the value number of a node; for any other argument, a key made of its type and text."""
         if isinstance(value, Node):
             return self.nodes[value]
         if isinstance(value, list | tuple):
@@ -98,7 +98,7 @@ class _ValueNumbers:
                 self.number_call(node)
 
     def number_placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
-        """Assign a number to a placeholder; constants are numbered by value."""
+        """Assign a value number to a placeholder; constants of equal value get equal numbers."""
         if spec.kind == InputKind.USER_INPUT:
             self.nodes[node] = self.inputs[node] = self.number("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -107,13 +107,13 @@ class _ValueNumbers:
             self.nodes[node] = self.number("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
-        """Begin the second call: values that depend on inputs get new numbers, buffers keep theirs."""
+        """Begin to number the second call: values that depend on inputs get new numbers, buffers keep their numbers."""
         self.first = self.nodes
         self.nodes = {n: self.number("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
 
     def number_call(self, node: Node) -> None:
-        """Assign a number to a call, and new numbers to the nodes that it writes."""
+        """Assign a value number to an operator call, and new numbers to the nodes whose memory it writes."""
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
             self.nodes[node] = self.number("size", str(value))
@@ -130,7 +130,7 @@ class _ValueNumbers:
 
 
 def _value_reads(node: Node) -> list[Node]:
-    """Return the nodes whose values a call reads, except nodes of which it reads only dtype, device or sizes."""
+    """Return the arguments of an operator call whose elements it reads, not only their dtype, device or sizes."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
     if template is None or (template == 0 and op_kind(node.target) is not Kind.FILLS):
@@ -140,7 +140,7 @@ def _value_reads(node: Node) -> list[Node]:
 
 
 def _keeps_values(node: Node) -> bool:
-    """Return whether a call is a copy, or a cast to the dtype that the tensor already has; it keeps the values."""
+    """Return whether an operator call only copies its input: ``clone``, or a cast to the dtype that it already has."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if name not in COPY_OPERATORS or not node.all_input_nodes:
         return False
@@ -150,7 +150,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """Return the nodes that depend on these inputs, or on tensors outside of the graph that the graph writes."""
+    """Return the nodes that depend on ``inputs``, or on parameters and buffers that the graph writes."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_value_reads(node)):
@@ -162,7 +162,7 @@ def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
 
 
 def _written_nodes(node: Node) -> Iterator[Node]:
-    """Yield the node that a call writes, and the nodes of which it may be a view."""
+    """Yield the node that an in-place operator writes, and the nodes of which this node may be a view."""
     written: object = next(iter(node.all_input_nodes), None)
     while isinstance(written, Node):
         yield written
@@ -170,7 +170,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
 
 
 def _constant_key(value: object) -> tuple[object, ...]:
-    """Return a key of a constant by its value, since a literal is a new tensor in each call."""
+    """Return a key by which two constants of equal value are equal; each call of a model creates its literals anew."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
     values = value.constant if isinstance(value, FakeTensor) else value

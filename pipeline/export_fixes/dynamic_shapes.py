@@ -2,7 +2,7 @@
 
 torch.export specializes dynamic dims whose example size is 0 or 1, so examples are created with larger sizes here. It
 also raises the minimum of a ``Dim`` to 2 if inputs contain only dims that are derived from it (``4*s``); here such a
-``Dim`` is replaced by a ``Dim`` from 2.
+``Dim`` is replaced by one whose minimum is 2.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ log = logging.getLogger(__name__)
 
 HINT = "make the two ranges equal, or pass one of them"
 STATIC = (-1, -1)
-"""The ends of a dim that is said to be static, whatever its size."""
+"""Stands for the bounds of a dim that ``dynamic_shapes`` declares static without stating its size."""
 
 
 def is_dynamic(value: object) -> bool:
-    """Return whether a value is an Input with a range."""
+    """Return whether a value is a `pipeline.Input` with a dynamic size."""
     return isinstance(value, Input) and value.is_dynamic
 
 
 def has_derived(shapes: object) -> bool:
-    """Return whether a dim is derived from another."""
+    """Return whether any dim in these dynamic shapes is derived from another dim, such as ``4*s``."""
     return any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
 
 
 def merge_dynamic_shapes(
     model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], shapes: Any
 ) -> object:
-    """Return torch.export's dynamic_shapes for these inputs: the ranges of Inputs merged with the ``shapes``
-    argument; raise `CaptureError` if both have a range for a dim, and the ranges differ."""
+    """Return torch.export's ``dynamic_shapes`` for these inputs: the ranges of `Input` s merged with the user's
+    ``shapes``. Raise `CaptureError` if a dim has two different ranges."""
     inputs = bind_args(model, args, kwargs)
     shapes = group_args(model, inputs, shapes)
     check_shapes(model, inputs, shapes)
@@ -76,7 +76,7 @@ def merge_dynamic_shapes(
 
 
 def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
-    """Raise a `CaptureError` if a tensor's size is outside the range of its dim."""
+    """Raise a `CaptureError` if an example tensor's size is outside the range that ``shapes`` has for the dim."""
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
     rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
     given = (
@@ -93,14 +93,14 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
 
 @define
 class _Merger:
-    """Merges Inputs and dims. A ``Dim`` with the range of an Input has it in all inputs. ``names``: names in use."""
+    """Merges the ranges of `Input` s with ``dynamic_shapes``. ``names``: the names of dims that are in use."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
     count: int = -1
 
     def merge(self, path: str, value: Argument, spec: Spec) -> object:
-        """Return the merged dims of an input, as torch.export expects them."""
+        """Return the ``dynamic_shapes`` entry of one input, merged from its `Input` s and the user's entry ``spec``."""
         if isinstance(value, Input):
             self.count += 1
             return self.merge_input(path, value, dim_entries(spec)) or None
@@ -133,7 +133,7 @@ class _Merger:
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
     def rename_dim(self, dim: Any) -> object:
-        """Return the dim under a unique name: an Input that is passed several times has independent sizes each time."""
+        """Return the dim under a new, unique name: if one Input is passed several times, its sizes are independent."""
         name = dim.__name__
         while name in self.names:
             name += "_"
@@ -141,7 +141,7 @@ class _Merger:
         return Dim(name, min=dim.min, max=dim.max)
 
     def merge_range(self, where: str, low: int, high: int, entry: Spec) -> object:
-        """Return the dim, if its range is open or equal to the Input's range."""
+        """Return a dim's ``dynamic_shapes`` entry with an Input's range; raise `CaptureError` if the ranges differ."""
         ends = _entry_bounds(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
@@ -157,7 +157,7 @@ class _Merger:
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
     def apply_input_range(self, entry: object) -> object:
-        """Return a dim with the range that it got from an Input."""
+        """Return a dim with the range that `merge_range` found in an Input for this dim, or for the dim's root."""
         if not isinstance(entry, Dim):
             return entry
         root = getattr(entry, "root", entry)
@@ -169,14 +169,14 @@ class _Merger:
 
 
 def nest_entries(value: object, entries: list[Argument], structure: Spec) -> object:
-    """Nest the entries of a container's values for dynamic_shapes. As torch.export requires, Python's containers
-    keep their type, and pytree classes of libraries (even transformers' outputs, which are dicts) become lists."""
+    """Nest the ``dynamic_shapes`` entries of a container's values. As torch.export requires, Python's containers keep
+    their type, and libraries' pytree classes (even transformers' outputs, which are dicts) become lists."""
     own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
 
 
 def _entry_bounds(entry: Spec) -> tuple[int | None, int | None]:
-    """Return the bounds of an entry of dynamic_shapes; None for a missing bound."""
+    """Return the smallest and largest size that a ``dynamic_shapes`` entry allows; None for a missing bound."""
     if isinstance(entry, int):
         return entry, entry
     if isinstance(entry, Dim):
@@ -195,7 +195,7 @@ def _entry_text(entry: Spec) -> str:
 
 
 def _raise_root_minimums(shapes: object) -> object:
-    """Replace each ``Dim`` that occurs only in derived dims (``4*s``) by a ``Dim`` from 2, as torch.export requires."""
+    """Let each ``Dim`` that occurs only in derived dims (``4*s``) begin at 2, as torch.export requires."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
 
@@ -211,22 +211,22 @@ def _raise_root_minimums(shapes: object) -> object:
 
 
 def _derived_dim(entry: Spec, root: Any, shift: int) -> object:
-    """Return the same derived dim as an expression of another root, which is larger by ``shift``."""
+    """Return an equal derived dim of another root: ``root`` is larger than the old root by ``shift``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * shift
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
 def relax_ranges(shapes: object) -> Iterator[object]:
-    """Yield the shapes with relaxed ranges (first of plain dims, then also of derived dims), for which torch.export
-    may add constraints (``s % 4 == 0``). These become relations that each call checks."""
+    """Yield the dynamic shapes with ``Dim.AUTO`` in place of plain dims, then also of derived dims: torch.export may
+    then add constraints (``s % 4 == 0``), which become relations that each call checks."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     for derived in sorted({hasattr(d, "root") for d in dims}):
         yield tree_map(lambda entry, derived=derived: _relax_entry(entry, derived), shapes)
 
 
 def extend_two_size_ranges(shapes: object) -> Iterator[object]:
-    """Yield the shapes with ranges 1..2 extended to 1..3: torch needlessly specializes dims of two sizes."""
+    """Yield the dynamic shapes with ranges 1..2 extended to 1..3, since torch specializes dims whose range is 1..2."""
     if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
         yield tree_map(lambda entry: _relax_entry(entry, derived=True, room=1), shapes)
 
@@ -246,7 +246,7 @@ def _relax_entry(entry: object, derived: bool, room: int = 0) -> object:
 
 
 def is_about_plain_dims(violation: Exception, shapes: object) -> bool:
-    """Return whether torch's error is only about ranges of plain dims, not of derived dims."""
+    """Return whether a constraint violation of torch is only about plain dims (``s``), not derived ones (``4*s``)."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
     found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
@@ -254,7 +254,7 @@ def is_about_plain_dims(violation: Exception, shapes: object) -> bool:
 
 
 def has_specialized_dim(exported: ExportedProgram, shapes: object) -> bool:
-    """Return whether torch specialized a dim with a range to a single size."""
+    """Return whether the export specialized a dim, for which ``shapes`` requests several sizes, to a single size."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
@@ -263,11 +263,11 @@ def has_specialized_dim(exported: ExportedProgram, shapes: object) -> bool:
 
 
 SizeRequest: TypeAlias = tuple[Any, Any]
-"""A size of an input, and the request for it."""
+"""A size of an input in the exported graph, and the ``dynamic_shapes`` entry that was requested for it."""
 
 
 def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, int | None]]:
-    """Return the requested smallest and largest size of each symbol of the export; None is unbounded.
+    """Return the smallest and largest value requested for each symbol of an export; a maximum of None is unbounded.
 
     Raises:
         ValueError: no size is in all ranges that are requested for a symbol.
@@ -291,7 +291,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
 def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
-    """Yield each size of an input for which a range or dim is requested, with the request."""
+    """Yield each input size in an export for which ``shapes`` has an entry, with this entry."""
     asked = _map_leaves(lambda value, spec: _DimRequests(dim_entries(spec)), bind_args(model, *inputs), shapes)
     found = _nest_as_inputs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
@@ -301,7 +301,7 @@ def size_requests(
 
 
 def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
-    """Unify the symbols of sizes that share a ``Dim``; return False if the sizes differ in the example."""
+    """Make the symbols of sizes that share a ``Dim`` equal; return False if these sizes differ in the example."""
     first: dict[str, Argument] = {}
     sizes = list(requests)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
@@ -312,7 +312,7 @@ def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
 
 
 def unify_attention_lengths(exported: ExportedProgram) -> None:
-    """Unify the symbols of the lengths of an attention's keys and values, since torch does not."""
+    """Make the number of keys and the number of values of each attention equal symbols, which torch does not check."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
@@ -320,7 +320,7 @@ def unify_attention_lengths(exported: ExportedProgram) -> None:
 
 
 def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
-    """Yield the range of a size's symbol that follows from the range of the size, if the size has a single symbol."""
+    """Yield the name and range of a size's symbol, computed from the range of the size, if it has a single symbol."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
     name = str(*size.free_symbols)
@@ -334,7 +334,7 @@ def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator
 
 @frozen
 class _DimRequests:
-    """The requests for the dims of one input."""
+    """The ``dynamic_shapes`` entries of one input tensor, by dim."""
 
     entries: Mapping[int, Any]
 
@@ -351,8 +351,8 @@ def _is_dynamic_size(size: Argument, ranges: Mapping[Any, Any]) -> bool:
 def make_examples(
     model: torch.nn.Module, inputs: Inputs, shapes: object, device_of: Callable[[Input], torch.device]
 ) -> Inputs:
-    """Return example inputs. Inputs become tensors, whose dynamic sizes are at least 2; other tensors are given
-    separate storages; other values are unchanged."""
+    """Return the example inputs for an export: an `Input` becomes a tensor with dynamic sizes of at least 2; any other
+    tensor gets a storage of its own, and dynamic sizes of at least 2; other values are unchanged."""
     derived = has_derived(shapes)
 
     def example(value: object, spec: object) -> Argument:
@@ -366,7 +366,7 @@ def make_examples(
 
 
 def _nest_as_inputs(model: torch.nn.Module, inputs: Inputs, values: Mapping[str, object]) -> Inputs:
-    """Arrange values, which are by parameter name, in the structure of the inputs."""
+    """Convert values by the name of ``forward``'s parameter to positional and keyword inputs, as in ``inputs``."""
     first = inspect.signature(model.forward).bind_partial(*inputs[0])
     first.arguments.update({name: values[name] for name in first.arguments})
     rest = {name: value for each in values.values() if type(each) is dict for name, value in each.items()}
@@ -374,7 +374,7 @@ def _nest_as_inputs(model: torch.nn.Module, inputs: Inputs, values: Mapping[str,
 
 
 def _map_leaves(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """Map ``function(leaf, spec)`` over containers; ``spec`` is None for a leaf without an entry."""
+    """Replace each leaf of ``value`` by ``function(leaf, entry)``; the ``dynamic_shapes`` entry may be None."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_map_leaves(function, v, s) for v, s in zip(value, given, strict=True))

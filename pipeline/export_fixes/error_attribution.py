@@ -26,10 +26,10 @@ from pipeline.records.wording import kind_of
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Rows: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
-"""The leaves of inputs, with their paths."""
+"""Rows of (path, leaf) for the leaves of the inputs."""
 
 NOT_MODEL_CODE: Final = (package_folder("torch"), package_folder("pipeline"), "<")
-"""Path prefixes of files that contain no code of a model."""
+"""Path prefixes of files that are not a model's code: those of torch and of this package, and generated code."""
 
 GENERATOR_MESSAGE: Final = (
     "the model draws with a torch.Generator of its own, which a program cannot hold: use the default generator "
@@ -40,19 +40,19 @@ VALUE_HINT: Final = (
     "a value that never changes can be an attribute, a buffer of one element, or an input as pipeline.Constant(value); "
     'decisions="example" takes the branches of this example, and checks each call'
 )
-"""The hint for Python code that needs the value of a tensor."""
+"""The hint in the error for Python code that reads the value of a tensor."""
 BRANCH_HINT: Final = (
     f"torch.where(condition, one, other) chooses between values, torch.cond runs one branch; {VALUE_HINT}"
 )
-"""The hint for a data-dependent branch."""
+"""The hint in the error for a data-dependent Python branch."""
 
 FIXES_HEADING: Final = "\nSuggested fixes:"
-"""What torch.export's suggestions begin with, in the message of an error."""
+"""The heading of the suggestions in an error message of torch.export."""
 SIZE_HINT: Final = (
     "sizes stay dynamic in + - * / // % **, abs, min, max, round, math.sqrt, floor and ceil; for other "
     "functions, compute with a tensor, as torch.tensor(n).log() for math.log(n), or pass the size as static"
 )
-"""The hint for a model that converts a size to a number."""
+"""The hint in the error for a model that converts a dynamic size to a constant number."""
 
 _FIXED_SIZE = re.compile(
     r"  - You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)[^\n]*"
@@ -61,15 +61,15 @@ _MENTIONS_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
 _NOT_ABOUT_DTYPES = re.compile(r"[Dd]ata-dependent|alias")
-"""Errors that may disappear with another dtype although the dtype is not the cause: data-dependent branches (clamps of
-float16), and aliases, since a cast copies."""
+"""A pattern for errors that a cast of the inputs may avoid although their dtype is not the cause: data-dependent
+branches (which clamp float16) and aliases (since a cast copies)."""
 
 
 def error_with_cause(
     error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]
 ) -> Exception:
-    """Return the error to raise for a failed export; it names the inputs of wrong device or dtype. To find inputs of
-    wrong dtype, repeat the export: first with all inputs of a dtype cast to another dtype, then with fewer of these."""
+    """Return the error to raise for a failed export; it names the inputs of a wrong device or dtype. To find inputs of
+    a wrong dtype, repeat the export: first with all inputs of a dtype cast to another dtype, then with fewer."""
     if nameless := unnamed_fields_error(error):
         return nameless
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
@@ -101,7 +101,7 @@ def error_with_cause(
 
 
 def unnamed_fields_error(error: Exception) -> CaptureError | None:
-    """Return the error for an input of a class whose fields torch.export cannot name; None for other errors."""
+    """Convert torch's error for an input of a class whose fields it cannot name; return None for other errors."""
     found = re.search(r"flatten_with_keys_fn for type: <class '(.+?)'>", str(error))
     if found is None:
         return None
@@ -116,19 +116,19 @@ def innermost_model_line(error: BaseException) -> tuple[CodeType, int] | None:
 
 
 def line_text(file: str, line: int) -> str:
-    """Return a line of a model as errors print it: ``model.py:41, if x.sum() > 0:``."""
+    """Return a source line as error messages print it: ``model.py:41, if x.sum() > 0:``."""
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
 def _line_of_error(error: Exception) -> str:
-    """Return the model's line at which an error was raised, as text; empty if unknown or already in the message."""
+    """Return as text the model's line that raised an error; empty if it is unknown or already in the message."""
     found = innermost_model_line(error)
     is_in_message = found is None or Path(found[0].co_filename).name in str(error)
     return "" if found is None or is_in_message else f" at {line_text(found[0].co_filename, found[1])}"
 
 
 def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """Return the error for a dynamic size that the model converts to a number; None for other errors."""
+    """Convert torch's error for a dynamic size that the model converts to a number; return None for other errors."""
     found = _FIXED_SIZE.findall(str(error))
     if not found:
         return None
@@ -144,7 +144,7 @@ def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | 
 
 
 def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """Return the error for a data-dependent Python branch, with its line; None for other errors."""
+    """Convert torch's error for a data-dependent Python branch, and name its line; return None for other errors."""
     is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
     found = innermost_model_line(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
     if found is None:
@@ -159,7 +159,7 @@ def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError
 
 
 def _index_error(error: Exception, model: str, line: str) -> CaptureError | None:
-    """Return the error for a Python index computed from data (of a list, in ``range``); None for other errors."""
+    """Convert torch's error for a list index or ``range`` computed from data; return None for other errors."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
@@ -172,7 +172,7 @@ def _index_error(error: Exception, model: str, line: str) -> CaptureError | None
 
 
 def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
-    """Return the error for tensors on two devices, with the device of each input and of the model; None for others."""
+    """Convert torch's error for tensors on two devices; name the inputs' and the model's devices. Else return None."""
     if not re.search("different devices|same device", str(error)):
         return None
     given = [(path, v.device) for path, v in rows if isinstance(v, torch.Tensor)]
@@ -189,7 +189,7 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
 
 
 def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
-    """Return the error for an input or result of a type that torch.export does not support; None for other errors."""
+    """Convert torch's error for an input or output of an unsupported type; return None for other errors."""
     for path, value in rows:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
@@ -212,7 +212,7 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows
 
 
 def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """Return the error for a shape, numbers or a string in place of a tensor; None for other errors."""
+    """Convert an error caused by an input that is a shape, numbers or a string, not a tensor; else return None."""
     found = re.search(
         r"must be Tensor, not (\w+)|'(\w+)' object has no|int of type '(\w+)'|for \S+ '(\w+)'", str(error)
     )
@@ -236,7 +236,7 @@ def _leaves_with_paths(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Row
 
 
 def _is_shape(value: object) -> bool:
-    """Return whether a value is a list or tuple of numbers."""
+    """Return whether a value is a list or tuple of numbers, as a shape is."""
     return isinstance(value, tuple | list) and {*map(type, value)} in ({int}, {float}, {int, float})
 
 
@@ -246,7 +246,7 @@ def _is_nested_numbers(value: object) -> bool:
 
 
 def _tensor_hint(value: object) -> str:
-    """Return the hint how to pass a tensor instead of a string, a shape or numbers."""
+    """Return a hint with code that makes a tensor from a string, a shape or numbers."""
     if isinstance(value, str):
         return "pipeline.Input.parse reads a text such as '1..8x3x224x224:float16'"
     if isinstance(value, tuple | list) and {*map(type, value)} == {int}:
@@ -255,8 +255,8 @@ def _tensor_hint(value: object) -> str:
 
 
 def _unsupported_result(error: Exception) -> str | None:
-    """Return the type of a result that torch.export does not support, if the error is about a result. Before 2.13,
-    torch looks the result up in a table, which fails for unhashable types."""
+    """Return the type of an output that torch.export does not support; None if the error is not about an output. Before
+    2.13, torch looks the output up in a table, which fails for unhashable types."""
     found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))
     if found is None and any(f.f_code.co_name == "is_opaque_type" for f, _ in traceback.walk_tb(error.__traceback__)):
         found = re.search(r"unhashable type: '(?:.*\.)?(.+?)'", str(error))
@@ -266,7 +266,7 @@ def _unsupported_result(error: Exception) -> str | None:
 def _exports_with_dtype(
     export: Callable[[Inputs], object], inputs: Inputs, paths: Sequence[str], dtype: torch.dtype
 ) -> bool:
-    """Return whether the model can be exported with some inputs, given by their paths, in another dtype."""
+    """Return whether the export succeeds if the inputs at these paths are cast to ``dtype``."""
 
     def cast(path: Any, value: Argument) -> Argument:
         if keystr(path) not in paths:
@@ -282,7 +282,7 @@ def _exports_with_dtype(
 
 
 def _input_name(model: torch.nn.Module, path: Sequence[Any]) -> str:
-    """Return the name of an input in ``forward``: ``x``, ``by['a']``."""
+    """Return an input's name for messages, by ``forward``'s parameters and the path within: ``x``, ``by['a']``."""
     _, first, *rest = path
     if hasattr(first, "key"):
         return f"{first.key}{keystr(tuple(rest))}"

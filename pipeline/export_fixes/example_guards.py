@@ -1,4 +1,4 @@
-"""Trace data-dependent Python branches as the example input decides them, and check the condition in each call.
+"""Trace each data-dependent Python branch that the example input takes, and check its condition in every call.
 
 With ``propagate_real_tensors`` torch also computes the example's values during the trace, evaluates data-dependent
 conditions with them, and adds assertions of the results to the graph. Here each such assertion becomes a bool output of
@@ -60,17 +60,17 @@ TENSOR_OPERATORS: Final[Mapping[Target, Target]] = {
     torch.sym_max: aten.maximum.default,
     torch.sym_ite: aten.where.self,
 }
-"""For each operator on Python numbers the operator on one-element tensors; `BOOL_OPERATORS` return a bool."""
+"""For each operator on Python numbers, the ATen operator that computes it on one-element tensors."""
 
 
 @define
 class Decisions:
-    """The data-dependent conditions that the example decided while a model was traced.
+    """The data-dependent conditions that the example input decided while a model was traced.
 
     Attributes:
-        places: the lines that branched on each data-dependent symbol: ``model.py:41, if x.sum() > 0:``.
-        beside: for each symbol, the symbol itself and the symbols with which it was compared.
-        exact: the lines where a float was specialized to the example's value.
+        lines: the lines that branched on each data-dependent symbol: ``model.py:41, if x.sum() > 0:``.
+        compared_symbols: for each symbol, the symbol itself and the symbols with which it was compared.
+        float_lines: the lines where a float was specialized to the example's value.
     """
 
     lines: dict[str, dict[str, None]] = field(factory=dict)
@@ -79,18 +79,18 @@ class Decisions:
 
 
 decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example", default=None)
-"""Collects the conditions that the example decides."""
+"""Collects the conditions that the example input decides during an export; None at other times."""
 
 
 def compute_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
-    """Wrap `FakeTensorMode.__init__`: the mode also computes the example's values."""
+    """Wrap `FakeTensorMode.__init__`, so that the mode computes the example's values beside fake tensors."""
     orig(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
 
 
 def record_decision(_: Kernel, shape_env: object, condition: Argument, answer: Argument) -> None:
-    """Replace `ShapeEnv._log_real_tensor_propagation`, which logs the example's decisions: record them."""
+    """Record a condition that the example decided; replaces `ShapeEnv._log_real_tensor_propagation`, which logs it."""
     found = decisions.get()
     if found is None:
         return
@@ -114,8 +114,8 @@ def keep_dynamic_length(orig: Kernel, value: Argument) -> Argument:
 
 
 def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
-    """Append to an export, in place, a bool output for each condition: whether a call takes the other branch. Return
-    the lines of the conditions, in the order of these outputs.
+    """Append a bool output for each condition to an export, in place: True if a call takes the other branch. Return the
+    lines of the conditions, in the order of these outputs.
 
     Raises:
         CaptureError: the program would be valid for a single value of a float, or cannot check a condition.
@@ -154,7 +154,7 @@ _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
 def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
-    """Return the symbols in an assertion's condition; empty if torch only bounds a part of a tensor."""
+    """Return the symbols in an assertion's condition that the example decided; empty for any other assertion."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decisions.lines.keys() if symbols <= decisions.compared_symbols[name]}
@@ -162,7 +162,7 @@ def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
 
 
 class _NumberTensors:
-    """Create 0-d tensors for the numbers that Python read in a graph, with the values at the time of the read."""
+    """Adds to a graph a 0-d tensor for each number that Python read from a tensor, with its value at that time."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph, self.names = graph, {node.name for node in graph.nodes}
@@ -171,11 +171,11 @@ class _NumberTensors:
         self.made: dict[Node, Node] = {}
 
     def negation_of(self, condition: Node) -> Node:
-        """Return a node for the negation of a condition."""
+        """Return a bool tensor node that is true if this condition, a number that Python read, is false."""
         return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor_of(condition))
 
     def disjunction_of(self, truths: Sequence[Node]) -> Node:
-        """Return a node that is true if one of several conditions holds."""
+        """Return a bool tensor node that is true if at least one of several conditions is true."""
         return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
     def tensor_of(self, number: Node) -> Node:
@@ -212,7 +212,7 @@ class _NumberTensors:
         return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=like.meta["val"].device)
 
     def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
-        """Append a call whose result is a tensor."""
+        """Append an operator call whose 0-d result has dtype ``kind``; its source line is that of ``like``."""
         made = self.graph.call_function(target, args, options)
         made.name = make_unique("decided", self.names)
         device = next((each.meta["val"].device for each in args if isinstance(each, Node)), options.get("device"))

@@ -1,4 +1,4 @@
-"""Wrappers of torch.export's steps: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
+"""Wrap functions of torch.export: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ log = logging.getLogger("pipeline.torch")
 def remove_redundant_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
 ) -> tuple[torch.fx.GraphModule, object]:
-    """Replace torch's pass that removes copies into buffers, even if they cast or expand (torch 2.11 to 2.13):
-    remove only copies without effect."""
+    """Replace torch's pass that removes ``copy_`` into buffers, even if it casts or expands (torch 2.11 to 2.13):
+    remove only a ``copy_`` without effect."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_redundant_copy(n)]:
@@ -53,8 +53,8 @@ _violations: ContextVar[list[ConstraintViolationError] | None] = ContextVar("vio
 
 
 def collect_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
-    """Return a context in which an export completes although ranges are wider than the model accepts. The list
-    receives the errors, which torch.export would raise after the whole trace."""
+    """Return a context in which an export completes although a requested range is wider than the model accepts. The
+    list receives the errors that torch.export would raise at the end of the trace."""
     return set_variable(_violations, [])
 
 
@@ -86,8 +86,8 @@ def _specializing_lines(shape_env: Any) -> str:
 
 
 def redirect_log(orig: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch
-    also raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles them, too."""
+    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch also
+    raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles the records, too."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
@@ -108,7 +108,7 @@ def suppress_repeated_warning(reason: str) -> None:
         dynamos = logging.getLogger("torch._dynamo.exc")
 
         def repeats(record: logging.LogRecord) -> bool:
-            """Return whether to log a record: the repeated warning is dropped, and this filter is removed then."""
+            """Return whether to log this record: drop the repeated warning once, then remove this filter."""
             if reason not in record.getMessage():
                 return True
             dynamos.removeFilter(repeats)
@@ -126,7 +126,7 @@ def trace_own_call(
 
 
 def trace_own_attribute(orig: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
-    """Wrap the tracer's `getattr` so that other threads get the plain attributes."""
+    """Wrap the tracer's `getattr` so that threads which do not trace get a module's own attributes, not proxies."""
     return orig(tracer, name, value, proxies) if is_tracing() else value
 
 
@@ -139,7 +139,7 @@ def has_transforms(module: torch.fx.GraphModule) -> bool:
 
 
 def exit_transforms() -> AbstractContextManager[None]:
-    """Return a context that exits the transforms which a failed export has entered."""
+    """Return a context that, at its end, exits the ``torch.func`` transforms that a failed export has left active."""
     depth, is_forward = _functorch.get_dynamic_layer_stack_depth(), _is_forward_mode_active()
 
     def leave() -> None:
@@ -152,7 +152,7 @@ def exit_transforms() -> AbstractContextManager[None]:
 
 
 def _is_forward_mode_active() -> bool:
-    """Return whether forward-mode derivatives are active, even if a failed export left them active."""
+    """Return whether forward-mode automatic differentiation is active, also if a failed export left it active."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:

@@ -54,7 +54,7 @@ def export(
     settings: CompilationSettings,
     profiles: Sequence[Spec] | None = None,
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Export a module or TorchScript, under the autocast that is active around the call.
+    """Export a module or TorchScript, under the autocast that is active in the caller.
 
     Raises:
         CaptureError: torch.export cannot export the module; the error contains torch's message.
@@ -81,8 +81,8 @@ def export(
 
 
 def signature_of(model: object) -> tuple[Parameter, ...]:
-    """Return the parameters of ``forward`` or of an export, without ``*args`` and ``**kwargs``. A compiled program
-    has the same signature."""
+    """Return the parameters of a model's ``forward`` or of an ``ExportedProgram``, without ``*args`` and ``**kwargs``,
+    as the signature of the compiled program."""
     inner = interpret_scripts(model.module() if isinstance(model, ExportedProgram) else model)
     if not isinstance(inner, torch.nn.Module):
         return ()
@@ -101,7 +101,7 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
 def _export_model(
     export: _Exporter, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Return the export and the notes; as a last resort, if settings allow it, the example decides branches."""
+    """Return the exported model and its notes; if it fails and settings allow it, let the example decide branches."""
     try:
         return _export_with_notes(export, shapes, constants, "python")
     except CaptureError:
@@ -132,7 +132,7 @@ def _export_with_notes(
 
 
 def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
-    """Warn of the first operator that runs in training mode, which is rarely intended."""
+    """Warn of the first operator that computes as in training (dropout, say), which is rarely intended."""
     for node in exported.graph.nodes if getattr(model, "training", False) else ():
         if isinstance(node.target, OpOverload):
             given = {each.name: argument(node, each.name) for each in node.target._schema.arguments}
@@ -146,7 +146,7 @@ def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
 
 @frozen(eq=False)
 class _Exporter:
-    """A model and example inputs, which are exported as on ``device``; None: on their own devices."""
+    """Exports a model with example inputs, as if both were on ``device``; None: on the devices that they have."""
 
     model: torch.nn.Module
     inputs: Inputs
@@ -157,7 +157,7 @@ class _Exporter:
         return self.device is not None and is_on_other_device(self.device, self.model, self.inputs)
 
     def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
-        """Return the export of the first attempt that succeeds."""
+        """Return the first export that succeeds: with the requested shapes, or else by a retry of the table."""
         with collect_violations() as violations:
             exported, error = self.export_first(shapes, mode, violations)
             ours = any(map(ranges.is_dynamic, tree_flatten(self.inputs, is_leaf=is_input)[0]))
@@ -178,7 +178,7 @@ class _Exporter:
     def export_first(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Return the first export or None, and the error why it failed or lacks the requested ranges, or None."""
+        """Export with the requested shapes. Return the export or None, and the error if it failed or lacks a range."""
         try:
             exported = self.export_once(shapes, mode)
             kept = not ranges.has_derived(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
@@ -208,12 +208,12 @@ class _Exporter:
         return None
 
     def has_ranges(self, exported: ExportedProgram, shapes: Spec) -> bool:
-        """Return whether dims that have ranges in ``shapes`` are dynamic in an export with relaxed ranges."""
+        """Return whether each dim that has a range in ``shapes`` is dynamic in an export made with relaxed ranges."""
         wishes = ranges.size_requests(exported, self.model, self.inputs, shapes)
         return not ranges.has_specialized_dim(exported, shapes) and ranges.unify_shared_dims(wishes)
 
     def export_once(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
-        """Return the export with these dynamic shapes and this trace mode."""
+        """Export once, with these dynamic shapes and this trace mode."""
         model, place = self.model, input_checks.example_devices(self.model, self.inputs, self.device)
         inputs = ranges.make_examples(model, self.inputs, shapes, place)
         if self.device is not None and is_on_other_device(self.device, model, inputs):

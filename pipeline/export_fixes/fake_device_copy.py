@@ -1,4 +1,4 @@
-"""Capture for another device: trace a copy of the model with fake tensors on that device.
+"""Capture a model for a device that it is not on: trace a copy of the model with fake tensors on that device.
 
 The graph that torch traces depends on the device of the tensors. Fake tensors may be on a GPU that the machine does not
 have; they have no values and need no memory. The captured program holds the user's original tensors.
@@ -30,7 +30,7 @@ from pipeline.export_fixes.value_hooks import attach_small_value
 
 
 def is_on_other_device(device: str, model: torch.nn.Module, inputs: object) -> bool:
-    """Return whether a tensor of the model or of the inputs is on another type of device."""
+    """Return whether a tensor of the model or of the inputs is on a type of device other than ``device``."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
@@ -68,7 +68,7 @@ def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple
 
 
 def attribute_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that modules hold as plain attributes, by name."""
+    """Return the tensors that modules hold as plain attributes (neither parameters nor buffers), by attribute path."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in model.named_modules(remove_duplicate=False)
@@ -97,7 +97,7 @@ class _FakeFactory:
         return fake
 
     def fake_with_values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the fake of a tensor in the model; small tensors keep their values."""
+        """Return the fake tensor of a model's tensor; it stores the values of a tensor of few elements."""
         fake = self.fake_of(tensor)
         attach_small_value(fake, tensor)
         return fake
@@ -124,7 +124,7 @@ def ensure_cuda_guard() -> None:
 
 
 def _register_cuda_guard() -> None:
-    """Let torch register a guard for the device type PrivateUse1, and move it to CUDA's slot in the registry."""
+    """Let torch register a Python device guard, as for device type PrivateUse1, and move it to CUDA's registry slot."""
     types: Any = torch._C._autograd.DeviceType
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, GUARD_REGISTRY)

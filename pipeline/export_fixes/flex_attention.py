@@ -24,11 +24,10 @@ OPERATOR = type(torch.ops.higher_order.flex_attention)
 
 _KERNELS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The kernels that return 0 for a fully masked query, as ``flex_attention`` does. cuDNN's kernel, which torch prefers
-for float16 on an H100, does not."""
+for float16 on an H100, returns other values."""
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
-"""The result; and of each query, by the base 2, the logarithm of the sum of its scores' exponentials, and the largest
-score."""
+"""The attention's result; and for each query the log-sum-exp of its scores, to base 2, and its largest score."""
 
 
 def decompose_flex_attention(
@@ -44,7 +43,7 @@ def decompose_flex_attention(
     score_buffers: Sequence[Argument] = (),
     mask_buffers: Sequence[Argument] = (),
 ) -> Results:
-    """Decompose the operator while a graph is traced; for other callers compute only the result's shapes."""
+    """Decompose a ``flex_attention`` operator while a graph is traced; otherwise compute only the result's shapes."""
     rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
     if get_proxy_mode() is None:
         return call_operator(operator, query, key, value, *rest)
@@ -64,7 +63,8 @@ def decompose_flex_attention(
 def _full_mask(
     query: torch.Tensor, key: torch.Tensor, mask_function: Target, buffers: Sequence[Argument]
 ) -> torch.Tensor | None:
-    """Return the mask of all pairs, with size 1 in the dims that the function ignores; None if no pair is masked."""
+    """Return the mask of all query-key pairs, with size 1 in dims that the mask function ignores; None if none is
+    masked."""
     inputs, result = _placeholders_and_result(mask_function)
     if getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default):
         return None
@@ -77,7 +77,7 @@ def _full_mask(
 
 
 def _placeholders_and_result(function: object) -> tuple[list[torch.fx.Node], Argument]:
-    """Return the placeholders and results of a function that torch traced."""
+    """Return the placeholders and the results in the graph of a function that torch has traced."""
     if not isinstance(function, torch.fx.GraphModule):
         return [], None
     nodes = list(function.graph.nodes)

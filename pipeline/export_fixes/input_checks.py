@@ -42,7 +42,7 @@ def check_module(model: torch.nn.Module) -> None:
 
 
 def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise `CaptureError` for a parameter or buffer without a value."""
+    """Raise `CaptureError` for a parameter or buffer without a value: a tensor on the meta device."""
     for name, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(
@@ -52,8 +52,8 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def example_devices(model: torch.nn.Module, inputs: object, fake_device: str | None) -> Callable[[Input], torch.device]:
-    """Return a function from an Input to its example's device: that of the Input, else of the model's tensors, else
-    of the other inputs. It is the CPU if the capture traces fake tensors on another device (``fake_device``)."""
+    """Return a function from an `Input` to its example tensor's device: the Input's own, else that of the model's
+    tensors, else that of other inputs. It is the CPU if the capture traces for another device (``fake_device``)."""
     cpu = torch.device("cpu")
     if fake_device is not None:
         return lambda _: cpu
@@ -75,7 +75,7 @@ def bind_args(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[
 
 
 def _inputs_hint(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
-    """Return the hint what to pass instead of inputs that ``forward`` does not accept."""
+    """Return a hint for inputs that ``forward`` does not accept: what to pass instead, or what was passed."""
     if args and all(type(size) is int for size in args):
         return f"args are inputs, and {args} are numbers: args=(pipeline.Input(shape={args}),) stands for a tensor"
     known = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_POSITIONAL}
@@ -99,7 +99,7 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], shapes: o
 
 
 def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: object) -> list[tuple[str, object, object]]:
-    """Return each input's name, value and entry in ``shapes``; raise the errors of `check_shapes`."""
+    """Return (name, value, ``shapes`` entry) for each input; raise the errors of `check_shapes`."""
     names = ", ".join(inputs) or "none"
     if isinstance(shapes, Mapping):
         parameters = inspect.signature(model.forward).parameters.values()
@@ -115,7 +115,7 @@ def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: objec
 
 
 def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
-    """Yield (path, leaf, spec) for each tensor and Input with a ``spec``, if its containers match the value's."""
+    """Yield (path, leaf, entry) for each tensor and `Input` in a value that has an entry in ``spec``."""
     if isinstance(value, torch.Tensor | Input):
         if spec is not None:
             yield path, value, spec
@@ -128,7 +128,7 @@ def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, to
 
 
 def dim_entries(spec: Spec) -> dict[int, Argument]:
-    """Return the entries of a tensor's dims by dim; dims without an entry are left out."""
+    """Return a tensor's ``dynamic_shapes`` entries as a dict by dim, without dims that have no entry."""
     pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
     return {dim: entry for dim, entry in pairs if entry is not None}
 
@@ -149,8 +149,8 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
 
 
 def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: Spec) -> Spec:
-    """Return ``shapes`` by position with one entry, a tuple, for all inputs that ``forward`` accepts as
-    ``*args``. Raise `ValueError` if the number of entries is not the number of inputs."""
+    """Return ``shapes`` by position, with a single tuple for all inputs that ``forward`` accepts as ``*args``. Raise
+    `ValueError` if the number of entries is not the number of inputs."""
     parameters = inspect.signature(model.forward).parameters.values()
     name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in inputs), None)
     if name is None or not isinstance(shapes, list | tuple):
@@ -169,7 +169,7 @@ def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: S
 
 
 def _is_varargs(spec: object, value: object) -> bool:
-    """Return whether an entry is for a tuple that contains this input, rather than the dims of the input itself."""
+    """Return whether a ``dynamic_shapes`` entry is for a tuple of ``*args``, not for the dims of this one input."""
     if not isinstance(spec, list | tuple) or len(spec) != 1:
         return False
     return not isinstance(value, torch.Tensor | Input) or isinstance(spec[0], Mapping | list | tuple | None)
@@ -190,7 +190,7 @@ def group_kwargs(model: torch.nn.Module, shapes: Spec) -> Spec:
 def skip_duplicate_kwargs(
     orig: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **kwargs: Argument
 ) -> Argument:
-    """Wrap torch.export's `make_constraints`, which otherwise receives inputs of ``**kwargs`` under two names."""
+    """Wrap torch.export's `make_constraints` so that it does not get each input of ``**kwargs`` under two names."""
     twice = [
         name
         for name, value in inputs.items()

@@ -41,7 +41,7 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
 
 
 def thread_restorer() -> Callable[[], None]:
-    """Return a function that restores this thread's current state, as far as traces change it."""
+    """Return a function that restores the thread-local state of torch that a trace changes, such as its mode stacks."""
     grad, lifts = torch.is_grad_enabled(), torch._C._only_lift_cpu_tensors()
     contexts, operators = dict(vars(_guards._TLS)), _python_dispatch._get_current_dispatch_mode_stack()
     functions = overrides._get_current_function_mode_stack()
@@ -70,7 +70,7 @@ def _are_same_objects(first: list[Argument], second: list[Argument]) -> bool:
 
 
 def process_restorer() -> Callable[[], None]:
-    """Return a function that reverts a trace's process-wide changes, if no other thread exports."""
+    """Return a function that reverts a trace's process-wide changes, once no other thread exports."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
     modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
     free = [place for place in (0, 1) if modes.get(place) is None]
@@ -88,7 +88,7 @@ def process_restorer() -> Callable[[], None]:
 
 
 def _fx_patch_reverter() -> Callable[[], None]:
-    """Return a function that undoes later replacements by torch.fx tracers, in `nn.Module` and elsewhere."""
+    """Return a function that restores what torch.fx tracers replace after this call, in `nn.Module` and elsewhere."""
     before = _symbolic_trace.CURRENT_PATCHER
     names = ("__call__", "__getattr__") if before is None else ()  # else what is there is another thread's
     own = {name: vars(torch.nn.Module)[name] for name in names}
@@ -145,7 +145,7 @@ def undo_at_exit(undo: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def set_variable(variable: ContextVar[Argument], value: T) -> Iterator[T]:
-    """Return a context in which a context variable has this value; yield the value."""
+    """Return a context that sets a context variable to this value, yields the value, and restores the variable."""
     token = variable.set(value)
     try:
         yield value
@@ -195,7 +195,7 @@ def _close_contexts(error: BaseException, handled: BaseException | None) -> None
 
 
 def _undo_all(changes: list[_Change]) -> None:
-    """Undo changes in reverse order."""
+    """Undo these recorded changes, the last one first."""
     while changes:
         changes[-1].end()
         changes.pop()

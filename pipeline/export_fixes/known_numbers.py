@@ -27,8 +27,8 @@ from pipeline.program import READS_DATA
 
 MAX_RATIO_SIZE: Final = 2**22
 MAX_ROUNDINGS: Final = 3
-"""The limits of numerator plus denominator, and of rounding operations: the error is at most MAX_ROUNDINGS * 2**-24 *
-MAX_RATIO_SIZE / denominator, which is less than the distance of the ratio to the next integer."""
+"""The limits of a `Ratio`: numerator plus denominator, and the number of roundings. The error is at most MAX_ROUNDINGS
+* 2**-24 * MAX_RATIO_SIZE / denominator, which is less than the distance of the ratio to the next integer."""
 
 Integer: TypeAlias = int | torch.SymInt
 Rule: TypeAlias = Callable[..., Any]
@@ -36,7 +36,7 @@ Rule: TypeAlias = Callable[..., Any]
 
 @frozen
 class Ratio:
-    """A quotient of integers, which a float equals up to rounding errors."""
+    """The quotient of integers that a float in a traced tensor equals, up to float rounding errors."""
 
     numerator: Integer
     denominator: int = 1
@@ -44,7 +44,7 @@ class Ratio:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the float rounds to the same integers as the quotient."""
+        """Whether ``ceil`` and ``floor`` of the float surely equal those of the exact quotient."""
         size: float
         if isinstance(self.numerator, int):
             size = abs(self.numerator)
@@ -55,12 +55,12 @@ class Ratio:
 
     @property
     def integer(self) -> Integer | None:
-        """The integer that equals the float, if there is one."""
+        """The integer that the float equals exactly; None if the float is a fraction or was rounded."""
         return self.numerator if self.denominator == 1 and not self.roundings else None
 
 
 Number: TypeAlias = int | torch.SymInt | torch.SymBool | Ratio
-"""The largest element of a tensor: of ints, of bools, or the one of a tensor of one float."""
+"""What is known of a tensor: the largest element of ints or bools, or the `Ratio` of a single float."""
 
 
 def _divide_ratios(a: Ratio, b: Ratio) -> Ratio | None:
@@ -84,7 +84,7 @@ RATIO_RULES: Mapping[object, Rule] = {
     aten.ceil.default: lambda a: Ratio(-(-a.numerator // a.denominator)),
     aten.floor.default: lambda a: Ratio(a.numerator // a.denominator),
 }
-"""Rules for the ratio of a result, from the ratios of its arguments, which are tensors of one float."""
+"""For each operator on one-element float tensors, the rule that computes the result's `Ratio` from the arguments'."""
 
 
 def _last_of_range(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
@@ -109,7 +109,7 @@ def _clamp(a: object, min: object = None, max: object = None) -> object:
 
 
 def _not_equal(a: object, b: object) -> object:
-    """``a != b``; torch checks by ``b != 0`` whether a bool is true."""
+    """Return ``a != b``. A symbolic bool supports only ``!= 0``, by which torch tests whether it is true."""
     if isinstance(a, torch.SymBool):
         return a if isinstance(b, int) and b == 0 else None
     return a != b
@@ -126,16 +126,16 @@ CREATION: Mapping[object, Rule] = {
     aten.arange.start: _last_of_range,
     aten.arange.start_step: _last_of_range,
 }
-"""The largest element of tensors made from numbers."""
+"""For each operator that creates a tensor from numbers, the rule that computes its largest element."""
 
 MOVES = operators_of_kind(*SAME, Kind.CASTS) | {aten.max.default, aten.amax.default}
-"""Operators that keep the largest element; a tensor without elements has none to read."""
+"""Operators whose result has the same largest element as the input; no number is read from an empty tensor."""
 
 ADDITION: Mapping[object, Rule] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda a, b, alpha=1: a + b * alpha),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: a - b * alpha),
 }
-"""Operators that add a number to all elements, and so to the largest."""
+"""For each operator that adds a number to all elements, the rule that computes the new largest element."""
 
 SCALARS: Mapping[object, Rule] = {
     **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: b - a * alpha),
@@ -152,20 +152,20 @@ SCALARS: Mapping[object, Rule] = {
     },
     aten.ne.Scalar: _not_equal,
 }
-"""Operators that compute with tensors of one element."""
+"""For each operator on one-element tensors, the rule that computes the result's element."""
 
 SELECTION: Mapping[object, Rule] = {aten.select.int: _first_argument}
-"""Operators that return the element of a one-element tensor."""
+"""Operators that select an element, with a rule that is valid for one-element tensors."""
 
 BOOL_OPERATORS = MOVES | {aten.ne.Scalar, *SELECTION}
-"""Operators that pass bools on; all others would compute with them."""
+"""Operators whose rules accept a symbolic bool; all other rules compute with ints."""
 
 FUNCTIONAL_VARIANTS: Mapping[object, object] = {
     getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
     for name in ("add", "sub", "mul")
     for overload in ("Tensor", "Scalar")
 }
-"""In-place operators, and those that return the written value."""
+"""For each in-place operator, the functional operator that computes the value which it writes."""
 
 RULES: Mapping[object, Rule] = {**CREATION, **dict.fromkeys(MOVES, _first_argument), **ADDITION, **SCALARS, **SELECTION}
 
@@ -173,9 +173,9 @@ RULES: Mapping[object, Rule] = {**CREATION, **dict.fromkeys(MOVES, _first_argume
 def largest_element(
     func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, numbers: Sequence[Argument]
 ) -> Number | None:
-    """Return the largest element of a call's result, which has this dtype and rank; None if it is unknown.
+    """Return the largest element of an operator's result of this dtype and rank; None if it is unknown.
 
-    numbers: the arguments, with known numbers in place of tensors.
+    numbers: the arguments, with the largest element (None if unknown) in place of each tensor.
     """
     if dtype in (torch.float32, torch.float64):
         return _result_ratio(func, kwargs, numbers) if func in RATIO_RULES and rank == 0 and len(args) < 3 else None
@@ -198,7 +198,7 @@ def _result_ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -
 
 
 def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
-    """Return whether the arguments' largest elements determine the result's largest element by the operator's rule."""
+    """Return whether an operator's rule is valid for these arguments, whose largest elements it uses."""
     if func in SELECTION:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDITION:

@@ -1,4 +1,4 @@
-"""Track the known values beside fake tensors during an export.
+"""Track the values of fake tensors whose elements are known during an export.
 
 A fake tensor stores all its elements (`FakeTensor.constant`) if they are computed from values that are the same in all
 calls: literals, buffers that the model never writes, inputs that are a `Constant`. Otherwise it may store its largest
@@ -33,20 +33,20 @@ from pipeline.export_fixes.known_numbers import FUNCTIONAL_VARIANTS, RATIO_RULES
 from pipeline.inputs import Constant
 
 BUFFERS_ATTRIBUTE: Final = "_pipeline_buffers"
-"""The attribute of fakes with the names of the buffers that their values come from."""
+"""The attribute of a fake tensor that holds the names of the buffers from which its known value was computed."""
 RATIO_ATTRIBUTE: Final = "_pipeline_ratio"
-"""The attribute of fakes with the count of writes to them and, valid only at that count, their `Ratio`."""
+"""The attribute of a fake tensor that holds its `Ratio`, and the tensor's version for which the `Ratio` is valid."""
 
 MAX_TRACKED: Final = 64
-"""The most elements of a tensor whose value is tracked."""
+"""The maximum number of elements of a tensor whose value is tracked, in a model without `Constant` inputs."""
 MAX_TRACKED_WITH_CONSTANTS: Final = 1 << 20
-"""The same for a model with an input that is a `Constant`."""
+"""The maximum number of elements of a tensor whose value is tracked, in a model with a `Constant` input."""
 
 CREATION_OPERATORS: Final = frozenset(
     getattr(aten, name)
     for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "tril_indices", "triu_indices", "zeros")
 )
-"""Operators that make a tensor of numbers alone."""
+"""Operators that create a tensor from numbers only, without an input tensor."""
 
 
 @define
@@ -54,13 +54,13 @@ class Known:
     """The values known during an export.
 
     Attributes:
-        inputs: the values of inputs, by their index.
+        inputs: the values of the `Constant` inputs, by index.
         is_of_model: whether a model is exported; False while a graph, which contains fake tensors, is traced again.
-        names: the buffers whose numbers Python read.
+        read_buffers: the buffers whose numbers Python read.
         written: the buffers that the model writes, so that their numbers differ from call to call.
         storages: the buffers in each storage, both of fake tensors and of values.
-        own: the model's names of each buffer, by the tensor's id, because Dynamo renames buffers.
-        beside: fake tensors of the tensors that the model holds outside of its buffers; this list keeps them alive.
+        names_by_id: the model's names of each buffer, by the tensor's id, because Dynamo renames buffers.
+        held_fakes: fake tensors of the tensors that the model holds outside of its buffers; the list keeps them alive.
     """
 
     inputs: Mapping[int, torch.Tensor] = field(factory=dict)
@@ -77,7 +77,7 @@ class Known:
         return MAX_TRACKED_WITH_CONSTANTS if self.inputs else MAX_TRACKED
 
     def reset(self, written: frozenset[str] = frozenset()) -> None:
-        """Forget the values of the last export."""
+        """Discard what was recorded in the last export, before the next one begins."""
         self.is_of_model, self.read_buffers, self.written = True, frozenset(), written
         self.storages.clear()
         self.held_fakes.clear()
@@ -92,7 +92,7 @@ def track_values(constants: Mapping[int, Constant] | None = None) -> AbstractCon
 
 
 def is_small(tensor: torch.Tensor, most: int = MAX_TRACKED) -> bool:
-    """Return whether a tensor stores its elements, and has at most ``most``."""
+    """Return whether a tensor is dense, has values (not on the meta device), and has at most ``most`` elements."""
     return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most
 
 
@@ -102,14 +102,14 @@ def has_few_elements(tensor: torch.Tensor) -> bool:
 
 
 def attach_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
-    """Attach a value to a fake tensor; a write to the tensor removes it."""
+    """Store the elements of a fake tensor in it; torch removes them when an operator writes to the tensor."""
     fake.constant = value
     fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
     return fake
 
 
 def known_number(tensor: torch.Tensor) -> Number | None:
-    """Return the largest element of a tensor; None if it is unknown."""
+    """Return the known largest element of a fake tensor (of one float, its `Ratio`); None if it is unknown."""
     elements = getattr(tensor, "constant", None)
     if tensor.is_floating_point() or tensor.is_complex():
         if RATIO_ATTRIBUTE not in vars(tensor):  # tensors of inference mode count no writes
@@ -144,7 +144,7 @@ def dispatch_with_values(
 
 
 def _call_with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
-    """Return a call's result, and attach its largest element, if it is known."""
+    """Run an operator by ``call``, and store in the result its largest element, if the arguments determine it."""
     rule = FUNCTIONAL_VARIANTS.get(func, func)
     if rule not in RULES and rule not in RATIO_RULES:
         return call()
@@ -160,7 +160,7 @@ def _call_with_largest(func: OpOverload, args: Argument, kwargs: Argument, call:
 
 
 def _compute_known(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
-    """Return the result and its value for a call that known values or numbers determine; else NotImplemented."""
+    """Run an operator on known values; return fake results that store their values, or NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
     if not _can_compute(state, func, leaves):
         return NotImplemented
@@ -200,7 +200,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 @contextmanager
 def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context in which a call's tensors have no values; restore them afterwards, unless the call writes."""
+    """Return a context that hides the known values of an operator's tensors; an in-place operator discards them."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:
@@ -222,14 +222,14 @@ def _value_on_cpu(leaf: Argument) -> Argument:
 
 
 def device_of(leaves: Sequence[object]) -> torch.device:
-    """Return the device of a result: the device argument, or else the tensors' device, a GPU before the CPU."""
+    """Return an operator's result device: its device argument, or else its tensors' device, a GPU before the CPU."""
     named = [x for x in leaves if isinstance(x, torch.device)]
     tensors = [x.device for x in leaves if isinstance(x, torch.Tensor)]
     return next(iter((*named, *sorted(tensors, key=lambda device: device.type == "cpu"))), torch.device("cpu"))
 
 
 def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
-    """Return a fake tensor with a value, on a device. If values on the CPU share memory, their fake tensors do, too."""
+    """Return a fake tensor on a device that stores this value. On the CPU, fakes share memory as values do."""
     if device.type == "cpu":
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     with no_dispatch():
@@ -255,7 +255,7 @@ def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Ar
 
 
 def _source_buffers(args: Argument) -> frozenset[str]:
-    """Return the buffers from which the known values of a call's tensors were computed."""
+    """Return the names of the buffers from which the known values of an operator's arguments were computed."""
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
@@ -266,12 +266,12 @@ def _source_buffers(args: Argument) -> frozenset[str]:
 
 
 def _has_value(tensor: FakeTensor) -> bool:
-    """Return whether the number read from a tensor is known, or may become known after more operators."""
+    """Return whether a fake tensor has a known value: its elements, its largest element or its `Ratio`."""
     return tensor.constant is not None or tensor.item_memo is not None or RATIO_ATTRIBUTE in vars(tensor)
 
 
 def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
-    """Return the storages that a call writes: that of its first argument, and that of the argument's known elements."""
+    """Return the storages that an in-place operator writes: of its first argument, and of its known elements."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
     tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]
@@ -281,8 +281,8 @@ def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef,
 def _record_sources(
     state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, out: Any
 ) -> None:
-    """Record the buffers from which a call reads numbers or computes known results, and those that it writes. A
-    write of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
+    """Record the buffers from which an operator reads numbers or computes known results, and those it writes. A write
+    of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
     if READS.intersection(func.tags) and not free_unbacked_symbols(out):  # torch has made no symbol for it
         state.read_buffers |= names
     valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_value(each)]

@@ -1,5 +1,5 @@
-"""Replace calls in a model that torch.export rejects or replaces by constants: ``x.data``, uint8 masks, 0-d index
-tensors, pooling over dynamic sizes, and ``torch.istft`` with a dynamic length."""
+"""Rewrite calls in a model that torch.export rejects, or whose result it would make constant: ``x.data``, uint8 masks,
+0-d index tensors, pooling over dynamic sizes, and ``torch.istft`` with a dynamic length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.export_fixes.patching import VERSION, Kernel, ModelCall
 from pipeline.shapes.environment import expression
 
 assigned_tensors: ContextVar[list[torch.Tensor] | None] = ContextVar("tensors whose data was assigned", default=None)
-"""The tensors to whose ``.data`` the model assigns in a call."""
+"""Collects the tensors whose ``.data`` the model assigns during a traced call; None outside of such a call."""
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ def trace_scalar_index(mode: object, func: Target, args: Argument, kwargs: Argum
 
 
 def _is_scalar(index: object) -> bool:
-    """Return whether an index is a data-dependent 0-d tensor, even if its number was read before."""
+    """Return whether an index is a 0-d tensor of data-dependent value, even if Python has read its number."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
     number = index.item_memo
@@ -86,7 +86,7 @@ def _is_basic_index(index: object) -> bool:
 
 
 def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
-    """Write at 0-d indices through a view in which the indexed dims come first."""
+    """Trace ``tensor[index] = value`` with 0-d index tensors: write to a view in which the indexed dims come first."""
     view = tensor[tuple(slice(None) if _is_scalar(each) else each for each in index)]
     dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
@@ -94,7 +94,7 @@ def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: 
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """Return the dims of the view that 0-d tensors index."""
+    """Return the dims, in a view with these dims complete, that the 0-d tensors of an index select from."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
@@ -111,10 +111,10 @@ MAX_POOLS: Final[Mapping[Target, int]] = {
     getattr(module, f"max_pool{count}d"): count for module in (torch, functional) for count in (1, 2, 3)
 }
 POOLS: Final = {**MAX_POOLS, torch.avg_pool1d: 1, functional.avg_pool2d: 2, functional.avg_pool3d: 3}
-"""How many dims each function pools."""
+"""For each pooling function, the number of dims that it pools."""
 
 NEUTRAL: Final = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
-"""The arguments that have a number for each dim, and the numbers with which a dim stays as it is."""
+"""The pooling arguments with one number per dim, each with the number that leaves a dim unchanged."""
 AVG_ARGS: Final = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 POOL_ARGS: Final = {func: ("input", *NEUTRAL, "ceil_mode") if func in MAX_POOLS else AVG_ARGS for func in POOLS}
 
@@ -131,7 +131,7 @@ def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) 
 
 
 def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
-    """Reduce the dims that a single window covers, and pool the others, with a single rounding."""
+    """Reduce each dim that one window covers completely, and pool the remaining dims; round the result only once."""
     count, x, dtype = POOLS[func], args["input"], args["input"].dtype
     by_dim = {
         name: _numbers_per_dim(args.get(name, default), count)
@@ -191,8 +191,8 @@ def istft(
     return_complex: bool = False,
 ) -> torch.Tensor:
     """istft(Tensor self, int n_fft, int? hop_length=None, int? win_length=None, Tensor? window=None, bool center=True,
-    bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor. As ATen computes
-    it; that no sum of windows is 0 is not checked."""
+    bool normalized=False, bool? onesided=None, int? length=None, bool return_complex=False) -> Tensor. Computed as in
+    ATen, but without its check that no sum of windows is 0."""
     hop, width = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
     spectrum = input.unsqueeze(0) if input.dim() == 2 else input
     real = spectrum.real.dtype
@@ -234,11 +234,11 @@ CALL_REWRITES: Final = (
     value_hooks.replace_known_index,
     trace_pooling,
 )
-"""The rewrites of a call in the model, in this order, before torch.export handles the call."""
+"""The functions that may rewrite a call of the model, in this order, before torch.export traces it."""
 
 
 def handle_model_call(orig: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
-    """Wrap torch.export's handling of a call in the model."""
+    """Wrap torch.export's handling of a torch function that the model calls: apply `CALL_REWRITES` first."""
     for replaced in CALL_REWRITES:
         func, args, kwargs = replaced(mode, func, args, kwargs)
     return orig(mode, func, args, kwargs)

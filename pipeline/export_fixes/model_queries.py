@@ -1,4 +1,4 @@
-"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs. Reject models that seed.
+"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs. Reject random seeds.
 
 Models and torch query ``torch.cuda`` for the GPU's properties. torch selects its attention kernel by them, and the
 kernels' results differ in memory layout. If the machine has a GPU, its actual properties are returned.
@@ -28,12 +28,12 @@ capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability tha
 
 
 def gpu_attention(orig: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
-    """Select the GPU's attention kernel for tensors on a GPU, and torch's choice for other tensors."""
+    """Replace torch's choice of an attention kernel: for GPU tensors, choose as a GPU would; else let torch choose."""
     return (_empty_attention_result if query.device.type == "cuda" else orig)(query, *args, **kwargs)
 
 
 def copy_to_cpu(orig: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
-    """Copy a constant as torch does during a trace, but keep the copied values on the CPU."""
+    """Copy a constant during a trace as torch does, but keep its known values on the CPU, since there may be no GPU."""
     return orig(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
 

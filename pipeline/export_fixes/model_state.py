@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 REGISTRIES: Final = ("_buffers", "_parameters")
 DERIVED_ATTRIBUTES: Final = ("_flat_weights", "_flat_weight_refs")
-"""Attributes in which torch's recurrent layers list their parameters; the trace puts others in their place."""
+"""Attributes in which torch's recurrent layers list their parameters; a trace replaces the listed tensors."""
 
 HINT: Final = (
     "register_buffer makes it part of the program, if each call assigns it a tensor of its shape and dtype; or take it "
@@ -51,7 +51,7 @@ HINT: Final = (
 )
 
 kept_state: ContextVar[KeptState | None] = ContextVar("what an export's model keeps", default=None)
-"""Records the state that the exported model keeps."""
+"""Collects the state that the exported model keeps between calls; None outside of an export."""
 
 
 @define
@@ -61,10 +61,10 @@ class KeptState:
     Attributes:
         changes: the values after each call, by attribute path, of attributes other than buffers that changed.
         memos: the changed attributes that were empty before, and now have a value that is independent of inputs.
-        again: repeats the last successful export.
-        containers: the inputs that are lists or dicts whose entries the last call changed.
-        twice: whether the model is called twice.
-        structures: the structure of the outputs of each call.
+        repeat_export: repeats the last successful export.
+        containers: the names of inputs (lists or dicts) whose entries the last call changed.
+        calls_twice: whether the export traces two calls of the model.
+        structures: for each traced call, the pytree structure of its outputs.
     """
 
     model: torch.nn.Module
@@ -90,7 +90,7 @@ class KeptState:
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
     def call_once(self, before: _ModelBefore, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
-        """Call the model once, write the buffers that it reassigned, and return its outputs."""
+        """Call the model once, copy reassigned tensors into its buffers, and return its outputs."""
         args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
@@ -133,19 +133,19 @@ class KeptState:
             log.warning("the model sets %s: a program does not", self.state_lines(shown))
 
     def state_lines(self, places: Sequence[str] | Mapping[str, object]) -> str:
-        """Return the changed attributes with the lines that assign them."""
+        """Return as text the attributes that a call changed, each with the line that assigns it."""
         lines = {place: _assigning_line(self.model, place) for place in places}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
 
 
 def _has_same_contents(value: object, leaves: Sequence[object], spec: TreeSpec) -> bool:
-    """Return whether lists and dicts have the same contents as before the call."""
+    """Return whether an input still has the leaves and structure that it had before the call."""
     now, its = tree_flatten(value)
     return its == spec and all(map(operator.is_, now, leaves))
 
 
 def record_export(repeat_export: Callable[[], ExportedProgram]) -> None:
-    """Record how to repeat the export of a model that has just succeeded."""
+    """Store the function that repeats an export which has just succeeded, to compare two calls later."""
     kept = kept_state.get()
     if kept is not None and not kept.calls_twice:
         kept.repeat_export = repeat_export
@@ -216,18 +216,18 @@ class _TensorBefore:
 
     @classmethod
     def of(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _TensorBefore:
-        """Return the record of the tensor with a name; inputs may be written, as buffers may."""
+        """Return the record of the tensor ``space[name]``. ``is_buffer``: whether a call may write it."""
         mode, tensor = get_proxy_mode(), space[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
         return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
 
     def is_replaced(self, rebound: Sequence[torch.Tensor]) -> bool:
-        """Return whether the model assigned another tensor to the attribute or to the tensor's ``.data``."""
+        """Return whether the model assigned a new tensor to the attribute, or to ``.data`` of its tensor."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
 
 
 def _dependence_predicate(inputs: object) -> Callable[[object], bool]:
-    """Return a predicate: whether a value contains a tensor that may depend on these inputs, or another object."""
+    """Return a predicate: whether a value contains a tensor that may depend on these inputs, or a non-tensor."""
     mode = get_proxy_mode()
     if mode is None:
         return lambda value: True
@@ -249,7 +249,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for two tensors if one can be copied to the other; dynamic sizes match nothing."""
+    """Return a key that two tensors share if one can be copied to the other; with a dynamic size, no key is equal."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 
@@ -260,7 +260,7 @@ def _storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
 
 @frozen
 class _ModelBefore:
-    """The contents of a model before a call."""
+    """The tensors and attributes of a model before a traced call."""
 
     registered: Sequence[_TensorBefore]
     spaces: Sequence[tuple[str, Snapshot]]
@@ -279,7 +279,7 @@ class _ModelBefore:
         return cls(rows, [(place, Snapshot.of(vars(each))) for place, each in (*modules, *held_objects(model))])
 
     def write_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
-        """Copy tensors that the model assigned to buffers, if shapes and dtypes match, to these; return the outputs."""
+        """Copy each tensor that the model assigned to a buffer into the buffer, if it fits; return the outputs."""
         moved = [row for row in self.registered if row.is_buffer and row.is_replaced(rebound)]
         pairs = [
             (row, new)
@@ -291,7 +291,7 @@ class _ModelBefore:
         olds = {row.memory for row, _ in pairs}
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
-            """Return a tensor, cloned if a write to the buffers would change it."""
+            """Return a tensor, cloned if the write to the buffers would change it."""
             return tensor.clone() if _storage_of(tensor) in olds else tensor
 
         outputs = tree_map_only(torch.Tensor, apart, outputs)
@@ -306,7 +306,7 @@ class _ModelBefore:
         return outputs
 
     def memoized(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
-        """Return the changed attributes that another call would set to equal values."""
+        """Return the changed attributes that were empty before, and whose new values do not depend on inputs."""
         found: set[str] = set()
         for path, space in self.spaces:
             for name in space.current:
@@ -315,7 +315,7 @@ class _ModelBefore:
         return found
 
     def changed_values(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
-        """Return the changed objects and numbers by attribute path."""
+        """Return the new value of each attribute that a call changed, other than hooks, by attribute path."""
         found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_replaced(rebound)}
         for path, space in self.spaces:
             for name, value in space.changed_items():
@@ -340,7 +340,7 @@ def _attribute_names_read(model: torch.nn.Module) -> frozenset[str]:
 
 
 def _assigning_line(model: torch.nn.Module, path: str) -> str:
-    """Return the line that assigns an attribute, or that reads an object that may be changed; "" if there is none."""
+    """Return the source line that assigns an attribute, or else a line that reads it; "" if there is none."""
     path, _, name = path.rpartition(".")
     owner = dict(model.named_modules()).get(path, model)
     creating = ("__init__", "__new__", "__setstate__")
@@ -371,7 +371,7 @@ def _model_codes(model: torch.nn.Module) -> Iterator[CodeType]:
 
 
 def _code_of(value: object) -> Iterator[CodeType]:
-    """Yield the code of a function, of a property's functions, and of functions that a decorator wraps."""
+    """Yield the code objects of a function, method or property, also of functions that a decorator wraps."""
     functions = (value, *(getattr(value, name, None) for name in ("fget", "fset", "func", "__func__")))
     for function in functions:
         while function is not None:

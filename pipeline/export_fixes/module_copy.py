@@ -1,4 +1,4 @@
-"""Copy a module and replace some of its attributes; make example tensors distinct from the module's own tensors."""
+"""Copy a module with some objects replaced; make example tensors distinct from the module's own tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def copy_module(model: torch.nn.Module, replacements: Mapping[int, object]) -> torch.nn.Module:
-    """Return a copy that shares the model's tensors; ``replacements`` (by the ids of the originals) replace objects.
+    """Return a copy of a model that shares its tensors; ``replacements``, by the id of the original, replace objects.
     Uncopyable objects, such as locks, raise a `TypeError`, and a custom ``__deepcopy__`` may raise any error."""
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     with _ShareTensors():
@@ -22,7 +22,7 @@ def copy_module(model: torch.nn.Module, replacements: Mapping[int, object]) -> t
 
 
 class _ShareTensors(TorchFunctionMode):
-    """A module whose copy shares its tensors."""
+    """A mode in which ``copy.deepcopy`` of a module shares tensors instead of copying them."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))

@@ -21,7 +21,7 @@ PADDING_WARNING: Final = (
 )
 
 gradients_are_on: ContextVar[bool] = ContextVar("gradients are on", default=False)
-"""Whether gradients are on where a model is captured."""
+"""Whether gradients are enabled in the code that captures a model."""
 
 
 def encode_with_zero_padding(
@@ -35,7 +35,7 @@ def encode_with_zero_padding(
     """Wrap ``nn.TransformerEncoder.forward`` to write zeros at padding, as eager does without gradients.
 
     If padding is at the end of rows, eager packs the rows without padding, and pads them with zeros before the last
-    norm. During a trace torch does not, and padding has other values.
+    norm. During a trace torch does not pack rows, so padding would get other values.
     """
     if mask is not None or src_key_padding_mask is None or not _packs_rows(encoder, src):
         return orig(encoder, src, mask, src_key_padding_mask, is_causal)
@@ -52,15 +52,15 @@ def encode_with_zero_padding(
 
 
 def _packs_rows(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
-    """Return whether eager packs rows: in evaluation mode, without autocast, for 3-d inputs, if nested tensors are
-    enabled."""
+    """Return whether eager omits padding from rows: in evaluation mode, without autocast, for 3-d inputs, if nested
+    tensors are enabled."""
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     asks = getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
     return bool(allowed and asks) and not encoder.layers[0].training and src.dim() == 3
 
 
 keep_weights: ContextVar[bool] = ContextVar("weights stay", default=False)
-"""Whether moving a model moves only tensors other than its parameters and buffers."""
+"""Whether ``model.to`` leaves parameters and buffers in place, and moves only other tensors."""
 
 
 def apply_by_assignment(_: Kernel, module: torch.nn.Module, fn: Kernel, recurse: bool = True) -> torch.nn.Module:

@@ -23,7 +23,7 @@ Proto: TypeAlias = Argument
 
 @frozen
 class Node:
-    """A node: its attributes, the names, dtypes and constant arrays of its inputs, and the dtype of its output."""
+    """An ONNX node: its attributes, the names, dtypes and constant arrays of its inputs, and its output's dtype."""
 
     attributes: Mapping[str, Argument]
     names: tuple[str, ...]
@@ -32,16 +32,16 @@ class Node:
     arrays: tuple[Argument, ...]
 
     def text(self, name: str, default: str) -> str:
-        """Return a string attribute."""
+        """Return the value of a node's string attribute."""
         return str(self.attributes.get(name, default.encode()).decode())
 
     def has_input(self, index: int) -> bool:
-        """Return whether the node has an optional input."""
+        """Return whether a node has the optional input at this index."""
         return index < len(self.names) and bool(self.names[index])
 
 
 def _is_wrong_resize(node: Node) -> bool:
-    """Return whether torch's ``interpolate`` cannot compute a Resize."""
+    """Return whether torch's ``interpolate`` cannot compute an ONNX ``Resize`` with these attributes and inputs."""
     mode, place = (node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel"))
     scales = node.arrays[2] if node.has_input(2) else np.ones(1)
     whole = scales is not None and bool(np.all(scales == np.round(scales)))
@@ -57,7 +57,7 @@ def _is_wrong_resize(node: Node) -> bool:
 
 
 def _is_wrong_power(node: Node) -> bool:
-    """Return whether an integer is raised to a float, which ONNX rounds to an integer."""
+    """Return whether an ONNX ``Pow`` raises an integer to a float; ONNX converts the result to an integer."""
     base, exponent = (dtype.kind if dtype is not None else "" for dtype in node.dtypes)
     return base in "iu" and exponent == "f"
 
@@ -75,11 +75,11 @@ WRONG_CONVERSIONS: Final[Mapping[str, Callable[[Node], bool]]] = {
     "Resize": _is_wrong_resize,
     "SpaceToDepth": lambda node: node.text("mode", "DCR") != "DCR",
 }
-"""By the operator, whether onnx2fx 0.0.1 converts a node to other results than onnx's own test cases have."""
+"""For some ONNX operators, a predicate: whether onnx2fx 0.0.1 converts the node incorrectly."""
 
 
 def first_wrong_node(file: Proto, nodes: Argument) -> Argument:
-    """Return the first node of a file, with inferred dtypes, that onnx2fx converts incorrectly, or None."""
+    """Return the first node of an ONNX file (with inferred dtypes) that onnx2fx converts incorrectly, or None."""
     from onnx import helper, numpy_helper
 
     values = (*file.graph.value_info, *file.graph.input, *file.graph.output)
@@ -109,8 +109,8 @@ def is_onnx(model: object) -> bool:
 
 @frozen
 class OnnxFile:
-    """The module of an ONNX file. It accepts positional inputs, and returns a dict of outputs; its weights are
-    buffers. ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
+    """An ONNX file as a module that accepts positional inputs, and returns a dict of outputs; its weights are buffers.
+    ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
@@ -118,8 +118,8 @@ class OnnxFile:
 
 
 def open_onnx_model(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
-    """Return the module and inputs of an ONNX file; return any other model unchanged. Raise `ValueError` if no
-    inputs are given, and an input has dynamic sizes."""
+    """If the model is an ONNX file, return its module and inputs; return any other model unchanged. Raise `ValueError`
+    if no inputs are given, and an input has dynamic sizes."""
     if not is_onnx(model):
         return model, args
     file = read_onnx_file(model)
@@ -175,7 +175,7 @@ _HINT = "compile the PyTorch model that the file was exported from"
 
 
 def _load_checked(path: str) -> Proto:
-    """Return the content of a file with inlined functions, unique node names, and the shapes that onnx infers."""
+    """Return the ONNX model in a file, with inlined functions, unique node names, and the shapes that onnx infers."""
     from onnx import checker, external_data_helper, inliner, load, shape_inference
 
     checker.check_model(path)
@@ -191,7 +191,7 @@ def _load_checked(path: str) -> Proto:
 
 
 def _all_nodes(graph: Proto) -> Iterator[Proto]:
-    """Yield the nodes of a graph and of its nested graphs (branches and loops)."""
+    """Yield the nodes of an ONNX graph and of its nested graphs (branches and loops)."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -200,11 +200,11 @@ def _all_nodes(graph: Proto) -> Iterator[Proto]:
 
 
 SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
-"""The position of the sizes among the arguments of a node of onnx2fx, which takes a tensor or numbers."""
+"""For each ONNX operator that takes sizes, the index of this argument in onnx2fx's node; it is a tensor or numbers."""
 
 
 def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
-    """Replace tensors of sizes by the sizes that onnx infers, since torch.export cannot read numbers from tensors."""
+    """Replace tensors of sizes by the sizes that onnx infers: torch.export cannot read numbers from tensors."""
     found = (*file.graph.value_info, *file.graph.output)
     shapes = {value.name: _symbolic_dims(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}
@@ -229,7 +229,7 @@ def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Prot
 
 
 def _sizes_tensor(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
-    """Return the sizes of some dims as a tensor. torch.export knows the value of a one-element tensor only."""
+    """Return ``x.shape[start:end]`` as a tensor. torch.export knows the value only of a one-element tensor."""
     sizes = x.shape[start:end]
     return torch.full((1,), sizes[0]) if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.int64)
 
@@ -237,7 +237,7 @@ def _sizes_tensor(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
 def _size_node(
     graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]
 ) -> Argument:
-    """Return a static size, or the size of an input that has this symbol; None if no input has it."""
+    """Return a static size, or a node that reads a symbolic size from an input; None if no input has it."""
     if isinstance(dim, int):
         return dim
     places = ((port.name, _symbolic_dims(port).index(dim)) for port in ports if dim and dim in _symbolic_dims(port))
@@ -246,7 +246,7 @@ def _size_node(
 
 
 def _symbolic_dims(value: Proto) -> list[int | str]:
-    """Return the sizes of a value: numbers, or names of symbols, which are "" for unnamed symbols."""
+    """Return the sizes of an ONNX value: ints, or the names of symbols ("" for an unnamed symbol)."""
     dims = value.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
 
@@ -263,8 +263,8 @@ def _as_input(port: Proto) -> Input | None:
 
 
 def _return_dict(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
-    """Return a module with the graph's code and tensors that returns a dict of outputs by name, and creates new
-    tensors on the device of its inputs. A GraphModule itself would return an immutable dict in torch.export."""
+    """Return a module that runs the graph, returns a dict of outputs by name, and creates new tensors on the device of
+    its inputs. A GraphModule would return an immutable dict in torch.export."""
     (values,) = module.graph.output_node().args
     rows = zip(names, values if isinstance(values, Sequence) else [values], strict=True)
     module.graph.output_node().args = (dict(rows),)

@@ -2,7 +2,7 @@
 
 torch.export cannot represent the shapes of packed sequences. During a trace, a packed sequence also has its padded rows
 and their lengths, from which recurrent layers and ``pad_packed_sequence`` compute instead (`aten.packed_rnn_ops`). If
-the model itself reads the packed data, they are computed as in eager.
+the model itself reads the packed data, the trace computes the data as eager does.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from pipeline.export_fixes.patching import ModelCall
 
 DATA_ATTRIBUTE: Final = "_pipeline_packed_data"
 SIZES_ATTRIBUTE: Final = "_pipeline_batch_sizes"
-"""The attributes of the data and of the batch sizes of a packed sequence that say what they were made of."""
+"""The attributes of a packed sequence's data and batch sizes that hold their origin, a `Packed`."""
 
 ARITHMETIC: Final = frozenset(how.format(name) for name in ("add", "sub", "mul") for how in ("{}", "__{}__", "__r{}__"))
 ELEMENTWISE: Final = "linear embedding layer_norm relu tanh sigmoid gelu silu elu leaky_relu hardtanh softplus dropout"
 ROWWISE: Final = ARITHMETIC | frozenset(ELEMENTWISE.split())
-"""Functions that compute each row separately: of the first argument; arithmetic, of both packed arguments."""
+"""Functions that compute each row of a packed argument separately: the first argument; for arithmetic, both."""
 
 SIZE_CHECKS: Final = (
     torch.ops.aten.sym_size.int,
@@ -47,8 +47,8 @@ SIZE_CHECKS: Final = (
 
 @frozen(eq=False)
 class Packed:
-    """Padded rows [T, B, ...] and lengths [B], from which a packed tensor was computed. ``versions``: the version
-    counters of the rows and of the packed tensor. If either changes, the tensor no longer has the rows."""
+    """The origin of a packed tensor: the padded rows [T, B, ...] and lengths [B] from which it was computed.
+    ``versions``: the version counters of the rows and of the packed tensor. If one changes, the rows are stale."""
 
     rows: Tensor
     lengths: Tensor
@@ -66,26 +66,26 @@ def replace_packed_call(mode: object, func: Target, args: Argument, kwargs: Argu
 
 
 def origin_of_data(value: object) -> Packed | None:
-    """Return the origin of a tensor that is the data of a packed sequence; None for other tensors."""
+    """Return the padded rows and lengths of a packed sequence's data tensor; None for other tensors."""
     packed: Packed | None = vars(value).get(DATA_ATTRIBUTE) if isinstance(value, Tensor) else None
     now = (packed.rows._version, value._version) if packed is not None and isinstance(value, Tensor) else None
     return packed if packed is not None and packed.versions == now else None
 
 
 def origin_of_sizes(value: object) -> Packed | None:
-    """Return the origin of a tensor that holds the batch sizes of a packed sequence; None for other tensors."""
+    """Return the padded rows and lengths of a packed sequence's batch sizes; None for other tensors."""
     return vars(value).get(SIZES_ATTRIBUTE) if isinstance(value, Tensor) else None
 
 
 def _pack_rows(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the packed data of padded rows; `origin_of_data` returns their origin."""
+    """Return the packed data of padded rows, and record in it the rows and lengths (see `origin_of_data`)."""
     data = PACKED_ROWS(rows, lengths)
     vars(data)[DATA_ATTRIBUTE] = Packed(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
 
 
 def pack_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Return the packed data and the batch sizes of padded rows."""
+    """Replace ``_pack_padded_sequence``: return the packed data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
     vars(sizes)[SIZES_ATTRIBUTE] = Packed(rows, lengths, (0, 0))
@@ -106,7 +106,7 @@ def recurrent_layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
 
 
 def _padded_rows(data: Tensor, packed: Packed) -> Tensor:
-    """Return the padded rows of packed data: the original ones, or those computed from them."""
+    """Return the padded rows of packed data: the recorded rows, or else rows that are padded again from the data."""
     own = origin_of_data(data)
     if own is not None and own.lengths is packed.lengths:
         return own.rows
@@ -124,7 +124,7 @@ def _pad_as_requested(
 def pad_rows(
     data: Tensor, sizes: object, batch_first: bool, padding: float, length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rows, padded to a length with a number, and their lengths; None if the data are not packed rows."""
+    """Return a packed sequence's rows, padded to ``length`` by ``padding``, and their lengths; None for other data."""
     packed = origin_of_sizes(sizes)
     if packed is None:
         return None
@@ -140,7 +140,7 @@ def pad_rows(
 
 
 def longest_length(sizes: object) -> Argument:
-    """Return the data-dependent length of the longest row; None if these are not sizes of a packed sequence."""
+    """Return the data-dependent length of the longest row; None if ``sizes`` is not from a packed sequence."""
     packed = origin_of_sizes(sizes)
     if packed is None:
         return None
@@ -151,7 +151,7 @@ def longest_length(sizes: object) -> Argument:
 
 
 def _has_total_length() -> bool:
-    """Return whether the model requested a fixed length instead of the longest row's."""
+    """Return whether the model passed ``total_length`` in the current call of ``pad_packed_sequence``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not rnn.pad_packed_sequence.__code__:
         frame = frame.f_back
@@ -159,7 +159,7 @@ def _has_total_length() -> bool:
 
 
 def batch_size_item(sizes: object, index: object) -> Tensor | None:
-    """Return the first of the batch sizes, which is the number of rows, since no row is empty; None for other items."""
+    """Return the first of the batch sizes, the number of rows (no row is empty); None for other items."""
     packed = origin_of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None
@@ -167,7 +167,7 @@ def batch_size_item(sizes: object, index: object) -> Tensor | None:
 
 
 def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
-    """Return the result of a function that computes each row of packed data separately; None for other functions."""
+    """Apply a function that computes rows separately to the padded rows of packed data; None for other data."""
     notes = list(map(origin_of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]
@@ -179,8 +179,8 @@ def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None
 
 
 def remove_unused_data(exported: ExportedProgram) -> None:
-    """Remove unused data of packed sequences, and the assertions about their sizes, from an export of pipeline's.
-    Raise `CaptureError` if a node reads the batch sizes."""
+    """Remove unused data of packed sequences, and assertions about their sizes, from an export by this package. Raise
+    `CaptureError` if a node reads the batch sizes."""
     graph = exported.graph
     sizes, data = (graph.find_nodes(op="call_function", target=target) for target in (BATCH_SIZES, PACKED_ROWS))
     for node in sizes:
@@ -199,7 +199,7 @@ def remove_unused_data(exported: ExportedProgram) -> None:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the nodes that depend on a node, in graph order."""
+    """Yield all nodes that depend on a node, directly or not, in graph order."""
     waiting = dict.fromkeys(node.users)
     while waiting:
         first = min(waiting)
@@ -214,4 +214,4 @@ REPLACEMENTS: Final[Mapping[str, Function]] = {
     "__getitem__": batch_size_item,
     **{target._schema.name.removeprefix("aten::"): recurrent_layer(target) for target in LAYERS},
 }
-"""The replacements by the name of torch's function; they return None if a call is not on a packed sequence."""
+"""For each torch function, our function for calls on a packed sequence; it returns None for other calls."""

@@ -1,4 +1,4 @@
-"""Contexts that patch functions of torch (the rows of `TABLE`) and of ModelOpt while a model is traced."""
+"""Contexts that patch functions of torch (by the rows of `TABLE`) and of NVIDIA ModelOpt during a trace."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _quantize_op(
 
 
 def patch_for_trace() -> AbstractContextManager[None]:
-    """Return a context for tracing with dynamic sizes: a size may be 0 or 1, branches on this become guards, and
-    sizes that operators compute from a symbol are expressions of the symbol."""
+    """Return a context for tracing with dynamic sizes: a size may be 0 or 1, a branch on that adds a guard, and sizes
+    that operators compute from a symbol are expressions of the symbol."""
     return _patches.activate("trace")
 
 
@@ -83,7 +83,7 @@ def decide_by_example() -> Iterator[None]:
 
 
 def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export with the patches of ``mode``, as described in `Replacement`."""
+    """Return a context for an export with the patches of this trace mode, which `Replacement` describes."""
     return _patches.activate(mode)
 
 

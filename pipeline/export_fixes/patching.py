@@ -25,9 +25,9 @@ from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
 
 Kernel: TypeAlias = Callable[..., Any]
 ModelCall: TypeAlias = tuple[Any, Any, Any]
-"""A call of torch that a model makes while it is traced: the function, its arguments, and those by keyword."""
+"""A call of torch in a traced model: the function, its positional arguments, and its keyword arguments."""
 PatchKind: TypeAlias = str
-"""When a replacement is made: a name, as in `Replacement.during`."""
+"""The name of a kind of trace, in which a replacement is active: see `Replacement.during`."""
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
@@ -55,8 +55,8 @@ class Replacement:
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or functionalized; the next ones
             in some exports: ``"example"``: the example decides branches; ``"called"``: ``is_exporting()`` is False in
             the model; ``"comparing"``: the example decides comparisons of sizes; ``"gpu"``: torch traces for a GPU that
-            this machine does not have; ``"modelopt"``: the model is quantized by ModelOpt. Other tables have other
-            names.
+            this machine does not have; ``"modelopt"``: the model is quantized by ModelOpt. Tables outside of this
+            package have further names.
         before: the first version of torch that does not need the patch; None: all versions need it.
         since: the first version of torch that needs the patch.
         until: the version of torch with which the row expires. With this version a test fails, until a developer
@@ -76,7 +76,7 @@ class Replacement:
 
     @property
     def target_name(self) -> Argument:
-        """The name of the replaced operator or function, also of the row's test (``test_torch_needs_each_row``)."""
+        """The name of the replaced operator or function; it names the row's ``test_torch_needs_each_row``."""
         return self.owner if isinstance(self.owner, OpOverload) else self.name
 
     @property
@@ -96,13 +96,13 @@ class Replacement:
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
     def read_entry(self) -> Argument:
-        """Return the current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
+        """Return torch's entry for this row; None for an operator without Python kernel, or an inherited attribute."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
 
     def write_entry(self, value: Argument) -> None:
-        """Set the entry: to the result of `read_entry`, or to another function."""
+        """Set this row's entry in torch's table to a function, or restore it to a result of `read_entry`."""
         if isinstance(self.owner, OpOverload):
             self.owner.py_kernels.pop(self.name, None)
             if value is not None:
@@ -140,20 +140,20 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def table_text(table: Sequence[Replacement]) -> str:
-    """Return a table of replacements as text: the function, when it is replaced, for which torch versions, and why."""
+    """Return a table of replacements as text: each function, when it is replaced, for which torch versions, and why."""
     heads = ("replaced", "during", "torch", "expires with", "torch without it")
     return align_columns(heads, *((str(r.target_name), r.during, r.versions, _dotted(r.until), r.why) for r in table))
 
 
 def align_columns(*rows: Sequence[str]) -> str:
-    """Return rows as the lines of a table."""
+    """Return rows of text as lines, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 @define(eq=False)
 class Patches:
-    """The replaced entries of torch, and the threads that trace."""
+    """The entries of torch that are replaced now, and the threads that trace."""
 
     table: Sequence[Replacement]
     _lock: Any = field(factory=threading.RLock)
@@ -163,7 +163,7 @@ class Patches:
 
     @contextmanager
     def activate(self, during: PatchKind) -> Iterator[None]:
-        """Return a context that activates a kind of replacement in this thread."""
+        """Return a context that activates a kind of replacement in this thread; ``during``: its name."""
         if is_patched(during):
             yield
             return

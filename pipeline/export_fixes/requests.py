@@ -22,7 +22,7 @@ from pipeline.shapes.environment import Range
 
 @frozen
 class ProfileRanges:
-    """One profile's ranges for one input: the minimum, optimal and maximum size of dims."""
+    """One profile's ranges for one input, by dim: the minimum, optimal and maximum size."""
 
     input: int
     ranges: Mapping[int, Range]
@@ -46,7 +46,7 @@ class Tuned:
 def merge_profiles(
     model: object, example_inputs: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> tuple[Spec, list[list[ProfileRanges]]]:
-    """Return the ``dynamic_shapes`` over all profiles (without profiles, the argument), and each profile's ranges.
+    """Return the ``dynamic_shapes`` that cover all profiles (without profiles: unchanged), and each profile's ranges.
 
     Raises:
         TypeError: profiles are given twice, or together with ``dynamic_shapes``.
@@ -110,7 +110,7 @@ def _merge_specs(
 
 
 def _item_entry(spec: Spec, key: object, index: int | None = None) -> Spec:
-    """Return the entry of a spec for an item of a container, by the item's key or index."""
+    """Return the ``dynamic_shapes`` entry for an item of a container, by the item's key or index; None if missing."""
     if isinstance(spec, Mapping):
         return spec.get(key)
     at = key if index is None else index
@@ -160,10 +160,10 @@ class Request:
     """The checked inputs and ranges of a capture.
 
     Attributes:
-        args: the positional example inputs: tensors, `Input` s, other values; tensors in place of constants.
-        kwargs: the same by keyword.
-        constants: the `Constant` inputs, by the index of the leaf.
-        dynamic_shapes: as in torch.export, over all profiles.
+        args: the positional example inputs: tensors, `Input` s and other values; a tensor for each `Constant`.
+        kwargs: the example inputs by keyword.
+        constants: the `Constant` inputs, by the index of the input's leaf.
+        dynamic_shapes: as in torch.export; it covers all profiles.
         profiles: for each profile the ranges of inputs.
     """
 
@@ -175,7 +175,7 @@ class Request:
 
     @property
     def leaves(self) -> tuple[Argument, ...]:
-        """The example inputs, in order."""
+        """The leaves of the example inputs (positional, then keyword), in order."""
         return tuple(tree_leaves((self.args, self.kwargs), is_leaf=is_input))
 
 
@@ -204,7 +204,7 @@ class ExportNotes:
         profiles: for each profile the ranges of inputs.
         ranges: the requested minimum and maximum (None: no bound) of each symbol of the export.
         constants: the `Constant` inputs, by index.
-        tensors: the module's tensors by name. An export for another device has fake tensors in place of these.
+        tensors: the module's tensors by name, which are fake in an export for another device.
         checks: the locations of the module's checks of values, as ``file:line``; the checks are assumed to pass.
         reads: the buffers whose numbers Python read; the graph is valid for these numbers only.
         decisions: the lines where the example decided a branch; for each line, one of the last outputs checks a call.

@@ -1,4 +1,4 @@
-"""Restore a model, and settings of the process, after the model is traced.
+"""Restore a model, and process-wide settings, after the model was traced.
 
 During a trace by torch.export, a model runs on fake tensors. If its modules store tensors for the next call (the grid
 of a detector, a mask, an entry of a dict), these are fake, and later calls of the model would fail. If the model calls
@@ -33,9 +33,9 @@ from pipeline.program import tensor_version
 CONTAINERS: Final = (list, dict, set, OrderedDict)
 PLAIN: Final = (bool, int, float, str, torch.dtype, torch.device)
 MAX_ELEMENTS: Final = 1_000
-"""The most elements of a container in which objects are looked for."""
+"""The maximum length of a container whose elements are examined."""
 MAX_OBJECTS: Final = 10_000
-"""The most objects that are examined: a module may refer to a whole application (a trainer, a data set)."""
+"""The maximum number of objects examined: a module may refer to a whole application (a trainer, a data set)."""
 Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 
@@ -76,7 +76,7 @@ def restore_distribution_checks() -> AbstractContextManager[None]:
 
 
 def held_objects(model: torch.nn.Module) -> list[tuple[str, object]]:
-    """Return the other objects that modules hold, at any depth, each with the attribute path to it."""
+    """Return the objects other than modules and tensors that modules hold, at any depth, with attribute paths."""
     found: dict[int, tuple[str, object]] = {}
     left = [(join_path(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items()]
     while left and len(found) < MAX_OBJECTS:
@@ -110,7 +110,7 @@ def _is_library_class(kind: type) -> bool:
 
 
 def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
-    """Yield each ``functools.lru_cache`` of objects' methods, and of functions in the files of their classes."""
+    """Yield each ``functools.lru_cache`` on these objects' methods, and on functions in their classes' files."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_library_class(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())
@@ -118,7 +118,7 @@ def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
 
 
 def _has_fakes(value: object, deep: bool = True) -> bool:
-    """Return whether a value, or an object within it, is or contains a fake tensor."""
+    """Return whether a value is or contains a fake tensor; ``deep``: also search the attributes of plain objects."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
@@ -127,7 +127,7 @@ def _has_fakes(value: object, deep: bool = True) -> bool:
 
 @frozen
 class Snapshot:
-    """The attributes of an object, and a snapshot of their contents."""
+    """The attributes of an object, and what they and their containers held when the snapshot was taken."""
 
     current: dict[str, Argument]
     before: dict[str, Argument]
@@ -144,14 +144,14 @@ class Snapshot:
         return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed_items(self) -> Iterator[tuple[str, object]]:
-        """Yield the attributes whose object, or an object within it, was replaced; equal numbers are no change."""
+        """Yield (name, value) of each attribute that changed since the snapshot, or whose containers did."""
         for name in {**self.before, **self.current}:
             value, before = self.current.get(name), self.before.get(name)
             if not _is_equal(value, before) or any(self._is_changed(each) for each in _containers(value)):
                 yield name, value
 
     def new_values(self, name: str) -> Sequence[object] | None:
-        """Return the new values in an empty attribute or in a dict that kept its entries; None if more changed."""
+        """Return the values added to an attribute that was None, or to a dict that kept its entries; else None."""
         value, before = self.current.get(name), self.before.get(name)
         if before is None:
             return [value]
@@ -161,7 +161,7 @@ class Snapshot:
         return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
 
     def _is_changed(self, container: Argument) -> bool:
-        """Return whether a container has other contents than before."""
+        """Return whether a container's contents changed since the snapshot."""
         _, before = self.contents.get(id(container), (None, container))
         return not _has_same_items(container, before)
 
@@ -176,7 +176,7 @@ class Snapshot:
 
 
 def _containers(value: Argument) -> Iterator[Argument]:
-    """Yield a list, dict or set, and the containers in it."""
+    """Yield a value if it is a list, dict or set, and the lists, dicts and sets in it."""
     left = [value]
     while left:
         each = left.pop()
@@ -187,7 +187,7 @@ def _containers(value: Argument) -> Iterator[Argument]:
 
 
 def _is_equal(first: Argument, second: Argument) -> bool:
-    """Return whether two values are one object, or the same number, text or tuple of these."""
+    """Return whether two values are one object, equal numbers or strings, or tuples of such values."""
     if first is second or type(first) is not type(second):
         return first is second
     if isinstance(first, tuple):
@@ -196,7 +196,7 @@ def _is_equal(first: Argument, second: Argument) -> bool:
 
 
 def _has_same_items(first: Argument, second: Argument) -> bool:
-    """Return whether two containers have the same objects by the same keys, in the same order except for sets."""
+    """Return whether two containers have identical objects at the same keys, in the same order (except for sets)."""
     if isinstance(first, set):
         return {*map(id, first)} == {*map(id, second)}
     one, other = (each.items() if isinstance(each, dict) else enumerate(each) for each in (first, second))

@@ -36,14 +36,14 @@ EXPORT: Final = package_folder("torch.export")
 LIBRARY_CODE: Final = (package_folder("torch"), package_folder("pipeline"))
 STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 CHECKING_CODE: Final = (package_folder("torch.distributions"), str(torch.nn.functional.__file__))
-"""Where torch itself checks data, as a model would."""
+"""Files of torch whose value checks are treated like checks in the model's own code."""
 CHECKING_FUNCTIONS: Final = (torch.nn.functional.gaussian_nll_loss,)
-"""Functions of torch that check data, and whose calls torch.export does not see."""
+"""Functions of torch that check values, and that torch.export does not intercept."""
 MAX_RAISE_STEPS: Final = 80
-"""Instructions before an error is raised: its message may be long."""
+"""The maximum number of bytecode instructions from a branch to its ``raise``: building the message may take many."""
 BRANCH_ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
 SIDE_EFFECTS: Final = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_DEREF", "DELETE")
-"""Prefixes of bytecode instructions with side effects."""
+"""Prefixes of the names of bytecode instructions with side effects."""
 
 
 @define
@@ -61,7 +61,7 @@ class Checks:
 
 
 checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
-"""Collects the checks of models that are exported."""
+"""Collects the value checks of the model while it is exported; None at other times."""
 
 
 @contextmanager
@@ -82,13 +82,13 @@ def reject_caught_errors() -> Iterator[None]:
 
 
 def record_check(line: str) -> None:
-    """Record the location of a check, as ``file:line``."""
+    """Record the ``file:line`` of a value check that the trace assumes to pass."""
     if (found := checks.get()) is not None:
         found.places[line] = None
 
 
 def assume_check(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace the truth value of a data-dependent tensor by the value with which a check passes."""
+    """Replace ``bool(tensor)`` in a value check by the bool with which the check passes; trace other calls as usual."""
     if func in CHECKING_FUNCTIONS:
         return _as_model_code(mode, func), args, kwargs
     if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_data_dependent(args[0]):
@@ -112,21 +112,21 @@ def _as_model_code(mode: AbstractContextManager[object], function: FunctionType)
 
 
 def skip_dynamic_sample_check(orig: Callable[..., None], distribution: Argument, value: Argument) -> None:
-    """Wrap the check of a distribution's sample, which would compare dynamic sizes with 1."""
+    """Wrap ``Distribution._validate_sample``, to skip it for dynamic sizes, which it would compare with 1."""
     sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
     if all(isinstance(size, int) for size in sizes):
         orig(distribution, value)
 
 
 def is_data_dependent(tensor: object) -> bool:
-    """Return whether a tensor's value is data-dependent."""
+    """Return whether a tensor is a fake tensor whose value is unknown during the trace."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
         return False
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
 def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
-    """Return the truth value with which a check passes, and record the check; None for other conditions."""
+    """Return the truth value with which a value check passes, and record its location; None for any other condition."""
     found = checks.get()
     while frame is not None and _is_library_frame(frame):
         frame = frame.f_back
@@ -149,14 +149,14 @@ def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
 
 
 def _is_library_frame(frame: FrameType) -> bool:
-    """Return whether a frame belongs to torch or pipeline, and checks no values."""
+    """Return whether a frame runs code of torch or pipeline that is not in `CHECKING_CODE`."""
     name = frame.f_code.co_filename
     return name.startswith(LIBRARY_CODE) and not name.startswith(CHECKING_CODE)
 
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
-    """Return the truth value that avoids a branch which only raises an error, and the error's name; else None, ""."""
+    """Return the truth value that avoids a branch which only raises an error, and the error's name, or (None, "")."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == offset), len(steps))
     if place < len(steps) and steps[place].opname == "TO_BOOL":
@@ -172,7 +172,7 @@ def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
 
 
 def _raised_error(steps: Sequence[dis.Instruction], start: int) -> str:
-    """Return the name of the error if the instructions from a position on only raise it; else an empty string."""
+    """Return the name of the error that the instructions from ``start`` on raise without doing anything else, or ""."""
     name = ""
     for step in steps[start : start + MAX_RAISE_STEPS]:
         if step.opname == "RAISE_VARARGS":
@@ -187,21 +187,21 @@ def _raised_error(steps: Sequence[dis.Instruction], start: int) -> str:
 
 
 def _builtin_error(name: object) -> type[BaseException] | None:
-    """Return Python's built-in error with this name; None if there is none."""
+    """Return Python's built-in exception class with this name, or None."""
     found = getattr(builtins, str(name), None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 @functools.lru_cache(1024)
 def _may_catch(code: CodeType, offset: int, error: str) -> bool:
-    """Return whether an ``except`` around a position in a function's bytecode may catch an error."""
+    """Return whether an ``except`` around a bytecode offset of a function may catch the error with this name."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= offset < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     return any(_handler_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
 def _handler_catches(steps: Sequence[dis.Instruction], error: str) -> bool:
-    """Return whether a handler may catch an error and continue."""
+    """Return whether an exception handler's instructions may catch the error with this name and continue."""
     named: list[object] = []
     passed = -1
     for step, after in pairwise(steps):

@@ -1,4 +1,4 @@
-"""Replacement kernels for symbolic sizes, where torch's kernels lose a symbol or specialize it to a constant.
+"""Kernels that replace torch's kernels which lose a symbolic size, or specialize it to a constant.
 
 torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Earlier versions created a symbol without a
 definition, and specialized a dynamic exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide
@@ -41,7 +41,7 @@ def slice_tensor(
     end: Argument = None,
     step: int = 1,
 ) -> Argument:
-    """Slice a tensor; express the result's size by the bounds.
+    """Slice a tensor, with the result's size as an expression of the slice's bounds.
 
     slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
     """
@@ -63,7 +63,7 @@ def slice_tensor(
 
 
 def _clamped_position(index: Argument, size: Argument) -> Argument:
-    """Return a slice's index, clamped to 0..size; None if its sign is unknown."""
+    """Return a slice's start or end, clamped to 0..size; None if the sign of a symbolic index is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
             return index
@@ -88,13 +88,13 @@ def power_as_tensor(orig: Kernel, self: object, exponent: object) -> Argument:
 
 
 def _scalar_tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
-    """Return a number as a 0-d tensor, which takes part in type promotion as the number does."""
+    """Return a symbolic number as a 0-d tensor that takes part in type promotion as a Python number does."""
     dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
 
 def resize_step(orig: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-    """Return the step between two elements of a resized dim; a single element is the first, whatever the step."""
+    """Return the step between source positions when a dim is resized; one result element needs no step."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
     return orig(in_size, out_size, align_corners, scale)
@@ -114,13 +114,13 @@ def weighted_bincount(
 
 
 def sqrt(own: Kernel, x: object, /) -> object:
-    """Return the square root of a dynamic size as an expression; Dynamo, which traces this, sees an ``int``."""
+    """Replace ``math.sqrt``: return the square root of a dynamic size as an expression. Dynamo traces this function."""
     varies = isinstance(x, torch.SymInt | torch.SymFloat) and is_patched("trace")
     return torch.sym_sqrt(x) if varies else own(x)
 
 
 def one_hot(orig: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
-    """Compute ``one_hot``; the number of classes is data-dependent if it is not given.
+    """Compute ``one_hot``; without ``num_classes``, the number of classes is a data-dependent size.
 
     one_hot(Tensor self, SymInt num_classes=-1) -> Tensor
     """

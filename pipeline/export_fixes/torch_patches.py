@@ -49,7 +49,7 @@ SEEDS: Final = (
     *((owner, ("manual_seed", "seed", "set_rng_state")) for owner in (torch, torch.random)),
     (torch.cuda, ("manual_seed", "manual_seed_all")),
 )
-"""The functions that seed a generator, and where models find them."""
+"""The functions that seed a random generator, each with the object in which models look it up."""
 
 _export = partial(Replacement, during="export")
 _example = partial(Replacement, during="example")

@@ -1,5 +1,5 @@
-"""Wrappers of the steps of torch, outside of `FakeTensorMode.dispatch`, that handle known values: creation of fake
-buffers and inputs, reads of numbers from proxies, and indexing by tensors."""
+"""Wrap torch's functions that must handle known values of fake tensors (besides `FakeTensorMode.dispatch`): creation of
+fake buffers and inputs, reads of numbers from proxies, and indexing by tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Mod
 
 
 def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Attach the values of a tensor of few elements to its fake tensor. The tensor may itself be a fake tensor."""
+    """Store the elements of a small tensor in ``fake``, its fake tensor; ``value`` may be a fake tensor, too."""
     elements = value.constant if isinstance(value, FakeTensor) else value
     if isinstance(fake, FakeTensor) and elements is not None and has_few_elements(elements):
         attach_value(fake, elements.detach().to("cpu", copy=True))
@@ -45,7 +45,7 @@ def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
 def fake_buffers(
     orig: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
-    """Wrap torch.export's creation of fake parameters and buffers: attach values to buffers of few elements."""
+    """Wrap torch.export's creation of fake parameters and buffers: store the values of small buffers in them."""
     made, state = orig(mode, module), known.get()
     if state is None:
         return made
@@ -65,7 +65,7 @@ def fake_buffers(
 def fake_inputs(
     orig: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument
 ) -> Argument:
-    """Wrap torch.export's creation of fake inputs: attach values to inputs that are constants."""
+    """Wrap torch.export's creation of fake inputs: store the values of `Constant` inputs in them."""
     made, state = orig(module, args, kwargs, *rest, **options), known.get()
     values = state.inputs if state is not None else {}
     for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
@@ -80,7 +80,7 @@ def fake_inputs(
 def read_known(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap torch's tracing of a call to read numbers from the fake tensor, not from the literal behind a proxy."""
+    """Wrap torch's tracing of a call: read a number from the fake tensor, not from its proxy's literal."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:
@@ -89,7 +89,7 @@ def read_known(
 
 
 def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:
-    """Wrap Dynamo's search for float inputs, which would treat each number read from a tensor as a symbol."""
+    """Wrap Dynamo's pass that specializes float inputs: it would treat each number read from a tensor as a symbol."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
@@ -98,7 +98,7 @@ def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> ob
 
 
 def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace index tensors by their known numbers. torch would specialize them to the example's values (2.11 for
+    """Replace index tensors by their known numbers, which torch would specialize to the example's values (2.11 for
     reads; 2.13 for writes, and for reads with other index tensors)."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         args = (args[0], map_index(args[1], _known_index), *args[2:])
@@ -106,7 +106,7 @@ def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argu
 
 
 def map_index(index: Argument, function: Function) -> object:
-    """Return an index in which a function has replaced each item, including the bounds of slices."""
+    """Return a copy of a tensor index in which ``function`` has replaced each item, including the bounds of slices."""
     if isinstance(index, tuple):
         return tuple(map_index(each, function) for each in index)
     if isinstance(index, slice):

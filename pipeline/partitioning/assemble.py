@@ -52,7 +52,7 @@ def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str
 
 @define(eq=False)
 class _SegmentDraft:
-    """A segment under construction."""
+    """A segment under construction: its nodes, and what they read from other segments."""
 
     kind: Kind
     nodes: list[Node]
@@ -83,7 +83,7 @@ class _SegmentAssembler:
         self._add_output_nodes()
 
     def build(self) -> Partitioned:
-        """Check the groups, and build the segments with ports, cuts and fallbacks."""
+        """Check the groups of operators, and return the segments with their inputs, outputs, cuts and fallbacks."""
         self._check_groups()
         done: set[Node] = set()
         for part in self.parts:
@@ -105,7 +105,7 @@ class _SegmentAssembler:
         self.group_of[node] = segment
 
     def _ordered_nodes(self, names: list[str]) -> list[Node]:
-        """Return the nodes of a segment in order: its operators, items of their results, and nodes copied into it."""
+        """Return a segment's nodes in graph order: its operators, items of their results, and nodes copied into it."""
         inside = {self.nodes_by_name[name]: None for name in names}
         waiting = list(inside)
         while waiting:
@@ -118,7 +118,7 @@ class _SegmentAssembler:
         return sorted(inside, key=self.position.__getitem__)
 
     def _add_output_nodes(self) -> None:
-        """Put nodes that only the program's outputs need, so that no segment copies them, into the last engine."""
+        """Add copied nodes that only the program's outputs read to the last engine, since no other segment has them."""
         housed = {n for part in self.parts for n in part.nodes}
         rest = [n.name for n in self.position if n in self.copied and n not in housed]
         if not rest:
@@ -138,7 +138,7 @@ class _SegmentAssembler:
                     raise ValueError(f"{node.name} is in an engine, which cannot run it")
 
     def _collect_reads(self, part: _SegmentDraft) -> None:
-        """Set the values that a segment reads from outside; sizes that depend on its values are computed inside."""
+        """Find the values that a segment reads from outside; it computes sizes that depend on its own values itself."""
         inside = set(part.nodes)
         part.new_symbols = frozenset(s for n in part.nodes for s in introduced_symbols(n))
         seen: dict[Node, None] = {}
@@ -177,7 +177,7 @@ class _SegmentAssembler:
             )
 
     def _size_carriers(self, part: _SegmentDraft, outputs: list[Node], later: list[_SegmentDraft]) -> Iterator[Node]:
-        """Yield values whose sizes later segments or the outputs need, and only this segment can determine."""
+        """Yield nodes that a segment returns only for their sizes, which later segments need and cannot compute."""
         wanted = {s for n in self.returned for s in symbols_of(n) | float_symbols(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.new_symbols else set()
         wanted = (wanted & part.new_symbols) - _readable_symbols(map(self._port, outputs))
@@ -218,7 +218,7 @@ class _SegmentAssembler:
 
 
 def fallback_record(validated: Validated, node: Node, reason: str) -> Fallback:
-    """Return the fallback record of a node that runs in PyTorch, with the hints of its verdict."""
+    """Return the record that a node runs in PyTorch for this reason, with the hints of the node's verdict."""
     hint = "; ".join(dict.fromkeys(r.hint for r in validated.verdicts[node.name].reasons if r.hint))
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
 
@@ -251,6 +251,6 @@ def _is_tensor_or_size(node: Node) -> bool:
 
 
 def _readable_symbols(ports: Iterable[Port]) -> frozenset[str]:
-    """Return the symbols that equal a size or value of these ports, so that they can be read from it."""
+    """Return the symbols that can be read from these inputs or outputs, since a size or value equals the symbol."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
     return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or is_on_host(d)))

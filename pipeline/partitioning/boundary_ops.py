@@ -1,4 +1,4 @@
-"""Move cheap operators at the borders of engines to the side on which fewer bytes cross.
+"""Move cheap operators at the boundaries between engines and PyTorch to the side with which fewer bytes cross.
 
 A cheap operator (a view, a cast, an elementwise operator) moves from an engine to PyTorch if only PyTorch reads it, or
 if it reads only results of PyTorch, and the crossing values become smaller: an ``expand`` runs after the cut, a cast to
@@ -26,8 +26,8 @@ def operators_cheaper_in_torch(
 ) -> dict[int, int]:
     """Return the operators that PyTorch should run, each with the number of bytes saved by moving its group.
 
-    An engine with at least ``min_size`` operators retains that many, or loses all. ``moved_before``: the operators
-    that earlier calls of this function moved to PyTorch.
+    An engine with at least ``min_size`` operators keeps at least ``min_size``, or loses all. ``moved_before``: the
+    operators that earlier calls of this function moved to PyTorch.
     """
     sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(moved_before))
     room = engine_sizes(units, in_torch, levels)
@@ -46,7 +46,7 @@ def operators_cheaper_in_torch(
 
 
 def _can_move(flow: Flow, units: Units, sides: OperatorSides, i: int) -> bool:
-    """Return whether an operator is cheap, in an engine, a unit by itself, and next to PyTorch on one side."""
+    """Return whether an operator may move to PyTorch: it is cheap, in an engine, its own unit, and next to PyTorch."""
     if sides.in_torch[i] or not flow.is_cheap[i]:
         return False
     unit = units.unit_of[i]
@@ -70,11 +70,11 @@ def _move_best_group(flow: Flow, units: Units, sides: OperatorSides, start: int)
 
 
 MAX_MOVED_TOGETHER = 32
-"""The maximum number of operators that are moved together."""
+"""The maximum number of operators that `_move_best_group` moves together."""
 
 
 def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: int) -> Iterator[int]:
-    """Yield operators that may move after those yielded before: towards the inputs, or else the outputs."""
+    """Yield ``start``, and then operators that may move if those before have: towards the inputs, or outputs."""
     back = sides.feeds_only_torch(start)
     waiting, seen = [start], set[int]()
     while waiting and len(seen) < MAX_MOVED_TOGETHER:
@@ -87,9 +87,9 @@ def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: in
 
 
 class OperatorSides:
-    """The side (engine or PyTorch) of each operator, and the bytes that cross; both are updated with every move.
+    """Where each operator runs (engine or PyTorch), and the bytes that cross; `move` updates both.
 
-    The engines' side has the inputs of the program, so operators next to an input that can run in an engine stay there.
+    The program's inputs count as in an engine, so an operator that reads them and can run in an engine stays in it.
     """
 
     def __init__(self, flow: Flow, in_torch: list[bool], moved: frozenset[int] = frozenset()) -> None:
@@ -108,11 +108,11 @@ class OperatorSides:
         return 0 < self.earlier[i] == len(self.flow.before[i])
 
     def touches_fixed(self, i: int) -> bool:
-        """Return whether PyTorch runs a neighbour of this operator for another reason than saving bytes at a border."""
+        """Return whether PyTorch runs a neighbour of this operator for a reason other than fewer crossing bytes."""
         return any(self.fixed_in_torch[j] for j in (*self.flow.before[i], *self.flow.after[i]))
 
     def move(self, i: int, *, to_torch: bool) -> int:
-        """Move an operator to the other side; return the increase of crossing bytes."""
+        """Move an operator to PyTorch or to an engine; return by how much the crossing bytes increase."""
         touched = dict.fromkeys((*self.flow.produced[i], *self.flow.read[i]))
         before = sum(map(self._crossing_bytes, touched))
         self.in_torch[i] = to_torch

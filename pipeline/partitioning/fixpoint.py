@@ -1,4 +1,4 @@
-"""Decide which units run in engines: all that can, unless cuts cost too much or engines are too small or too many."""
+"""Decide which units run in engines: all that can, unless cuts cost too much, or engines are too small or too many."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pipeline.partitioning.units import Units
 from pipeline.settings import CompilationSettings
 
 NumberedSegment: TypeAlias = tuple[bool, tuple[int, ...]]
-"""A segment: whether it is an engine, and its operators by number."""
+"""A segment: True for an engine, False for PyTorch; and the numbers of its operators."""
 
 
 @frozen
 class SegmentPlan:
-    """Groups of operators (by number) in the order in which they run, each with whether it is an engine; and for each
-    operator outside engines the reason."""
+    """The segments in the order in which they run, and for each operator (by number) that runs in PyTorch the
+    reason."""
 
     groups: tuple[NumberedSegment, ...]
     reasons: Mapping[int, str]
 
 
 def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> SegmentPlan:
-    """Move operators to PyTorch until engines are large enough and not too many, and no border is too costly.
+    """Move operators to PyTorch until engines are large and few enough, and no cut sends needless bytes.
 
-    refused: the operators that must run in PyTorch, each with the reason. If empty, one engine runs all operators.
+    refused: the operators that must run in PyTorch, each with the reason. If there are none, one engine runs all.
     """
     reasons, given_up = dict(refused), set[int]()
     in_torch = [any(i in refused for i in inside) for inside in units.members]
@@ -68,8 +68,8 @@ def _next_moves(
 
 
 def _reasons_of_small_engines(counts: Mapping[int, int], min_size: int, max_engines: int | None) -> dict[int, str]:
-    """Return the levels of engines with fewer than ``min_size`` operators; if there are none, of the smallest engines
-    beyond ``max_engines``. Each has the reason why its engine is given up."""
+    """Return the levels of engines to give up, each with the reason: engines with fewer than ``min_size`` operators, or
+    else the smallest engines beyond ``max_engines``."""
     small = {
         at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < min_size
     }

@@ -27,7 +27,7 @@ Node = torch.fx.Node
 Edges: TypeAlias = tuple[tuple[int, ...], ...]
 
 MAX_COPIED = 8
-"""The maximum number of operators that are recomputed so that their result does not cross a cut."""
+"""The maximum number of operators that each segment recomputes so that their result does not cross a cut."""
 
 
 @frozen
@@ -43,10 +43,10 @@ class Value:
 
 @frozen
 class Flow:
-    """Operators by number. ``before`` and ``after`` are the operators that must run earlier and later. ``produced`` and
-    ``read`` index the ``values`` that an operator produces and reads. For each operator, ``is_returned`` is whether the
-    program returns its result, ``is_cheap`` whether it costs almost nothing on either side, and ``moves_data`` whether
-    it only moves data."""
+    """The data flow between a program's operators, by number. ``before`` and ``after`` are the operators that must run
+    earlier and later. ``produced`` and ``read`` index the ``values`` that an operator produces and reads. For each
+    operator, ``is_returned`` is whether the program returns its result, ``is_cheap`` whether it costs little in an
+    engine and in PyTorch, and ``moves_data`` whether it only moves data."""
 
     nodes: tuple[Node, ...]
     before: Edges
@@ -108,7 +108,7 @@ def _build_values(
 
 
 def _invert_edges(edges: Iterable[Iterable[int]], count: int) -> Edges:
-    """Invert edges: return for each number below ``count`` the positions that have an edge to it."""
+    """Invert edges between numbers: return, for each number below ``count``, the numbers that have an edge to it."""
     found: list[list[int]] = [[] for _ in range(count)]
     for at, ends in enumerate(edges):
         for end in ends:
@@ -117,7 +117,7 @@ def _invert_edges(edges: Iterable[Iterable[int]], count: int) -> Edges:
 
 
 def copied_nodes(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
-    """Return the nodes to copy: cheap nodes that engines can run, computed from constants and sizes by few nodes."""
+    """Return the nodes that segments copy: cheap ones that engines can run, computed by few nodes from constants."""
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:
@@ -133,8 +133,8 @@ def copied_nodes(program: Program, supported: Callable[[Node], bool]) -> frozens
 
 
 def operands(node: Node) -> Iterator[Node]:
-    """Yield the tensors and symbolic ints that a node reads. Other numbers are skipped: each segment that needs them
-    reads them from tensors again."""
+    """Yield the tensors and symbolic ints that a node reads, and those behind any float that it reads: each segment
+    that needs a float computes it again."""
     waiting = node.all_input_nodes[::-1]
     while waiting:
         source = waiting.pop()
@@ -145,7 +145,7 @@ def operands(node: Node) -> Iterator[Node]:
 
 
 def producer_of(value: Node) -> Node:
-    """Return the operator that computes a value: the node itself, or the operator of whose result it is an item."""
+    """Return the operator that computes a value: the node itself or, for an item of a result, the result's node."""
     while value.target is operator.getitem:
         value = value.all_input_nodes[0]
     return value

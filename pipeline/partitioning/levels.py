@@ -1,4 +1,4 @@
-"""Assign units to levels: the units of a level share a segment.
+"""Assign units (operators that stay together) to levels: the units of one level form one segment.
 
 Segments alternate: level 0 runs in PyTorch, level 1 in an engine, and so on. The level of a unit is the largest number
 of changes between PyTorch and engines on any path from the inputs to the unit. So no segment depends on itself, and
@@ -16,7 +16,7 @@ from pipeline.partitioning.units import Units
 
 
 def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
-    """Return the level of each unit: the first at which it can run, or a later level if fewer bytes cross."""
+    """Return the level of each unit: the first level at which it can run, or a later one if fewer bytes cross."""
     found = [0] * len(units.members)
     for unit in units.order:
         own = in_torch[unit]
@@ -44,7 +44,7 @@ def _delay_unit(flow: Flow, units: Units, in_torch: Sequence[bool], levels: list
 
 
 def _crossing_bytes(flow: Flow, units: Units, levels: Sequence[int], unit: int) -> int:
-    """Return the bytes of a unit's inputs and results that cross between segments."""
+    """Return the bytes of those inputs and results of a unit that cross between segments."""
 
     def crosses(value: Value) -> bool:
         return value.producer is not None and any(

@@ -1,4 +1,4 @@
-"""Cut an engine's operators into consecutive pieces, at positions where few bytes cross."""
+"""Split an engine's operators into several engines that run in order, at positions where few bytes cross."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def split_evenly(flow: Flow, units: Units, operators: Sequence[int], count: int)
     """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which the
     groups run.
 
-    A cut is less than half a group away from an even split, at the position with the fewest crossing bytes; of several
-    such positions, at the nearest to the even split. Patterns that TensorRT fuses are not split.
+    Each cut is at the position with the fewest crossing bytes that is less than half a group away from an even split;
+    of several such positions, the nearest to the even split. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))
@@ -91,8 +91,8 @@ def _units_to_move_before_cut(
 
 
 def _single_input_and_result(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple[Value, Value] | None:
-    """Return the only value that these operators read and the only value that they produce, if they are cheap and the
-    first value has no other readers than them and operators before the cut; else None."""
+    """Return the only value that these operators read and the only one that they produce; None unless they are cheap,
+    and the first value is read only by them and by operators before the cut."""
     own = {v for i in members for v in flow.produced[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
@@ -103,7 +103,7 @@ def _single_input_and_result(flow: Flow, members: Sequence[int], before: frozens
 
 
 def _crossing_bytes(flow: Flow, units: Units, order: Sequence[int]) -> list[int]:
-    """Return the bytes that cross each position between two units."""
+    """Return, for each position in an order of units, the bytes that would cross a cut there."""
     place = {i: at for at, unit in enumerate(order) for i in units.members[unit]}
     change = [0] * (len(order) + 1)
     for value in flow.values:

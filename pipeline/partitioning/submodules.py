@@ -14,14 +14,14 @@ from pipeline.partitioning.flow import Flow, Node
 
 @frozen
 class Submodules:
-    """The submodules that are not split: submodules whose path has ``depth`` names (``encoder.layer.0`` has 3) or ends
-    before, or the outermost submodules whose path matches ``pattern`` (``encoder.layer.?``)."""
+    """Selects the submodules that are not split: those whose path has ``depth`` names (``encoder.layer.0`` has 3) or
+    ends before, or the outermost submodules whose path matches ``pattern`` (``encoder.layer.?``)."""
 
     depth: int = 1
     pattern: str | None = None
 
     def path_of(self, node: Node) -> str | None:
-        """Return the path of a node's submodule; None if the node belongs to none."""
+        """Return the path of the unsplit submodule that contains a node; None if there is none."""
         names = module_path(node).split(".")
         prefixes = [".".join(names[: i + 1]) for i in range(len(names))]
         if self.pattern is None:
@@ -34,7 +34,7 @@ Patterns = Sequence[tuple[int, ...]]
 
 def moved_operators(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
     """Return the operators of patterns that begin in another submodule, each with the convolution or matmul at which
-    its pattern begins. They move to that submodule, so that no border between submodules cuts a pattern."""
+    its pattern begins. They move to that submodule, so that no cut between submodules splits a pattern."""
     return {i: pattern[0] for pattern in fused for i in pattern if keys[i] != keys[pattern[0]]}
 
 
@@ -53,8 +53,8 @@ def submodule_runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tupl
 def torch_reasons(
     flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return, for each operator that runs in PyTorch because a part of its submodule does, the reason. ``along``: the
-    result of `moved_operators`."""
+    """Return a reason for each operator that runs in PyTorch because another operator of its submodule does. ``along``:
+    the result of `moved_operators`."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:

@@ -23,8 +23,8 @@ MAX_PATTERN = 16
 
 @frozen
 class Units:
-    """Groups of operators that no cut separates, by number. ``order``: an order in which they can run. ``same_side``:
-    for each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
+    """Groups of operators that share a segment, by number. ``order``: an order to run the groups in. ``same_side``: for
+    each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
 
     members: Edges
     unit_of: tuple[int, ...]
@@ -37,7 +37,7 @@ class Units:
 def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
     """Build units from groups of operators; every other operator is a unit by itself.
 
-    kin: a key for each operator. All units with the same key run on the same side; a unit with None is independent.
+    kin: returns an operator's key. Units with equal keys run together, in engines or in PyTorch; None: independently.
     """
     together = [tuple(sorted(group)) for group in groups]
     grouped = {i for group in together for i in group}
@@ -51,7 +51,7 @@ def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[in
             unit_of[i] = number
 
     def adjacent(edges: Edges) -> Edges:
-        """Return, for each unit, the other units to which it has edges."""
+        """Convert edges between operators to edges between units."""
         reached = ((n, [unit_of[j] for i in inside for j in edges[i]]) for n, inside in enumerate(members))
         return tuple(tuple(dict.fromkeys(other for other in others if other != n)) for n, others in reached)
 
@@ -120,8 +120,8 @@ def _attention_pattern(flow: Flow, start: int, free: Callable[[int], bool]) -> t
 
 
 def _following_groups(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """Yield groups of operators, each the only reader of the previous result. A group is one operator, or several
-    elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
+    """Yield groups of operators after ``start``, each the only reader of the previous result. A group is one operator,
+    or several elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
     at = start
     for _ in range(MAX_PATTERN):
         readers = sorted(flow.after[at])

@@ -1,4 +1,4 @@
-"""Bugs in TensorRT's kernels: one table of them, a pass that marks where they are avoided, and detectors for plans."""
+"""Bugs in TensorRT's kernels: a table of the bugs, analyses that mark nodes to work around, and detectors for plans."""
 
 from pipeline.quirks.applied import assume, has_bug, is_avoided, without
 from pipeline.quirks.quirk import Quirk

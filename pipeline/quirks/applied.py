@@ -1,4 +1,4 @@
-"""Determine which kernel bugs to avoid: the bugs of the TensorRT in use, unless an experiment says otherwise. Mark the
+"""Determine which kernel bugs to avoid: those of the installed TensorRT, unless an `Experiment` changes that. Mark the
 nodes of a segment that need a workaround."""
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _ignored: Final = ContextVar("ignored faults", default=frozenset[str]())
 
 
 class Experiment(ContextDecorator):
-    """A context manager or decorator in which rows of the table are ignored or assumed."""
+    """A context manager or decorator in which the compiler ignores some kernel bugs, or assumes that TensorRT has
+    them."""
 
     def __init__(self, variable: ContextVar[frozenset[str]], ids: frozenset[str]) -> None:
         self._variable, self._ids = variable, ids
@@ -36,12 +37,12 @@ class Experiment(ContextDecorator):
 
 
 def is_avoided(id: str) -> bool:
-    """Return whether to avoid a kernel bug: the TensorRT in use has the bug, and no experiment ignores it."""
+    """Return whether to avoid a kernel bug: the installed TensorRT has the bug, and no `Experiment` ignores it."""
     return has_bug(id) and id not in _ignored.get()
 
 
 def has_bug(id: str) -> bool:
-    """Return whether the TensorRT in use has a kernel bug, on the current GPU if the bug depends on the GPU."""
+    """Return whether the installed TensorRT has a kernel bug, and the bug affects the current GPU."""
     quirk = _BY_ID[id]
     here = id in _assumed.get() or quirk.affects(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
     return here and (not quirk.capabilities or current_compute_capability() in quirk.capabilities)
@@ -55,7 +56,7 @@ def current_compute_capability() -> str:
 def without(*ids: str) -> Experiment:
     """Compile without avoiding these bugs: ``with quirks.without("padded-zeros"): compile(model, args)``.
 
-    `build` still warns of kernels that have such a bug.
+    The stage `build` still warns of kernels that have such a bug.
 
     Raises:
         ValueError: the table has no such row.
@@ -64,7 +65,7 @@ def without(*ids: str) -> Experiment:
 
 
 def assume(*ids: str) -> Experiment:
-    """Compile as if the TensorRT in use had these bugs: ``with quirks.assume("padded-zeros"): …``.
+    """Compile as if the installed TensorRT had these bugs: ``with quirks.assume("padded-zeros"): …``.
 
     Raises:
         ValueError: the table has no such row.
@@ -81,7 +82,7 @@ def _check_ids(ids: tuple[str, ...]) -> frozenset[str]:
 def find_marks(
     nodes: Iterable[torch.fx.Node], ranges: Symbols, constants: Iterable[str] = (), outputs: Iterable[str] = ()
 ) -> tuple[Mark, ...]:
-    """Return the marks of a segment: for each bug to avoid, the nodes that its analysis finds (`SegmentNodes`)."""
+    """Return marks for a segment's nodes that need a workaround: those that the analysis of a bug to avoid finds."""
     segment = SegmentNodes(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
         Mark(quirk.id, *affected)

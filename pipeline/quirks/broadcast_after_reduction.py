@@ -23,13 +23,13 @@ from pipeline.quirks.reduction_fusion import has_reduction, is_broadcast, keeps_
 from pipeline.shapes.environment import Shape
 
 Role: TypeAlias = Literal["reduced", "behind"]
-"""The role of a value for a reduction kernel: its result, or computed from the result and the reduced elements."""
+"""What a value is for a reduction kernel: its result (reduced), or computed from result and elements (behind)."""
 SHIFTED: Final = (aten.logsumexp.default,)
-"""Reductions that add another reduction of the same elements to their result."""
+"""Operators whose result is the sum of two reductions of the same elements."""
 
 
 def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes that broadcast values which a kernel may store in registers, each with these inputs."""
+    """Yield the nodes that broadcast inputs which a reduction kernel may store in registers, each with these inputs."""
     held = RegisterValues(segment.nodes)
     for node in segment.nodes:
         if names := tuple(x.name for x in reduction_fusion.expandable_inputs(node) if held.may_contain(x, node)):
@@ -37,7 +37,7 @@ def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 class RegisterValues:
-    """The values of a segment that kernels may store in registers. Equal computations are one node, as in TensorRT."""
+    """The values of a segment that kernels may store in registers. Equal computations count as one node."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._first: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -70,8 +70,8 @@ class RegisterValues:
                 self._shifting.add(node)
 
     def may_contain(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Return whether a kernel may store an input that a node broadcasts in registers: an element in each thread, or
-        a value that shifts the elements that it was reduced from and is broadcast to other elements."""
+        """Return whether a kernel may keep ``operand``, which ``node`` broadcasts, in registers: one element in each
+        thread, or a result that shifts the elements from which it was reduced and is broadcast to other elements."""
         first = self._representative(operand)
         if first in self._kept:
             return True
@@ -83,7 +83,7 @@ class RegisterValues:
         return self._first.get(node, node)
 
     def _computation_key(self, node: torch.fx.Node) -> str:
-        """Return a key that is the same for equal computations."""
+        """Return a key that two nodes share if they compute the same operator of the same values."""
         if not (keeps_positions(node) or op_kind(node.target) in reduction_fusion.REDUCING):
             return node.name
         given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._representative(x).name}")
@@ -103,8 +103,8 @@ class RegisterValues:
         return "behind" if others else "reduced" if reduced else None
 
     def _reduced_shape(self, node: torch.fx.Node) -> Shape | None:
-        """Return the shape of the elements from which a value was reduced, whose threads may store the value; None if
-        there is not exactly one such shape."""
+        """Return the shape of the elements from which a value was reduced, if there is exactly one such shape; else
+        None."""
         if self._roles[node] != "reduced":
             return None
         if has_reduction(node):
@@ -113,14 +113,14 @@ class RegisterValues:
         return found.pop() if len(found) == 1 else None
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a user, or a later node on the same elements, is a reduction."""
+        """Return whether a reader of a node is a reduction, or leads to one by operators on the same elements."""
         if has_reduction(user):
             return True
         is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)
         return user in self._read and (is_move(user) or is_in_place)
 
     def _leads_to_second_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a user leads to a second reduction of the elements from which the node was reduced."""
+        """Return whether ``user`` leads to a second reduction of the elements that ``node`` was reduced from."""
         if not keeps_positions(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])

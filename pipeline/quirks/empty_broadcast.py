@@ -1,4 +1,4 @@
-"""Find the dynamic sizes that may leave one loop of a kernel empty, but not all of its results (`empty-loops`).
+"""Find dynamic sizes that, if 0, leave a loop of a kernel empty that should store a non-empty result (`empty-loops`).
 
 TensorRT-RTX computes a broadcast tensor in the kernel that broadcasts it, and stores it for other kernels inside the
 loop over the larger tensor. If the larger tensor is empty in a call, the broadcast tensor is never stored.
@@ -16,8 +16,8 @@ from pipeline.shapes.environment import Expr, Shape, bounds, shape_of
 
 
 def find_sizes_that_may_be_zero(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the symbols of input sizes which may be 0 while a non-empty node is read by an empty node and also on a
-    path to an output. Most ranges begin at 0 only for lack of a stated minimum."""
+    """Yield the symbols of input sizes that may be 0 in a call, if some tensor is then not empty, is read by an empty
+    node, and affects an output. Most ranges begin at 0 only because the user states no minimum."""
     names = [name for name, each in segment.ranges.items() if each.min < 1 and not name.startswith("u")]
     shapes = {node: _tensor_shapes(node) for node in segment.nodes} if names else {}
     found = [name for name in names if _leaves_unwritten(segment, shapes, name)]
@@ -30,7 +30,7 @@ def _tensor_shapes(node: torch.fx.Node) -> list[Shape]:
 
 
 def _leaves_unwritten(segment: SegmentNodes, shapes: Mapping[torch.fx.Node, Sequence[Shape]], symbol: str) -> bool:
-    """Return whether a symbol of 0 makes a node empty that depends on a non-empty node from which a path of non-empty
+    """Return whether, if ``symbol`` is 0, an empty node depends on a non-empty node from which a path of non-empty
     nodes leads to an output."""
 
     def may_be_zero(size: Expr) -> bool:

@@ -22,7 +22,7 @@ from pipeline.quirks.reduction_fusion import node_shape
 from pipeline.shapes.environment import Expr, shape_of
 
 HARMLESS: Final = 8192
-"""The maximum terms of an engine's expressions with which it builds in seconds, so that no value is separated."""
+"""The number of terms of an expression up to which an engine builds in seconds, so that no value is separated."""
 LIMIT: Final = 256
 """The maximum number of terms of an expression, in an engine that has an expression with more than `HARMLESS` terms."""
 FEW: Final = 6
@@ -32,17 +32,17 @@ VIEWS: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 Views = frozenset[torch.fx.Node]
-"""The nodes that an elementwise expression reads at other positions than its own."""
+"""The nodes that an elementwise expression reads at positions other than the position that it computes."""
 
 
 def find_values_to_separate(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes to compute in separate kernels."""
+    """Yield the nodes to compute in separate kernels, so that TensorRT does not inline them into later expressions."""
     expanded = ExpressionSizes(segment.nodes)
     return (("apart", node.name, ()) for node in segment.nodes if node in expanded)
 
 
 class ExpressionSizes:
-    """The sizes of a segment's expressions, and the values that need separate kernels to keep expressions small."""
+    """The number of terms of each node's expression in a segment, and the nodes that need separate kernels."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._terms: dict[torch.fx.Node, int] = {}
@@ -83,7 +83,7 @@ class ExpressionSizes:
         return within * few if (few := inlined_sum_length(node)) is not None else 1
 
     def _nodes_at_other_positions(self, operand: torch.fx.Node, node: torch.fx.Node) -> Views:
-        """Return the nodes that an elementwise operator reads at other positions through an input."""
+        """Return the nodes that an elementwise operator reads through an input, at positions other than its own."""
         is_place_for_place = operand in self._views and node_shape(operand) == node_shape(node)
         return self._views[operand] if is_place_for_place else frozenset((operand,))
 
@@ -106,7 +106,7 @@ def inlined_sum_length(node: torch.fx.Node) -> int | None:
 
 
 def _reduced_length_if_small(node: torch.fx.Node) -> int | None:
-    """Return the number of elements reduced over the second argument, ``dim``; None if it is large or dynamic."""
+    """Return the number of elements reduced over the second argument, ``dim``; None if it is above `FEW` or dynamic."""
     shape, dims = node_shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:

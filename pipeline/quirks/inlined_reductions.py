@@ -25,7 +25,7 @@ MATMULS = (Kind.MULTIPLIES, Kind.PROJECTS)
 
 
 def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes that broadcast small sums into a reduction, with the sums' names, and the nodes to separate."""
+    """Yield nodes that broadcast small sums into a reduction, with the sums to expand, and nodes to separate."""
     reduced, few = _inputs_of_reductions(segment.nodes), _small_sums(segment.nodes)
     for node in segment.nodes:
         if node not in reduced:
@@ -38,7 +38,7 @@ def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _small_sums(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Return the nodes that are small sums, or expressions that contain small sums."""
+    """Return the nodes that are sums of few elements, or whose inlined expressions contain such sums."""
     found = set[torch.fx.Node]()
     for node in nodes:
         if inlined_sum_length(node) is not None or (_may_be_inlined(node) and found.intersection(node.all_input_nodes)):
@@ -47,7 +47,7 @@ def _small_sums(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _inputs_of_reductions(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Return the nodes that a reduction reads, directly or through expressions."""
+    """Return the nodes that a reduction reads, directly or through operators that TensorRT may inline."""
     found = set[torch.fx.Node]()
     for node in reversed(nodes):
         for user in node.users:

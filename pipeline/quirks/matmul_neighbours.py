@@ -16,18 +16,18 @@ from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
 
 WITHIN: Final = 6
-"""The maximum number of operators after a matmul that are examined."""
+"""The maximum length of a path of operators after a matmul that is examined."""
 BEHIND: Final = 8
 """The maximum number of operators between a matmul and a ReLU or GELU."""
 PARTS: Final = (Kind.SELECTS, Kind.MIXES)
-"""Operators, besides views, that return elements of their inputs."""
+"""Kinds of operators that are not views, but whose results are elements of their inputs."""
 PASSING: Final = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.REPEATS)
-"""Operators that leave the last dim at its position."""
+"""Kinds of operators that keep the last dim last."""
 RESULT: Final = "result"
-"""The name in a mark that stands for the matmul's result; the other names are inputs."""
+"""Stands for the matmul's result in a mark, whose other names are inputs of the matmul."""
 OF_SIZES: Final = "of sizes that vary"
 BESIDE_SIZES: Final = "beside sizes that vary"
-"""Names in a mark, for dynamic sizes of the matmul itself or of other linear layers."""
+"""Reasons in a mark: dynamic sizes of the matmul itself, or of another linear layer."""
 
 
 def find_transposed_matmuls(segment: SegmentNodes, dtypes: Collection[torch.dtype]) -> Iterator[AffectedNode]:
@@ -47,7 +47,7 @@ def find_transposed_matmuls(segment: SegmentNodes, dtypes: Collection[torch.dtyp
 
 
 def _is_transposed(value: object) -> bool:
-    """Return whether a value is a tensor whose last dim was moved, with changes of shape and dtype in between."""
+    """Return whether a value is a tensor whose last dim was moved, possibly followed by casts and reshapes."""
     while isinstance(value, torch.fx.Node) and op_kind(value.target) in PASSING:
         value = value.args[0]
     return isinstance(value, torch.fx.Node) and _moves_last_dim(value)
@@ -67,7 +67,7 @@ def _moves_last_dim(node: torch.fx.Node) -> bool:
 
 def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's kernel
-    (`factors-of-matmuls`): of two computed tensors; or linear layers, if another linear layer has dynamic sizes."""
+    (`factors-of-matmuls`): matmuls of two computed tensors, and linear layers beside another one of dynamic sizes."""
     linear = [node for node in segment.nodes if op_kind(node.target) is Kind.PROJECTS]
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in segment.nodes:
@@ -81,7 +81,7 @@ def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
-    """Return whether an elementwise operator without a following softmax, which has own kernels, reads a node."""
+    """Return whether an elementwise operator reads a node, and not only for a softmax, which has separate kernels."""
     return any(
         (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
         or (depth > 0 and is_move(user) and _is_read_elementwise(segment, user, depth - 1))
@@ -90,7 +90,7 @@ def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int 
 
 
 def _leads_only_to_softmax(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
-    """Return whether all paths from a node lead through elementwise operators and views to a softmax of its engine."""
+    """Return whether all paths from a node lead by elementwise operators and views to a softmax in its engine."""
     if op_kind(node.target) is Kind.SOFTENS:
         return node.name in segment.names
     goes_on = depth and is_cheap(node) and node.users and node.name in segment.names
@@ -98,7 +98,7 @@ def _leads_only_to_softmax(segment: SegmentNodes, node: torch.fx.Node, depth: in
 
 
 def find_activations_after_bias(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield ReLU, GELU and possible parts of GELU after a matmul whose bias may be lost (`biases-of-matmuls`)."""
+    """Yield each ReLU, GELU or part of a GELU after a matmul, whose bias TensorRT may lose (`biases-of-matmuls`)."""
     for node in segment.nodes:
         given = node.args[0] if node.target is aten.tanh.default else None
         loses = node.target in (aten.relu.default, aten.gelu.default, aten.erf.default)

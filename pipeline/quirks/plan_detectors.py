@@ -21,13 +21,13 @@ _EMPTY = re.compile(rb'tensor=\{ [^\n]*?dims=\{(?: [^}]*)? 0 [^}]*\}[^\n]*? name
 
 
 Plan: TypeAlias = Any
-"""A serialized engine: bytes, or a buffer with ``find``."""
+"""A serialized TensorRT engine: bytes, or a buffer with a ``find`` method."""
 Sources: TypeAlias = Mapping[bytes, int]
 Found = TypeVar("Found")
 
 
 def ignore_sources(detector: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, Sources], Iterable[Found]]:
-    """Adapt a detector that does not need kernel sources."""
+    """Adapt a detector that needs only the plan to the arguments of a `Detector`: plan and kernel sources."""
     return lambda plan, _: detector(plan)
 
 
@@ -67,12 +67,13 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
 def find_rounded_matmuls(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the matmul kernels that end with a cast to bfloat16, as (kernel, result) (`halves-behind-matmuls`)."""
+    """Return a plan's matmul kernels that end with a cast to bfloat16, as (kernel, result)
+    (`halves-behind-matmuls`)."""
     return _kernels_by_result(plan, _ROUNDED, True)
 
 
 def _kernels_by_result(plan: Plan, pattern: re.Pattern[bytes], bfloat16: bool) -> tuple[tuple[str, str], ...]:
-    """Return the kernels that match a pattern and return bfloat16, or another dtype, with their results."""
+    """Return (kernel, result) for each kernel that matches a pattern, and whose result is bfloat16, or is not."""
     found = [(each["name"], each["tensor"]) for each in _find_matches(pattern, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is bfloat16)
@@ -102,7 +103,8 @@ def find_queries_of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ..
 
 
 def _indexes_batch_by_batch(plan: Plan, start: int) -> bool:
-    """Return whether a kernel's keys of consecutive batches are adjacent; True if their number is dynamic."""
+    """Return whether a kernel's source treats the keys of consecutive batches as adjacent, or their number is
+    dynamic."""
     source = plan[start : plan.find(b"\0", start)]
     keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
     return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
@@ -112,7 +114,7 @@ _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mas
 
 
 def find_float16_attention_sums(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Return the attention kernels with an added mask that accumulate in float16 (`masked-attention-sums`)."""
+    """Return the attention kernels of a plan that add a mask and accumulate in float16 (`masked-attention-sums`)."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
@@ -124,10 +126,10 @@ _OF_TWO = re.compile(rb"Add|Mul|Sub|Div|Max|Min|Pow|Sele|Equ|Gtr|Lt|And|Or")
 
 def find_matmuls_with_bias(plan: Plan) -> tuple[str, ...]:
     """Return the matmuls with a built-in bias, which TensorRT-RTX 1.6 does not add on an H100 (`biases-of-matmuls`),
-    unlike a bias that is a separate step of the kernel.
+    unlike a bias that is a separate operation of the kernel.
 
-    Some plans do not state the bias. Then it is an input of the kernel without a step in the kernel's name; it is not
-    found if a step reads a number.
+    Some plans do not state the bias. Then a kernel has a bias if it has more inputs than the operations in its name
+    need; this misses a bias if an operation reads a number.
     """
     found = [each["name"].decode() for each in _find_matches(_WITH_BIAS, b"fully_connected={ name=", plan)]
     fused = _find_matches(_FUSED, b"runtime_fusion={ name=", plan)
@@ -138,9 +140,9 @@ def find_matmuls_with_bias(plan: Plan) -> tuple[str, ...]:
 
 
 def find_confused_matmuls(plan: Plan) -> tuple[str, ...]:
-    """Return names that several matmul kernels with a multiplication share although their numbers of size arguments
-    differ: if the sizes are equal at run time, TensorRT-RTX 1.4 and 1.5 run one kernel for both matmuls, with the
-    arguments of the other (`factors-of-matmuls`)."""
+    """Return kernel names that several matmuls with a multiplication share, although their kernels take different
+    numbers of sizes: if sizes are equal at run time, TensorRT-RTX 1.4 and 1.5 run one of these kernels with the
+    arguments of another (`factors-of-matmuls`)."""
     taken: dict[bytes, set[int]] = {}
     for each in _find_matches(_FUSED, b"runtime_fusion={ name=", plan):
         taken.setdefault(each["name"], set()).add(each["args"].count(b"proxy"))
@@ -200,8 +202,8 @@ def find_misplaced_registers(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 def _reads_unset_registers(source: bytes) -> bool:
-    """Return whether a function that writes results has a step over sizes over which no function that reads and stores
-    inputs iterates."""
+    """Return whether a kernel reads registers in a loop over sizes for which no function that reads inputs has a loop
+    that fills the registers."""
     known: list[Counter[bytes]] = []
     used: list[Counter[bytes]] = []
     for function in source.split(b"template<> __device__ "):
@@ -216,8 +218,8 @@ def _reads_unset_registers(source: bytes) -> bool:
 
 
 def _find_matches(pattern: re.Pattern[bytes], prefix: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
-    """Yield the matches of a pattern that begins with ``prefix``. Searching the plan's weights for a literal is twice
-    as fast as for a pattern: 0.02 s for 100 MB."""
+    """Yield the matches in a plan of a pattern that begins with ``prefix``. Searching the plan's weights for a literal
+    is twice as fast as for a pattern: 0.02 s for 100 MB."""
     at = plan.find(prefix)
     while at >= 0:
         found = pattern.match(plan, at)

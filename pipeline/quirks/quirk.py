@@ -15,7 +15,7 @@ from pipeline.quirks.plan_detectors import Plan, Sources
 from pipeline.shapes.environment import Symbols
 
 AffectedNode: TypeAlias = tuple[MarkKind, str, tuple[str, ...]]
-"""A mark without the id of its bug: the kind of the mark, the node, and the names of inputs or sizes."""
+"""A node that needs a workaround: the kind of its mark, its name, and the names of inputs or sizes."""
 
 
 @define(slots=False, eq=False)
@@ -29,25 +29,25 @@ class SegmentNodes:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of the nodes."""
+        """The names of the segment's nodes."""
         return frozenset(node.name for node in self.nodes)
 
 
 Version: TypeAlias = tuple[int, ...]
 Analysis: TypeAlias = Callable[[SegmentNodes], Iterable[AffectedNode]]
-"""Finds the nodes of a segment that need a workaround for a bug."""
+"""A function that finds the nodes of a segment that need a workaround for one kernel bug."""
 Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
-"""Finds the kernels with a bug in a plan: their names, or (name, result)."""
+"""A function that finds the kernels with one bug in a plan: their names, or (name, result)."""
 
 
 @frozen
 class Quirk:
-    """A bug in TensorRT's kernels.
+    """A bug in TensorRT's kernels, and how the compiler avoids it.
 
-    id: the name of the bug.
+    id: the name of the bug, such as `padded-zeros`.
     fault: what TensorRT does wrong, and the size of the error.
     since, before: the versions of TensorRT-RTX with the bug, from `since` until (excluding) `before`; None: no limit.
-    flavours: the libraries for which the bug is avoided. All bugs were measured with TensorRT-RTX.
+    flavours: the libraries for which the compiler avoids the bug. All bugs were measured with TensorRT-RTX.
     gpus: the GPUs on which the bug was measured.
     capabilities: the compute capabilities of the GPUs with the bug; empty for all.
     trigger: what in a program triggers the bug.

@@ -15,9 +15,9 @@ from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
 
 REDUCING: Final = (Kind.NORMALIZES, Kind.SOFTENS, Kind.REDUCES, Kind.POOLS)
-"""Operators that reduce; the first two kinds return as many elements as they read."""
+"""Kinds of operators that reduce elements; the first two kinds return as many elements as they read."""
 MOVING: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.RESAMPLES)
-"""Operators that may be elementwise at the given sizes, as ``tril`` is."""
+"""Kinds of operators that may be elementwise if input and result have the same shape, as ``tril`` is."""
 
 
 def has_reduction(node: torch.fx.Node) -> bool:
@@ -27,7 +27,7 @@ def has_reduction(node: torch.fx.Node) -> bool:
 
 
 def keeps_positions(node: torch.fx.Node) -> bool:
-    """Return whether an operator may be elementwise, or leaves elements at their positions."""
+    """Return whether each result element depends only on input elements at its own position, or may do so."""
     if node.target is operator.getitem or is_pointwise(node) or is_move(node):
         return True
     given = node.all_input_nodes
@@ -44,11 +44,11 @@ ADDING: Final[Mapping[object, int]] = {
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.addmv.default), 0),
     aten.linear.default: 2,
 }
-"""Matmuls with an added operand, and its index among the arguments."""
+"""For each matmul operator that also adds an operand, the index of this operand among the arguments."""
 
 
 def expandable_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the inputs that an operator broadcasts, if they can be expanded before the operator instead."""
+    """Return the inputs that an operator broadcasts and that could be expanded to its shape beforehand."""
     given, size = node.all_input_nodes, node_shape(node)
     if not is_pointwise(node):
         added: Argument = ADDING.get(node.target)
@@ -57,7 +57,7 @@ def expandable_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _keeps_dtype(operand: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Return whether an expanded input promotes to the same dtype: 0-d tensors have lower priority, conditions none."""
+    """Return whether expanding an input keeps the result's dtype: a 0-d tensor has lower priority in type promotion."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
     if node_shape(operand) != () or operand in conditions:
         return True
@@ -66,13 +66,13 @@ def _keeps_dtype(operand: torch.fx.Node, node: torch.fx.Node) -> bool:
 
 
 def is_broadcast(shape: Shape | None, target: Shape | None) -> bool:
-    """Return whether broadcasting a shape to ``target`` expands a dim."""
+    """Return whether a tensor of this shape has a dim that is expanded if it is broadcast to ``target``."""
     if shape is None or target is None or len(shape) > len(target):
         return False
     return any(new != -1 for new in expanded_sizes(shape, target))
 
 
 def expanded_sizes(shape: Shape, target: Shape) -> list[Expr]:
-    """Return the new sizes of the expanded dims, and -1 for all other dims."""
+    """Return the sizes for ``expand`` from ``shape`` to ``target``: new sizes of expanded dims, -1 for other dims."""
     padded = (1,) * (len(target) - len(shape)) + shape
     return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, target, strict=True)]

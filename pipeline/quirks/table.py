@@ -1,6 +1,6 @@
 """The table of bugs in TensorRT's kernels: what goes wrong, in which versions, and how the compiler avoids it.
 
-Each row was measured. docs/known-issues.md is generated from this table; the evidence is in docs/notes.
+Each bug was measured. docs/known-issues.md is generated from this table; the evidence is in docs/notes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.quirks.quirk import Quirk
 SIZES: Final = "docs/notes/2026-11-29-real-sizes.md"
 HOPPER: Final = "H100, H200 (9.0)"
 BOTH: Final = ("tensorrt_rtx", "tensorrt")
-"""Both libraries: measured with TensorRT-RTX, and avoided in TensorRT without a measurement."""
+"""The libraries of a bug that was measured with TensorRT-RTX, and is avoided in TensorRT without a measurement, too."""
 
 QUIRKS: Final = (
     Quirk(

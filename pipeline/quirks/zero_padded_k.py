@@ -22,13 +22,13 @@ from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import ADDING
 
 SOME: Final = 0.7
-"""The value that stands for each element of a constant."""
+"""The number that stands for an unknown element of a constant in these evaluations."""
 WITHIN: Final = 32
-"""The maximum number of elementwise operators before a matmul that are evaluated."""
+"""The maximum number of elementwise operators before a matmul that `padded_values` evaluates."""
 
 
 def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the matmuls to which padding with zeros may add a nonzero term."""
+    """Yield the matmuls whose result may change if TensorRT pads the contracted dim with zeros."""
     for node in segment.nodes:
         if factors := _matmul_operands(node):
             values = [padded_values(x, segment.names, segment.constants) for x in factors]
@@ -39,7 +39,7 @@ def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _matmul_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the operands of a matmul. For a recurrent layer, return its input, which weights multiply."""
+    """Return the operands that a matmul contracts (of a recurrent layer, its input); empty for other operators."""
     if op_kind(node.target) is Kind.RECURS:
         return node.all_input_nodes[:1]
     if op_kind(node.target) not in (Kind.MULTIPLIES, Kind.PROJECTS):
@@ -48,8 +48,8 @@ def _matmul_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def padded_values(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
-    """Return the values that a node may have at padded positions. The padding may be added to the node, or to any
-    tensor from which elementwise operators compute the node.
+    """Return the values that a matmul's operand may have where TensorRT pads it. The padding may be added to the node,
+    or to any tensor from which elementwise operators compute the node.
 
     inside: the names of the nodes in the network; empty for all. constants: the names of the network's constants.
     """
@@ -65,7 +65,7 @@ def padded_values(node: torch.fx.Node, inside: Set[str] = frozenset(), constants
 
 
 def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
-    """Evaluate the operators that depend only on constants and one tensor, for a padded element of that tensor."""
+    """Evaluate the operators that depend only on constants and ``start``, for a padded element (0) of ``start``."""
     values = {start: _full_scalar(start, 0)}
     for node in chain:
         read = _tensor_inputs(node)
@@ -83,7 +83,7 @@ def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: S
 
 
 def _elementwise_chain(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
-    """Return a node and the elementwise operators and views that compute it."""
+    """Return the chain of elementwise operators and views that computes a node, including the node."""
     found, waiting = set[torch.fx.Node](), [node]
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()
@@ -107,6 +107,6 @@ def _is_filled(node: torch.fx.Node) -> bool:
 
 
 def _any_element(node: torch.fx.Node) -> Tensor:
-    """Return a representative element of a constant or filled tensor."""
+    """Return the number of a filled tensor, or `SOME` for a constant, as a 0-d tensor."""
     number = node.args[-1] if _is_filled(node) and node.args else SOME
     return _full_scalar(node, number if isinstance(number, int | float) else SOME)

@@ -1,1 +1,1 @@
-"""Represent sizes: expressions, ranges, and the relations between them."""
+"""Represent dynamic sizes: symbolic expressions, ranges, and relations between sizes."""

@@ -28,13 +28,13 @@ Expr: TypeAlias = int | sympy.Expr
 Shape: TypeAlias = tuple[Expr, ...]
 
 LARGEST = 2**63 - 1
-"""The upper bound of an expression that has none: the largest int64."""
+"""The bound that stands for a missing upper bound of an expression: the largest int64."""
 
 MAX_SIZE = 2**31 - 2
-"""The largest size that engines are built for: 2**31 - 1 stands for a number without a bound."""
+"""The largest size that engines are built for; 2**31 - 1 stands for a size without an upper bound."""
 
 MAX_COMBINATIONS = 4096
-"""The maximum number of values for which an expression is enumerated, if a symbol occurs twice in it."""
+"""The maximum number of combinations of sizes for which an expression is evaluated to find its bounds."""
 
 
 def expression(size: Argument) -> Expr:
@@ -58,13 +58,13 @@ def as_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) 
 
 
 HOST_FUNCTIONS = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
-"""Functions from floats to ints. Engines have no float64, so the host computes them and passes the ints."""
+"""sympy functions from floats to ints. Engines have no float64, so the host computes them and passes the ints."""
 
 _FLOAT_FUNCTIONS = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
 
 
 def is_on_host(expr: object) -> bool:
-    """Return whether an expression is an int computed from floats."""
+    """Return whether an expression is an int computed from floats, which the host evaluates, not an engine."""
     return type(expr).__name__ in HOST_FUNCTIONS
 
 
@@ -144,7 +144,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
     @classmethod
     def from_ranges(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
-        """Create an environment of ranges only."""
+        """Create an environment with a symbol for each range, and without relations."""
         return cls(FrozenDict({name: Symbol(range) for name, range in ranges.items()}))
 
     def __getitem__(self, name: str) -> Range:
@@ -161,11 +161,11 @@ class ShapeEnvironment(Mapping[str, Range]):
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the user's term (``x.shape[0]``) for each symbol that has one."""
+        """Return the user's name (``x.shape[0]``) of each symbol that has one, by symbol."""
         return {name: s.places[0] for name, s in self.symbols.items() if s.places}
 
     def words(self, expr: object) -> str:
-        """Return an expression in the user's terms: ``x.shape[0] % 4 == 0``."""
+        """Return an expression as text in the user's names for sizes: ``x.shape[0] % 4 == 0``."""
         return expression_text(expr, self.names)
 
     def lines(self) -> Iterator[str]:
@@ -198,7 +198,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrow_range(old: Range, name: str, relation: Relation) -> Range:
-    """Return the range from the first to the last value that meets the relation; the same range if no value does."""
+    """Return a range narrowed to the first and last value that meet the relation; the old range if no value does."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({name: v})), None)
@@ -211,7 +211,7 @@ def _narrow_range(old: Range, name: str, relation: Relation) -> Range:
 
 
 def _value_combinations(ranges: Symbols) -> Iterator[dict[str, int]] | None:
-    """Yield the combinations of the symbols' values; None if there are too many to try."""
+    """Yield all combinations of the symbols' values; return None if there are more than ``MAX_COMBINATIONS``."""
     if math.prod(r.max - r.min + 1 for r in ranges.values()) > MAX_COMBINATIONS:
         return None
     values = itertools.product(*(range(r.min, r.max + 1) for r in ranges.values()))
@@ -230,7 +230,7 @@ def _related_ranges(symbols: Symbols, relation: Relation, relations: Sequence[Re
 
 
 class _SizePrinter(PythonPrinter):
-    """Print sizes as Python code, with the given names for symbols."""
+    """Prints size expressions as Python code, with the given names for symbols."""
 
     def __init__(self, names: Callable[[str], str]) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class _SizePrinter(PythonPrinter):
 
 
 class _CodePrinter(_SizePrinter):
-    """Print sizes as Python code to evaluate, in which a power checks the size of its result first."""
+    """Prints size expressions as Python code to evaluate, in which powers and shifts refuse huge results."""
 
     def _print_Pow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
         whole = expr.args[1].is_Integer and 0 < expr.args[1] <= 8
@@ -293,7 +293,7 @@ def compile_expression(expr: object) -> Callable[[Mapping[str, int]], Any]:
 
 
 def evaluate_size(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """Return the value of a size for these values of the symbols. Takes about 1 µs, for an int or symbol none."""
+    """Return the value of a size for these values of the symbols. Takes about 1 µs, less for an int or a symbol."""
     return int(evaluate_number(expr, sizes))
 
 
@@ -326,7 +326,7 @@ def _cached_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], .
 
 
 def _term_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Return the sum of the bounds of the terms if the expression divides by sizes: intervals of quotients are wide."""
+    """Return bounds of a sum that divides by sizes, by adding its terms' bounds; None for any other expression."""
     if not expr.is_Add or not _divisors(expr):
         return None
     symbols = {s.name: r for s, r in ranges}
@@ -341,7 +341,7 @@ def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
 
 
 def _interval_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
-    """Return bounds by interval arithmetic. A missing bound is int64's bound. No call divides by a size of 0."""
+    """Return bounds of an expression by interval arithmetic, within int64; sizes used as divisors are not 0."""
     divisors = _divisors(expr)
     ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in ranges}
     found = bound_sympy(expr, {s: ValueRanges(*both) for s, both in ends.items()})
@@ -350,7 +350,7 @@ def _interval_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range],
 
 
 def _exact_bounds(expr: sympy.Basic, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Return exact bounds by enumeration, if intervals would not be tight and there are few enough points."""
+    """Return exact bounds by trying all sizes, if interval bounds would be loose and there are few sizes; else None."""
     once = all(expr.count(s) <= 1 for s, _ in ranges) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
     points = None if once else _value_combinations({s.name: r for s, r in ranges})
     known = [value for point in points or () if (value := _evaluate_or_none(expr, point)) is not None]

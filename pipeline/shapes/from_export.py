@@ -46,12 +46,12 @@ UNBOUNDED_DATA_SIZE = 1024
 """The smallest ``max`` of an unbounded data-dependent size, whatever its size in the example."""
 
 VALUE_SIZED: Final = frozenset({aten.bincount.default, aten.one_hot.default, aten.repeat_interleave.Tensor})
-"""Operators whose result size depends on the values of their input: their maximum or their sum."""
+"""Operators whose result size is the maximum or the sum of an input's values."""
 
 ONE_SIZE_HINT = "pass it as a static size, or change the model so that it accepts other sizes"
 
 Bounds: TypeAlias = tuple[int, int | None]
-"""The least and the greatest value of a range; None if it has no upper bound."""
+"""The minimum and maximum of a range of sizes; the maximum is None if there is no upper bound."""
 
 
 def shape_environment(
@@ -141,7 +141,7 @@ def _input_symbol(
 
 
 def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
-    """Yield each input that a dynamic size can be read from, in words, with the size's expression and example value."""
+    """Yield each dynamic size of an input by name (``x.shape[0]``), with its expression and the value to tune for."""
     for name, value in inputs.items():
         if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
             yield name, expression(value), int(value.node.hint)
@@ -153,7 +153,7 @@ def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -
 
 
 def _stated_bounds(value_range: Any) -> tuple[int | None, int | None]:
-    """Return the bounds that torch.export states; None for a bound that it does not state."""
+    """Return the bounds in a range of torch.export; None for a bound that is infinite or its default."""
     low = int(value_range.lower) if value_range.lower.is_Integer else None
     high = int(value_range.upper) if value_range.upper.is_Integer and int(value_range.upper) < 2**31 else None
     return low, high
@@ -177,8 +177,8 @@ def _apply_conditions(
     requested: Mapping[str, Bounds],
     sources: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
-    """Return the environment under conditions. Warn for each symbol whose range became smaller than requested.
-    ``sources``: for each symbol, an input to read it from, and the expression of that input's size."""
+    """Return the environment with these conditions added. Warn of each symbol whose range became smaller than
+    requested. ``sources``: for each symbol, an input to read it from, and the expression of that input's size."""
     relations: list[Relation] = []
     for condition in conditions:
         if not always_holds(condition, shapes, relations):
@@ -228,14 +228,14 @@ def _non_negative_conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) ->
 
 
 def _new_data_dependent_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
-    """Return the data-dependent symbols that no earlier node has introduced, except in storage offsets."""
+    """Return the data-dependent symbols that a node introduces, except those only in storage offsets."""
     sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
     exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _exprs(v)] if sized else []
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
 def _warn_of_unbounded(unbounded: Mapping[str, int]) -> None:
-    """Warn of data-dependent sizes without a bound, once for each bound that engines use instead."""
+    """Warn of data-dependent sizes without an upper bound: one warning for each bound that engines use instead."""
     for high in dict.fromkeys(unbounded.values()):
         names = [name for name, most in unbounded.items() if most == high]
         *few, last = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} others"]
@@ -268,7 +268,7 @@ def _data_dependent_symbol(
 
 
 def _max_split_length(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the bound of a length that splits read: the largest size of the tensor that they cut; else None."""
+    """Return an upper bound of a number that splits use as a length: the largest size of the split dim; else None."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
@@ -307,7 +307,7 @@ def _largest_size_in_example(node: torch.fx.Node, examples: Mapping[str, torch.T
 
 
 def _run_on_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -> Argument:
-    """Return eager's result for a node, computed from the example."""
+    """Run the nodes that compute this node on the example's tensors, in eager, and return its result."""
     needed, waiting = set[torch.fx.Node](), [node]
     while waiting:
         each = waiting.pop()
@@ -327,7 +327,7 @@ def _run_on_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -
 
 
 def _max_selected_elements(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the most elements that an operator can select from its inputs; None if their values decide that."""
+    """Return the maximum number of elements that an operator selects from its inputs; None if values decide it."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in VALUE_SIZED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]

@@ -30,7 +30,7 @@ from pipeline.aten.types import Argument
 TORCH = Path(torch.__file__).parent
 _PIPELINE = Path(__file__).parents[1]
 MODULE_FILE = f"{TORCH}/nn/modules/module.py"
-"""The file in which torch.export calls a module and asserts the conditions recorded before."""
+"""The file of ``nn.Module.__call__``, from which torch.export asserts conditions that it has recorded before."""
 
 _FRAMEWORK_FILES = {
     *(f"{TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
@@ -39,8 +39,8 @@ _FRAMEWORK_FILES = {
     f"{_PIPELINE}/export_fixes/patching.py",
     "<string>",
 }
-"""The source files through which an evaluation passes: those of symbolic numbers, their nodes, the shape environment,
-and torch.export's assertions."""
+"""Source files whose frames are skipped to find the code that evaluates a condition: those of symbolic numbers, their
+nodes, the shape environment, and torch.export's assertions."""
 
 _MODEL_CODE = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
 """The parts of torch that run on behalf of a model; all other parts run for an operator or for torch.export."""
@@ -57,7 +57,7 @@ MASKS = "transformers/masking_utils.py:_preprocess_mask_arguments"
 the batch, which does not change the result."""
 
 data_dependent_errors: ContextVar[list[Exception] | None] = ContextVar("data-dependent errors", default=None)
-"""Collects torch's errors about data-dependent conditions, even if other code catches them."""
+"""Collects torch's errors about data-dependent conditions during a trace, even if other code catches them."""
 
 _model_conditions: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 
@@ -85,7 +85,7 @@ def record_model_conditions(
 
 @functools.cache
 def add_framework_files(files: Callable[[], set[str]]) -> set[str]:
-    """Wrap torch's list of files that act for other code: add the files that only pass conditions on."""
+    """Wrap torch's list of files that it skips to find the code behind a condition: add `_FRAMEWORK_FILES`."""
     return files() | _FRAMEWORK_FILES
 
 
@@ -117,7 +117,7 @@ def _is_evaluated_for_torch() -> bool:
 
 
 def _evaluating_location() -> tuple[bool, str]:
-    """Return whether Python code (not C++) evaluates a condition, and the file and function that does."""
+    """Return whether Python code (not C++) evaluates the current condition, and its file and function as text."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _FRAMEWORK_FILES:

@@ -21,17 +21,17 @@ from pipeline.shapes.operator_conditions import single_query_conditions
 _OPERATOR_FILES = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
 _EXPORT_FUNCTIONS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")
 _OPERATOR_LOCATIONS = tuple(f"{TORCH}/{part}" for part in (*_OPERATOR_FILES, *_EXPORT_FUNCTIONS))
-"""Code locations inside a torch operator: in torch.export's mode, or in Dynamo for operators written in C++."""
+"""Prefixes of code locations inside torch's operators, as opposed to a model's code."""
 
 _FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"))
-"""torch's functions that choose the layout of a Fourier transform's result by the order of strides."""
+"""Suffixes of code locations: torch's functions that choose the memory layout of a Fourier transform's result."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
-"""The terms of a sum, each with its integer coefficient; proportional sums have equal terms."""
+"""The terms of a sum, each with its integer coefficient, divided by their common factor."""
 
 
 def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions on sizes on which the graph depends. The graph's nodes must have fake tensors."""
+    """Yield the conditions on sizes under which a traced graph is valid. The graph's nodes must have fake tensors."""
     mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     if mode is None or mode.shape_env is None:
         return
@@ -54,8 +54,8 @@ def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def count_specialized_numbers(graph: torch.fx.Graph) -> int:
-    """Return how many ints, computed by the model from quotients of sizes, the trace specialized, such as
-    ``int(h // 14)``. Quotients of sizes that the requested dims make proportional are numbers anyway."""
+    """Return how many ints that the model computes from quotients of sizes (``int(h // 14)``) the trace made constant,
+    except quotients of proportional sizes, which are constant."""
     mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
@@ -63,7 +63,7 @@ def count_specialized_numbers(graph: torch.fx.Graph) -> int:
 
 
 def _is_fixed(expr: sympy.Basic) -> bool:
-    """Return whether an expression is a number other than 0 and 1; torch itself compares every size with 0 and 1."""
+    """Return whether an expression is a constant other than 0 and 1, with which torch itself compares every size."""
     return bool(expr.is_number) and expr not in (0, 1)
 
 
@@ -76,38 +76,38 @@ def _has_quotient(expr: sympy.Basic) -> bool:
 
 
 def _checks_only_one_query(questions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether `ATTENTION` only checks for a single query, not for more keys, which it would cut."""
+    """Return whether all conditions that transformers' attention evaluated compare a size with 1 (one query)."""
     found = [expr for expr, place in questions if ATTENTION in place]
     return bool(found) and all(map(_compares_with_one, found))
 
 
 def _has_no_effect(expr: object, place: str, alone: bool) -> bool:
-    """Return whether a condition in transformers does not change the result."""
+    """Return whether a condition was evaluated by transformers code whose results do not depend on it."""
     return (alone and ATTENTION in place) or (place.endswith(MASKS) and _compares_with_one(expr))
 
 
 def node_values(graph: torch.fx.Graph) -> Iterator[Argument]:
-    """Yield the values of a graph's nodes: fake tensors and numbers."""
+    """Yield the fake tensors and numbers that a graph's nodes compute."""
     for node in graph.nodes:
         yield from tree_leaves(node.meta.get("val"))
 
 
 def _location(guard: Argument) -> str:
-    """Return the file and function that evaluated a condition; `MODULE_FILE` only asserts earlier conditions."""
+    """Return the file and function that evaluated a guard, as text; in `MODULE_FILE`, torch asserts earlier guards."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
 
 class Layouts:
-    """The memory layouts of a graph's tensors."""
+    """The memory layouts of a graph's tensors, to find guards that only decide layouts."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """The differences between a dim's stride and another dim's extent, in all tensors: einsum and similar operators
-        may merge any two dims. Which of two equivalent conditions torch records depends on Python's hashes."""
+        """The differences between one dim's stride and another's extent, which are 0 if the dims can be merged: of all
+        tensors, since einsum merges any dims. Python's hashes decide which of two equal conditions torch records."""
         tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)

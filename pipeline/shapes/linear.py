@@ -9,7 +9,7 @@ import sympy
 
 @lru_cache(maxsize=4096)
 def linear_coefficients(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
-    """Return slope and offset of an expression that is linear in this symbol and has no other symbol; else None."""
+    """Return the slope and offset of an expression that is linear in this symbol and has no other symbol; else None."""
     if [s.name for s in expr.free_symbols] != [name]:
         return None
     (symbol,) = expr.free_symbols
@@ -19,7 +19,7 @@ def linear_coefficients(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
 
 
 def solve_for(expr: object, name: str, value: int) -> int | None:
-    """Return the symbol's integer at which a linear expression (``4*s + 1``) has this value; None if none has."""
+    """Return the integer at which a linear expression of a symbol (``4*s + 1``) has this value; None if none does."""
     line = linear_coefficients(expr, name)
     if line is None or (value - line[1]) % line[0] != 0:
         return None
@@ -27,8 +27,8 @@ def solve_for(expr: object, name: str, value: int) -> int | None:
 
 
 def inverse_text(expr: object, name: str, size: str) -> list[str]:
-    """Return Python code that computes the symbol from an input size that is linear in it (``x.shape[1] // 4``); empty
-    if the expression is not linear."""
+    """Return Python code that computes a symbol from an input's ``size`` that is linear in the symbol (``x.shape[1] //
+    4``); empty if the expression is not linear."""
     line = linear_coefficients(expr, name)
     if line is None:
         return []

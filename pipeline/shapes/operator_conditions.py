@@ -1,4 +1,4 @@
-"""Find conditions on sizes that a graph's operators assume and torch.export does not state."""
+"""Find conditions on sizes that a graph's operators assume, but that torch.export does not record."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 """Operators whose result has another rank if a size is 1; torch.export assumes that a dynamic size is not 1."""
 
 WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
-"""Operators that may write with a mask as index."""
+"""Operators that write at indices, which may be bool masks."""
 
 
 def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield conditions on sizes without which an operator would behave differently. Nodes need fake tensors."""
+    """Yield the conditions on sizes without which an operator of the graph would behave differently."""
     for find in (_assert_conditions, _squeeze_conditions, _cross_conditions, _reshape_conditions):
         yield from find(graph)
     for find in (_slice_conditions, _attention_conditions, _mask_conditions):
@@ -38,7 +38,7 @@ def _assert_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _reshape_conditions(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
-    """Yield the element counts that reshapes need (``view(-1, 4)``): a saved ExportedProgram lacks them."""
+    """Yield that each reshape keeps the number of elements (``view(-1, 4)``); a saved ExportedProgram lacks this."""
     for node in graph.nodes:
         if op_kind(node.target) is Kind.RESHAPES:
             before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
@@ -57,7 +57,7 @@ def _squeeze_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield that no dim before the one that ``torch.cross`` chose has size 3: without ``dim`` it chooses the first."""
+    """Yield that no dim before the chosen one has size 3, for ``torch.cross`` without ``dim``: it chooses the first."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:
             sizes = shape_of(argument(node, "self").meta["val"])
@@ -67,7 +67,7 @@ def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _attention_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions that an attention has as many values as keys, which torch.export does not check."""
+    """Yield that each attention has as many values as keys, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
@@ -76,7 +76,7 @@ def _attention_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions that a mask has the sizes of the mutated tensor; torch.export checks that only for reads."""
+    """Yield that each mask used as an index of a write has the tensor's sizes; torch.export checks only reads."""
     for node in graph.nodes:
         if node.target in WRITES:
             sizes, dim = shape_of(argument(node, "self").meta["val"]), 0
@@ -90,7 +90,7 @@ def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions under which ``is_causal`` has no effect on a single query: there is only one key."""
+    """Yield that a causal attention with one query has one key: only then it may ignore ``is_causal``."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))
@@ -103,7 +103,7 @@ _SLICE_DEFAULTS: tuple[Argument, ...] = (None, 0, None, None, 1)
 
 
 def _slice_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the lengths that slices need: for ``x[-2:]`` of size 2, torch.export assumes at least 2 in ``x``."""
+    """Yield the minimum sizes that slices need: at least 2 for ``x``, if torch.export gave ``x[-2:]`` size 2."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
             given_args: tuple[Argument, ...] = node.args

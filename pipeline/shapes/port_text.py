@@ -1,4 +1,4 @@
-"""Print the inputs and outputs of a program or a segment, with sizes in the model's terms."""
+"""Print the inputs and outputs of a program or segment, with sizes named as in the model (``x.shape[0]``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def port_text(port: Argument, words: Callable[[object], str] = str, name: str = 
 def output_lines(
     outputs: Iterable[Argument], ports: Iterable[Argument], words: Callable[[object], str] = str
 ) -> Iterator[str]:
-    """Yield a line for each `Output` that a caller receives: its name, then its dtype and sizes, or its kind."""
+    """Yield a line of text for each output that a caller receives: its name, then its dtype and sizes, or its kind."""
     known = {port.name: port for port in ports}
     for output in (output for output in outputs if output.kind == "user"):
         name, port = output.name or str(output.value), None if output.constant else known.get(output.value)

@@ -1,1 +1,1 @@
-"""Make TorchScript exportable: read its graph into records, and interpret each node by its evaluator."""
+"""Make TorchScript exportable: read its graph into records, and run each node in Python by an evaluator."""

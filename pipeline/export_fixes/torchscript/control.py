@@ -1,4 +1,4 @@
-"""Evaluators of control flow: branches (both are traced if data-dependent), loops of known length, inlined calls."""
+"""Evaluators of TorchScript's control flow: branches, loops of known length, and inlined calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_STEPS: Final = 10_000
 """The maximum number of iterations of an unrolled loop."""
 
 _HARMLESS: Final = ("autograd.grad_mode.", "autograd.profiler.record_function", "nn.utils.stateless.")
-"""Contexts that do not change what a program computes."""
+"""Parts of the class names of context managers that a compiled program may ignore."""
 
 _CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
 _FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
@@ -27,14 +27,14 @@ _MUTATING_KINDS: Final = (
     *("aten::setdefault", "aten::remove", "aten::sort", "aten::reverse", "aten::_set_item", "aten::Delete"),
     "prim::SetAttr",
 )
-"""Nodes that change lists, dicts and objects."""
+"""The kinds of nodes that change a list, dict or object in place."""
 _MUTATING_LIST_KINDS: Final = ("aten::add_", "aten::mul_")
-"""Nodes that change their input if it is a list."""
+"""The kinds of nodes that change their first input in place if it is a list."""
 
 
 def evaluate_if(call: Call, condition: Value) -> Value:
-    """prim::If: run the branch that is taken. A condition on sizes adds a guard. For a data-dependent condition both
-    branches run, and `torch.where` selects; a branch that raises an error is assumed to be untaken."""
+    """Evaluate prim::If: run the branch that is taken. A condition on sizes adds a guard. For a data-dependent
+    condition, run both branches and select by `torch.where`; a branch that raises an error is assumed to be untaken."""
     if not _is_data_dependent(condition):
         return call.blocks[0 if condition else 1]()
     raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
@@ -53,7 +53,7 @@ def evaluate_if(call: Call, condition: Value) -> Value:
 def _with_tensor_bools(
     call: Call, block: Callable[..., tuple[Value, ...]], device: torch.device
 ) -> Callable[[], tuple[Value, ...]]:
-    """Return a branch that returns bools as tensors, so that `torch.where` can select one."""
+    """Wrap a branch of a prim::If so that it returns bools as tensors, which `torch.where` can select."""
 
     def truth(value: Value) -> Value:
         if isinstance(value, bool | torch.SymBool) and not _is_data_dependent(value):
@@ -64,7 +64,7 @@ def _with_tensor_bools(
 
 
 def unroll_loop(call: Call, count: Value, condition: Value, *carried: Value) -> Value:
-    """prim::Loop: unroll the iterations; their number must be known during capture."""
+    """Evaluate prim::Loop: unroll the iterations, whose number must be known during capture."""
     _check_count_is_known(call, count, "the number of iterations")
     values: tuple[Value, ...] = carried
     done = 0
@@ -80,7 +80,7 @@ def unroll_loop(call: Call, count: Value, condition: Value, *carried: Value) -> 
 
 
 def _check_count_is_known(call: Call, value: Value, name: str) -> None:
-    """Raise an error if a loop's length is data-dependent, since it would be compiled for the example's length."""
+    """Raise `CaptureError` if a loop's length is data-dependent: the unrolled loop would have the example's length."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
         data = "depends on data, which is known only when the program runs"
@@ -97,12 +97,12 @@ def _is_data_dependent(value: Value) -> bool:
 
 
 def raise_error(call: Call, message: Value, kind: Value = None) -> None:
-    """prim::RaiseException: raise an error when its branch is taken."""
+    """Evaluate prim::RaiseException: raise an error, since the branch that contains the node is taken."""
     raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
 
 
 def enter_context(call: Call, context: Value) -> Value:
-    """prim::Enter, prim::Exit: ignore contexts of gradients and profilers, which do not affect compiled programs."""
+    """Evaluate prim::Enter and prim::Exit: ignore gradient and profiler contexts, which do not affect results."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
         raise call.error(f"the context {name} has no meaning in a compiled program", "leave it out of the model")
@@ -110,12 +110,12 @@ def enter_context(call: Call, context: Value) -> Value:
 
 
 def run_block(call: Call, *inputs: Value) -> Value:
-    """prim::CallMethod of a module, or prim::fork: run the block immediately."""
+    """Evaluate prim::CallMethod of a module, or prim::fork: run the method's or fork's block immediately."""
     return call.blocks[0](*inputs)
 
 
 def call_python(call: Call, *inputs: Value) -> Value:
-    """prim::PythonOp: trace a function that the script leaves to Python (torch.jit.ignore)."""
+    """Evaluate prim::PythonOp: call a Python function that TorchScript does not compile (``torch.jit.ignore``)."""
     if any(isinstance(value, torch.nn.Module) for value in inputs):
         raise call.error("torch.jit.ignore leaves a method to Python", "ignore functions only, or script the method")
     values, scalars = iter(inputs), iter(call.attributes["scalars"])
@@ -138,5 +138,5 @@ CONTROL: Final[Mapping[str, Evaluator]] = {
     "aten::_get_tracing_state": lambda call: False,
     "aten::has_torch_function": lambda call, *values: False,
 }
-"""Evaluators of control flow, and of nodes that only torch's interpreter needs. Gradients count as enabled: without
-gradients, torch's modules call kernels of whole layers, which engines do not support."""
+"""The evaluators of control flow, and of nodes that only torch's interpreter needs. Scripts see gradients as enabled:
+else torch's modules would call kernels for whole layers, which engines do not support."""

@@ -1,4 +1,4 @@
-"""A TorchScript graph as records: nodes with their attributes, blocks and locations in the user's code."""
+"""Convert a TorchScript graph to records: nodes with their attributes, blocks and locations in the user's code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.errors import source_line_in
 from pipeline.frozen import FrozenDict
 
 Value: TypeAlias = Any
-"""What a node computes: a tensor, number, string, list, tuple, dict, module or object."""
+"""The value of a TorchScript node's output: a tensor, number, string, list, tuple, dict, module or object."""
 
 TorchIR: TypeAlias = Any
-"""A graph, block, node, value, type or module as ``torch._C`` has them."""
+"""An object of ``torch._C``: a TorchScript graph, block, node, value, type or module."""
 
 
 _SCRIPTED = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
@@ -28,33 +28,33 @@ _TRACE_FILE = "torch/jit/_trace.py"
 
 @frozen
 class SourceLocation:
-    """The location of a node: its stack trace in Python's format, and the classes of the enclosing modules by path."""
+    """A TorchScript node's location: its stack trace in Python's format, and the enclosing modules' classes by path."""
 
     trace: str = ""
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
 
     def with_trace(self, trace: str) -> SourceLocation:
-        """Return the location with another stack trace."""
+        """Return a copy of the location with this stack trace."""
         return SourceLocation(trace or self.trace, self.modules)
 
     def within_module(self, path: str, kind: str) -> SourceLocation:
-        """Return the location within a module that is called here."""
+        """Return a location inside a module that is called here, given the module's path and class."""
         return SourceLocation(self.trace, FrozenDict({**self.modules, path: kind}))
 
     @property
     def where(self) -> str:
-        """The user's line, `model.py:12, y = x + 1`; empty if the graph has no source."""
+        """The user's source line as text, such as `model.py:12, y = x + 1`; empty if the graph has no source."""
         return source_line_in({"stack_trace": self.trace})
 
     @property
     def meta(self) -> dict[str, TorchIR]:
-        """The ``meta`` of the torch.fx nodes for this location."""
+        """The location as ``meta`` of torch.fx nodes: stack trace and enclosing modules."""
         stack = {path: (path, name) for path, name in self.modules.items()}
         return {"nn_module_stack": stack, **({"stack_trace": self.trace} if self.trace else {})}
 
 
 def stack_traces(nodes: Sequence[TorchIR]) -> list[str]:
-    """Return the stack traces of torch's nodes; a node without one gets that of the nearest node."""
+    """Return each TorchScript node's stack trace; a node without a trace gets that of the nearest node with one."""
     known = [_stack_trace(node.sourceRange()) for node in nodes]
     last = next(filter(None, known), "")
     return [last := trace or last for trace in known]
@@ -73,12 +73,12 @@ def _stack_trace(source: str) -> str:
 
 
 CALL: Final = "pipeline::CallMethod"
-"""The kind that marks calls of modules while other calls are inlined."""
+"""A temporary kind for nodes that call a module, so that torch, which inlines all other calls, leaves them alone."""
 
 
 @frozen(eq=False)
 class Block:
-    """The nodes of a block in order, and the names of its input and output values."""
+    """A block of a TorchScript graph: its nodes in order, and the names of its input and output values."""
 
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
@@ -94,9 +94,9 @@ class Block:
 
 @frozen(eq=False)
 class Node:
-    """One node, with the names of its inputs and outputs.
+    """One node of a TorchScript graph, with the names of its input and output values.
 
-    kind: ``aten::add``, ``prim::If``.
+    kind: the node's kind, such as ``aten::add`` or ``prim::If``.
     overload: ``Tensor`` for ``aten::add.Tensor``, ``default`` for an unnamed overload; empty without a schema.
     types: the types of its outputs as TorchScript prints them; named tuples with their fields.
     attributes: the node's attributes: a constant's value, the name of the attribute that `prim::GetAttr` reads.
@@ -114,7 +114,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The kind with the overload: ``aten::add.Tensor``."""
+        """The node's kind with its overload, such as ``aten::add.Tensor``."""
         return f"{self.kind}.{self.overload}" if self.overload else self.kind
 
 
@@ -138,7 +138,7 @@ def read_graph(script: TorchIR, method: str = "forward") -> Graph:
 
 @frozen(eq=False)
 class _Receiver:
-    """A script module, and its path in the outermost module."""
+    """A script module whose method is called, and its path in the outermost module."""
 
     path: str
     script: TorchIR
@@ -146,7 +146,7 @@ class _Receiver:
 
 @frozen(eq=False)
 class _Scope:
-    """The context of a block: the prefix of its values' names, its place, and the values that are modules."""
+    """The context of a block: the prefix of its values' names, its location, and the values that are modules."""
 
     prefix: str = ""
     location: SourceLocation = field(factory=SourceLocation)
@@ -192,7 +192,7 @@ def _record_submodule(node: TorchIR, receivers: dict[str, _Receiver]) -> None:
 
 
 class _Reader:
-    """Reads blocks, and collects their tensor constants."""
+    """Converts TorchScript blocks to records, and collects their tensor constants."""
 
     def __init__(self) -> None:
         self.constants: dict[str, torch.Tensor] = {}
@@ -210,7 +210,7 @@ class _Reader:
         return self.methods[key]
 
     def read_block(self, block: TorchIR, scope: _Scope) -> Block:
-        """Read a block; value names get the scope's prefix, since they are unique only within a graph."""
+        """Convert a block to a record; value names, which are unique only within a graph, get the scope's prefix."""
 
         def names(values: TorchIR) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
@@ -224,7 +224,7 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def read_node(self, node: TorchIR, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """Read a node; return None for a tensor constant, which is stored in ``constants`` unless it is a number."""
+        """Convert a node to a record, or store a tensor constant (not a number) in ``constants`` and return None."""
         _record_submodule(node, scope.receivers)
         kind = node.kind()
         attributes = _attributes(node, kind)
@@ -257,7 +257,7 @@ class _Reader:
 
 
 def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
-    """Return the data of a node, without graphs."""
+    """Return a TorchScript node's attributes by name, except graphs."""
     if kind == "prim::Constant":
         return {"value": node.output().toIValue()}
     if kind == "prim::PythonOp":
@@ -267,7 +267,7 @@ def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
 
 
 def _type_text(kind: TorchIR) -> str:
-    """Return a type in TorchScript syntax; a named tuple with the names of its fields."""
+    """Return a type's TorchScript syntax; for a named tuple, including the names of its fields."""
     return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
 
 

@@ -1,4 +1,4 @@
-"""The interpreter of TorchScript graphs: it runs nodes in order, each by its evaluator or by its torch operator."""
+"""The interpreter of TorchScript graphs, which runs each node by an evaluator, or else by the node's torch operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.export_fixes.torchscript.registry import Call, Evaluators
 from pipeline.export_fixes.torchscript.tensors import PACKED, TENSORS, to_dtype
 
 EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, **TENSORS, **PACKED})
-"""The evaluators that come with the package."""
+"""All evaluators of TorchScript nodes that come with this package."""
 
 _TWIN: Final = "hacked_twin"
 _HINT: Final = (
@@ -30,13 +30,13 @@ _HINT: Final = (
 
 @frozen(eq=False)
 class Interpreter:
-    """Runs the blocks of one graph with these evaluators; ``values`` maps names to values."""
+    """Runs the blocks of one TorchScript graph; ``values`` maps the names of values to the results so far."""
 
     evaluators: Evaluators
     values: dict[str, Value]
 
     def run_block(self, block: Block, *inputs: Value) -> tuple[Value, ...]:
-        """Run a block; return its outputs."""
+        """Run the nodes of a block on these inputs, and return the block's outputs."""
         self.values.update(zip(block.inputs, inputs, strict=True))
         for node in block.nodes:
             results = self.run_node(node)
@@ -44,7 +44,7 @@ class Interpreter:
         return tuple(self.values[name] for name in block.outputs)
 
     def run_node(self, node: Node) -> tuple[Value, ...]:
-        """Return the values of a node's outputs."""
+        """Run a node, and return one value for each of its outputs."""
         call = Call(node, tuple(partial(self.run_block, block) for block in node.blocks))
         try:
             result = self.evaluate_node(call, [self.values[name] for name in node.inputs])
@@ -59,7 +59,7 @@ class Interpreter:
         return _output_values(call, result)
 
     def evaluate_node(self, call: Call, inputs: list[Value]) -> Value:
-        """Evaluate a node by the registry, or else by the operator of its schema."""
+        """Return a node's result, by the registered evaluator, or else by the torch operator of the node's schema."""
         node = call.node
         evaluator = self.evaluators.find(node)
         if not node.blocks:
@@ -76,7 +76,7 @@ class Interpreter:
 
 
 def _output_values(call: Call, result: Value) -> tuple[Value, ...]:
-    """Return a tuple with one value for each output; the result of a block is already a tuple."""
+    """Return a node's result as a tuple with one value per output; a block's result is a tuple already."""
     count = len(call.node.outputs)
     if count == 1 and not call.blocks:
         return (result,)

@@ -1,4 +1,4 @@
-"""A TorchScript module as an ``nn.Module`` whose ``forward`` interprets its graph."""
+"""Convert TorchScript to an ``nn.Module`` whose ``forward`` interprets the TorchScript graph."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
 
 
 def interpret_scripts(model_or_script: Value) -> torch.nn.Module:
-    """Return a copy that interprets TorchScript in the module; the module itself if it has none or is uncopyable."""
+    """Return a copy of a module that interprets TorchScript in it; the module itself if it has none or is
+    uncopyable."""
     if is_script(model_or_script):
         return model(model_or_script)
     found: torch.nn.Module = model_or_script
@@ -91,7 +92,7 @@ def _name(script: Value) -> str:
 
 
 def _forward_function(arguments: Sequence[Value]) -> Callable[..., Value]:
-    """Return a method with the script's parameters and defaults; a trace may have names that are invalid in Python."""
+    """Return a ``forward`` with a script's parameters and defaults, and valid Python names for a trace's parameters."""
     taken: set[str] = set()
     found = []
     for argument in arguments:
@@ -140,7 +141,7 @@ def _parameter(tensor: torch.Tensor, known: dict[int, tuple[torch.Tensor, torch.
 
 
 class _InterpretedModule(_ScriptContents):
-    """The graph of a method, with the submodules of its module; a function has no submodules."""
+    """A module whose ``forward`` runs the graph of a TorchScript method or function."""
 
     def __init__(self, script: Value, graph: Graph, evaluators: Evaluators) -> None:
         names = frozenset(str(n.attributes["name"]) for n in graph.block.every_node() if n.kind == "prim::GetAttr")

@@ -27,7 +27,7 @@ class Object:
 
 
 def evaluate_constant(call: Call) -> Value:
-    """prim::Constant; a one-element tensor is created from its number, so that sizes computed from it stay known."""
+    """Evaluate prim::Constant; create a one-element tensor from its number, so that its value stays known."""
     value = call.attributes["value"]
     if not isinstance(value, torch.Tensor):
         return value
@@ -35,7 +35,7 @@ def evaluate_constant(call: Call) -> Value:
 
 
 def get_attribute(call: Call, owner: Value) -> Value:
-    """prim::GetAttr of a module or of an object."""
+    """Evaluate prim::GetAttr: return an attribute of a module or of a script object."""
     name = call.attributes["name"]
     found = owner.attributes if isinstance(owner, Object) else None
     if name not in found if found is not None else not hasattr(owner, name):
@@ -44,7 +44,7 @@ def get_attribute(call: Call, owner: Value) -> Value:
 
 
 def set_attribute(call: Call, owner: Value, value: Value) -> None:
-    """prim::SetAttr: write the assigned value to the buffer, so that the program updates it."""
+    """Evaluate prim::SetAttr: copy an assigned tensor into the buffer, so that the program updates the buffer."""
     name = call.attributes["name"]
     if isinstance(owner, Object):
         owner.attributes[name] = value
@@ -56,13 +56,13 @@ def set_attribute(call: Call, owner: Value, value: Value) -> None:
 
 
 def construct_tuple(call: Call, *values: Value) -> Value:
-    """prim::TupleConstruct: a tuple, or a named tuple."""
+    """Evaluate prim::TupleConstruct: return a tuple or a named tuple."""
     fields = named_tuple_fields(call.types[0])
     return tuple(values) if fields is None else _named_tuple(fields)(*values)
 
 
 def named_tuple_fields(kind: str) -> tuple[str, ...] | None:
-    """Return the fields of a named tuple from its type, as TorchScript prints it; None for another tuple."""
+    """Return the field names in the printed type of a named tuple; None for the type of a plain tuple."""
     if not kind.startswith("NamedTuple("):
         return None
     inner, depth, names = kind.removeprefix("NamedTuple(").removesuffix(")"), 0, []
@@ -79,7 +79,7 @@ def _named_tuple(fields: tuple[str, ...]) -> Value:
 
 
 def is_instance(call: Call, value: Value) -> bool:
-    """prim::isinstance, if TorchScript has not evaluated it already."""
+    """Evaluate a prim::isinstance that TorchScript has not already evaluated."""
     return any(_has_type(value, ast.parse(kind, mode="eval").body) for kind in call.attributes["types"])
 
 
@@ -115,7 +115,7 @@ def _has_type(value: Value, kind: ast.expr) -> bool:
 
 
 def _has_generic_type(name: str, value: Value, kinds: list[ast.expr]) -> bool:
-    """Return whether a value has a generic type, such as ``List[int]``."""
+    """Return whether a value has a generic TorchScript type, such as ``List[int]``, by its name and arguments."""
     if name == "Optional":
         return value is None or _has_type(value, kinds[0])
     if name == "Union":
@@ -152,4 +152,4 @@ OBJECTS: Final[Mapping[str, Evaluator]] = {
     "aten::__is__": lambda call, a, b: a is b,
     "aten::__isnot__": lambda call, a, b: a is not b,
 }
-"""Evaluators of nodes that create values and read their parts."""
+"""The evaluators of nodes that create constants, tuples and objects, or read their elements and attributes."""

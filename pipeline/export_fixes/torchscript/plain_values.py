@@ -1,5 +1,5 @@
-"""Evaluators of numbers, lists, dicts and strings. They compute on Python objects: aliases of a list refer to one
-object, and dynamic sizes stay symbolic expressions."""
+"""Evaluators of TorchScript nodes on numbers, lists, dicts and strings. They compute on Python objects, so that aliases
+of a list stay one object, and dynamic sizes stay symbolic expressions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAME_IN_OPERATOR: Final = (
     *("__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
 )
 _SAME_IN_BUILTINS: Final = ("sum", "any", "all", "round", "divmod", "bin", "hex", "oct", "hash")
-"""Kinds that are the function of the same name in ``operator``, and in Python itself."""
+"""The names of node kinds that Python's built-in function of the same name evaluates."""
 
 _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     **{f"aten::{name}": getattr(operator, name) for name in _SAME_IN_OPERATOR},
@@ -44,18 +44,18 @@ _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::__derive_index": lambda index, start, step: start + index * step,
     "prim::abs": abs,
 }
-"""Kinds as functions of numbers, strings and lists, for all overloads without a tensor."""
+"""For each kind of node, the function that evaluates its overloads without tensor arguments."""
 
 _MATH: Final = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees", "erf"),
     *("erfc", "exp", "expm1", "fabs", "factorial", "floor", "fmod", "frexp", "gamma", "gcd", "isfinite", "isinf"),
     *("isnan", "ldexp", "lgamma", "log", "log10", "log1p", "modf", "radians", "sin", "sinh", "tan", "tanh"),
 )
-"""Kinds that are the function of the same name in ``math``."""
+"""The names of node kinds that the function of the same name in ``math`` evaluates."""
 
 
 def _min_or_max(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
-    """prim::max or prim::min of two numbers, of two lists, or of the elements of a list."""
+    """Return the evaluator of prim::max or prim::min: of two numbers, of two lists, or of the elements of a list."""
 
     def evaluate(call: Call, first: Value, second: Value = None) -> Value:
         if second is None:
@@ -66,7 +66,7 @@ def _min_or_max(pick: Callable[[Value, Value], Value], of_lists: Callable[..., V
 
 
 def _typed(function: Callable[..., Value]) -> Evaluator:
-    """Return an evaluator whose result has TorchScript's type: ``2 ** 3`` is a float, ``floor`` an int."""
+    """Return an evaluator whose result has the type that TorchScript declares: ``2 ** 3`` is a float."""
 
     def evaluate(call: Call, *values: Value) -> Value:
         result = function(*values)
@@ -78,7 +78,7 @@ def _typed(function: Callable[..., Value]) -> Evaluator:
 
 
 def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
-    """Return evaluators for those overloads of these kinds that have no tensor arguments."""
+    """Return evaluators that call these functions, for those overloads of their kinds that have no tensor arguments."""
     return {f"{kind}.{o}": _typed(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
 
 
@@ -89,7 +89,7 @@ NUMBERS: Final[Mapping[str, Evaluator]] = {
     "prim::min": _min_or_max(torch.sym_min, min),
     "prim::rangelist": lambda call, end: list(range(end)),
 }
-"""Evaluators of arithmetic without tensors."""
+"""The evaluators of arithmetic on numbers."""
 
 
 def _get_item(call: Call, values: Value, index: Value) -> Value:
@@ -119,7 +119,7 @@ _LISTS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::dict": dict,
     "aten::len": len,
 }
-"""Kinds that tensors share with lists, dicts and strings, as functions for overloads without a tensor."""
+"""For each kind of node that also exists for tensors, the function for its overloads on lists, dicts and strings."""
 
 _STRINGS: Final = (
     *("capitalize", "center", "endswith", "expandtabs", "find", "isalnum", "isalpha", "isdecimal", "isdigit"),
@@ -127,10 +127,10 @@ _STRINGS: Final = (
     *("lstrip", "partition", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "splitlines"),
     *("startswith", "strip", "swapcase", "title", "upper", "zfill"),
 )
-"""Kinds that are Python's string method of the same name."""
+"""The names of node kinds that Python's string method of the same name evaluates."""
 
 _METHODS: Final = ("extend", "insert", "pop", "reverse", "get", "setdefault", "update", "popitem")
-"""Kinds that are the method of the same name of lists and dicts."""
+"""The names of node kinds that the list or dict method of the same name evaluates."""
 
 
 CONTAINERS: Final[Mapping[str, Evaluator]] = {
@@ -153,4 +153,4 @@ CONTAINERS: Final[Mapping[str, Evaluator]] = {
     "aten::ord": without_call(ord),
     "aten::chr": without_call(chr),
 }
-"""Evaluators of lists, dicts and strings."""
+"""The evaluators of operations on lists, dicts and strings."""

@@ -1,4 +1,4 @@
-"""The evaluators of TorchScript nodes: an immutable registry by kind."""
+"""An immutable registry of the evaluators of TorchScript nodes, by the kind of node."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ _KEY = re.compile(r"(?P<kind>\w+::\w+)(?:\.(?P<overload>\w+))?")
 
 @frozen(eq=False)
 class Call:
-    """The node that an evaluator evaluates; its blocks are functions from inputs to tuples of outputs."""
+    """The node that an evaluator is called for; the node's blocks are functions from inputs to tuples of outputs."""
 
     node: Node
     blocks: tuple[Callable[..., tuple[Value, ...]], ...] = ()
 
     @property
     def kind(self) -> str:
-        """``prim::If``"""
+        """The node's kind, such as ``prim::If``."""
         return self.node.kind
 
     @property
     def attributes(self) -> FrozenDict[str, Value]:
-        """The node's attributes: ``attributes["name"]`` of a `prim::GetAttr`."""
+        """The node's attributes by name, such as ``attributes["name"]`` of a `prim::GetAttr`."""
         return self.node.attributes
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of the outputs, as TorchScript prints them."""
+        """The types of the node's outputs, as TorchScript prints them."""
         return self.node.types
 
     @property
     def where(self) -> str:
-        """The user's line, ``model.py:12, y = x + 1``; empty if the graph does not have it."""
+        """The user's source line, such as ``model.py:12, y = x + 1``; empty if the graph does not contain it."""
         return self.node.location.where
 
     def error(self, why: str, hint: str = "") -> CaptureError:
-        """Return the error for a node that cannot be evaluated: its kind, file and line, and why."""
+        """Return the error for a node that cannot be evaluated, with the node's kind and line, and ``why``."""
         at = f" ({self.where})" if self.where else ""
         return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
 
@@ -72,12 +72,12 @@ class Evaluators(Mapping[str, Evaluator]):
     table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=FrozenDict[str, Evaluator])
 
     def register(self, key: str, evaluator: Evaluator) -> Evaluators:
-        """Return evaluators with this one added. It replaces evaluators of the same key and, if the key is a kind, of
-        all overloads of the kind.
+        """Return evaluators with ``evaluator`` added under a key. It replaces evaluators of the same key and, if the
+        key is a kind, of all overloads of the kind.
 
         Raises:
             TypeError: the evaluator cannot be called.
-            ValueError: the key is not a node's kind, or no operator of ``aten`` has it.
+            ValueError: the key is not the kind of a node, or TorchScript has no such operator or overload.
         """
         if not callable(evaluator):
             raise TypeError(f"the evaluator of {key} is {kind_of(evaluator)}, expected a function")
@@ -85,11 +85,11 @@ class Evaluators(Mapping[str, Evaluator]):
         return Evaluators({**self.without(key).table, key: evaluator})
 
     def without(self, key: str) -> Evaluators:
-        """Return evaluators without those of an operator, ``aten::add``, or of one overload, ``aten::add.int``."""
+        """Return a copy without the evaluators of an operator, ``aten::add``, or of one overload, ``aten::add.int``."""
         return Evaluators({k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")})
 
     def find(self, node: Node) -> Evaluator | None:
-        """Return the evaluator of a node's overload, or else of its kind."""
+        """Return the evaluator registered for a node's overload, or else for its kind, or None."""
         return self.table.get(node.name) or self.table.get(node.kind)
 
     def __getitem__(self, key: str) -> Evaluator:
@@ -119,7 +119,7 @@ def _check_key(key: object) -> None:
 
 
 def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
-    """Return the overloads of a kind in TorchScript; ``plain``: only overloads without tensor arguments."""
+    """Return the names of a kind's overloads in TorchScript; ``plain``: only of overloads without tensor arguments."""
     schemas = torch._C._jit_get_schemas_for_operator(kind)
     chosen = (s for s in schemas if not plain or not any("Tensor" in str(a.type) for a in s.arguments))
     return tuple(s.overload_name or "default" for s in chosen)

@@ -30,7 +30,7 @@ def _dtype_codes() -> Mapping[torch.dtype, int]:
 
 
 DTYPE_CODES: Final = FrozenDict(_dtype_codes())
-"""TorchScript's integer code of each dtype, found by calling an operator of torch outside of any trace."""
+"""TorchScript's integer code for each dtype, which a torch operator returned when this module was imported."""
 
 
 def to_dtype(code: int | torch.dtype | None) -> torch.dtype | None:
@@ -41,12 +41,12 @@ def to_dtype(code: int | torch.dtype | None) -> torch.dtype | None:
 
 
 def _number_in(value: Value) -> Value:
-    """Return the number in a tensor; return a number unchanged."""
+    """Return the number in a one-element tensor; return a Python number unchanged."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def to_int(call: Call, value: Value) -> Value:
-    """aten::Int, of a tensor, a number or a string."""
+    """Evaluate aten::Int: convert a tensor, number or string to an int."""
     number = _number_in(value)
     if isinstance(number, torch.SymFloat):
         return torch.sym_int(number)
@@ -56,13 +56,13 @@ def to_int(call: Call, value: Value) -> Value:
 
 
 def to_float(call: Call, value: Value) -> Value:
-    """aten::Float, of a tensor, a number or a string."""
+    """Evaluate aten::Float: convert a tensor, number or string to a float."""
     number = _number_in(value)
     return float(number) if isinstance(number, bool | str) else torch.sym_float(number)
 
 
 def to_bool(call: Call, value: Value) -> Value:
-    """aten::Bool: the condition of a branch; if it is data-dependent, a 0-d tensor."""
+    """Evaluate aten::Bool, the condition of a branch: return a bool, or a 0-d tensor if it is data-dependent."""
     if is_open_condition(value):
         return value.reshape(()) != 0
     number = _number_in(value)
@@ -70,7 +70,7 @@ def to_bool(call: Call, value: Value) -> Value:
 
 
 def to_tensor(call: Call, value: Value) -> torch.Tensor:
-    """prim::NumToTensor, which occurs in traces of models that compute with sizes."""
+    """Evaluate prim::NumToTensor: convert a number to a tensor, as in traces of models that compute with sizes."""
     whole = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
     dtype = torch.int64 if whole else torch.bool if isinstance(value, bool) else torch.float64
     return torch.scalar_tensor(value, dtype=dtype)
@@ -94,13 +94,13 @@ _ATTRIBUTES: Final = (
     *("device", "is_cpu", "is_cuda", "is_meta", "is_mkldnn", "is_mps", "is_nested", "is_quantized", "is_sparse"),
     *("is_sparse_csr", "is_vulkan", "is_xla", "is_xpu", "itemsize", "nbytes", "requires_grad"),
 )
-"""Attributes of tensors, prim::NAME in a script."""
+"""The names of tensor attributes that a script reads by a node of kind prim::NAME."""
 
 _METHODS: Final = (
     *("cpu", "cuda", "dim", "element_size", "get_device", "is_complex", "is_floating_point", "is_signed", "item"),
     *("numel", "storage_offset"),
 )
-"""Methods of tensors, aten::NAME in a script, whose results are Python's or on another device."""
+"""The names of tensor methods, aten::NAME in a script, that return a Python value or move the tensor."""
 
 TENSORS: Final[Mapping[str, Evaluator]] = {
     **{f"prim::{name}": _read_attribute(name) for name in _ATTRIBUTES},
@@ -146,7 +146,7 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::__interpolate": without_call(functional.interpolate),
     "aten::requires_grad_": lambda call, x, *_: x,
 }
-"""Evaluators of nodes that convert between tensors and Python values; all other tensor nodes are torch operators."""
+"""The evaluators of nodes that convert between tensors and Python values; other tensor nodes are torch operators."""
 
 
 def _if_packed(packed_version: Callable[..., Value], operator: Callable[..., Value]) -> Evaluator:
