@@ -1,5 +1,5 @@
-"""Convert casts, primitives that torch's decompositions produce, and operators that are identities in an engine, which
-has no memory formats, storage or autograd."""
+"""Convert casts, the primitives (``prims``) that torch's decompositions produce, and operators that return their input
+unchanged in an engine, which has no memory formats, storage or autograd."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def identity(net: Net, *operands: Value) -> Value:
 
 @register_torch_trt_decomposition(aten.copy.default)
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
-    """Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
+    """Replace a copy by its cast and broadcast source; of the overwritten tensor the engine reads only the shape."""
     value = src if src.dtype == self.dtype else src.to(self.dtype)
     return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)
 

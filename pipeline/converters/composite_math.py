@@ -1,5 +1,5 @@
-"""Decompose to operators that have converters: elementwise functions without a TensorRT layer, losses that torch
-decomposes wrongly, distances between vectors, sums of products, and overlap-add."""
+"""Decompose operators to operators that have converters: elementwise functions without a TensorRT layer, losses that
+torch decomposes incorrectly, distances between vectors, sums of products, and overlap-add."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int)
 
 
 def _norm_of_difference(difference: Tensor, p: float) -> Tensor:
-    """Return the p-norm over the last dim, as cdist and pdist define it: 0 for an empty dim."""
+    """Return the p-norm of vectors along the last dim, as cdist and pdist define it: 0 if the dim is empty."""
     if difference.shape[-1] == 0:
         return difference.sum(-1)
     if p == 0:

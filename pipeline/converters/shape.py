@@ -140,7 +140,7 @@ def _as_row(net: Net, x: Any) -> Any:
 
 
 def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The new size must not have more elements: the contents of memory beyond them are undefined."""
+    """The new size must not have more elements than the tensor: eager leaves additional elements undefined."""
     old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
     if statically_known_true(new <= old):
         return True

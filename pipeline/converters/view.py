@@ -1,4 +1,4 @@
-"""Convert views: reshapes, permutations and expansions. The shape is read from the result's fake tensor."""
+"""Convert views: reshapes, permutations and expansions. The shape is read from the fake tensor of the result."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ COPIES = {
     aten.unsqueeze_copy.default: aten.unsqueeze.default,
     aten.view_copy.default: aten.view.default,
 }
-"""The view equal to each copying view: nothing is written in place."""
+"""For each copying view operator, the view that has the same result: engines write nothing in place."""
 
 
 DECOMPOSITIONS = [register_torch_trt_decomposition(copy)(partial(view)) for copy, view in COPIES.items()]
