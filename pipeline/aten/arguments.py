@@ -23,7 +23,7 @@ def _schema(target: Target) -> tuple[tuple[str, bool, Any], ...]:
 
 @lru_cache(maxsize=4096)
 def argument_names(target: Target) -> tuple[str, ...]:
-    """Return an operator's argument names as converters use them: those of the schema, but ``input`` for ``self``."""
+    """Return an operator's argument names as converters use them: the schema's names, with ``input`` for ``self``."""
     return tuple("input" if name == "self" else name for name, _, _ in _schema(target))
 
 

@@ -23,7 +23,7 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
 
 def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Return the row indices [B, L] that an update writes; raise an `IndexError` if an index is outside of the cache.
-    On a GPU and under torch.compile, a device-side assertion checks them instead, so that the host does not wait."""
+    On a GPU and under torch.compile, a device-side assertion checks the indices, so that the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
     positions = starts.to(torch.int64).reshape(-1, 1).expand(update.shape[0], 1) + steps
     if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():

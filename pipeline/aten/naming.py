@@ -11,7 +11,7 @@ import torch
 
 
 def origin_of(meta: Mapping[str, object]) -> dict[str, Any]:
-    """Return the entries of a node's metadata that describe its origin, to copy them to nodes that replace it."""
+    """Return the entries of a node's metadata that describe its origin, for copying to nodes that replace it."""
     return {key: meta[key] for key in ("nn_module_stack", "stack_trace", "source_fn_stack") if key in meta}
 
 

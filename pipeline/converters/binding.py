@@ -27,14 +27,14 @@ Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]
 def converts(
     *targets: Target | Mapping[Any, Any], validator: Validator | None = None, requires_output_allocator: bool = False
 ) -> Callable[[Converter], Converter]:
-    """Declare a function as the converter of these operators, of static and dynamic shapes.
+    """Declare a function as the converter of these operators, for static and dynamic shapes.
 
         @converts(aten.permute.default)
         def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
             return base.permute(net, base.tensor(net, input), dims)
 
-    The function receives the operator's arguments by their names in the schema, defaults filled in, `self` as `input`:
-    those that it has parameters for, or all in order as `*operands`. A parameter that is not in the schema needs a
+    The function receives the operator's arguments, with defaults filled in, by their names in the schema (`self` as
+    `input`): those for which it has parameters, or all as `*operands`. A parameter that is not in the schema needs a
     default. A mapping assigns each operator a tuple of values, a row, passed after the `Net`. The declared and returned
     function has the public signature `(ctx, target, args, kwargs, name)`.
 

@@ -23,7 +23,7 @@ prims = torch.ops.prims
 @converts(aten._to_copy.default, prims.convert_element_type.default)
 def to_copy(net: Net, *operands: Value) -> ITensor:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor;
-    prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. Bytes stay unchanged."""
+    prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. A cast of uint8 to uint8 changes nothing."""
     value, byte = base.tensor(net, operands[0]), torch.uint8
     is_byte = result_tensor(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
     return value if is_byte else cast_to_result(net, value)

@@ -61,7 +61,7 @@ def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
 
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(net: Net) -> ITensor:
-    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any values are right: zeros."""
+    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. The elements are zero."""
     return shape.full(net, result_sizes(net), 0, result_tensor(net).dtype)
 
 

@@ -63,4 +63,4 @@ def condition(net: Net) -> bool:
 
 @converts(aten._assert_tensor_metadata.default)
 def _assert_tensor_metadata(net: Net) -> None:
-    """_assert_tensor_metadata(Tensor a, …) -> (). What it asserts was checked when the model was captured."""
+    """_assert_tensor_metadata(Tensor a, …) -> (). Capture has checked the assertion, so it adds no layer."""

@@ -92,8 +92,8 @@ def _is_mask(node: torch.fx.Node) -> bool:
 
 @converts(aten.index.Tensor, validator=_check_indices)
 def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end; the number of
-    elements that a mask selects is the program's."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end. The
+    program states how many elements a mask selects."""
     x = base.tensor(net, input)
     if _is_mask(net.node):
         [(dim, _)] = _index_tensors(net.node)

@@ -41,7 +41,7 @@ def check_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 @converts(aten.nonzero.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero(net: Net, input: Value) -> ITensor:
-    """nonzero(Tensor self) -> Tensor. A 0-d tensor has no coordinates: its result has 0 or 1 empty row."""
+    """nonzero(Tensor self) -> Tensor. For a 0-d tensor, the result has 0 or 1 row without columns."""
     found = _nonzero(net, base.tensor(net, input, rank=1))
     found = found if base.rank(input) else strided_slice(net, found, [0], [0], [0])
     return base.permute(net, found, [1, 0])
@@ -49,7 +49,7 @@ def nonzero(net: Net, input: Value) -> ITensor:
 
 @converts(aten.nonzero_numpy.default, aten.where.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
-    """nonzero_numpy(Tensor self) -> Tensor[]; where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
+    """nonzero_numpy(Tensor self) -> Tensor[]; where(Tensor condition) -> Tensor[]. Return coordinates per dim."""
     return _mask_coordinates(net, base.tensor(net, operands[0], rank=1))
 
 
@@ -88,7 +88,7 @@ READERS: Mapping[Any, tuple[int, ...]] = {
     aten.sub.Tensor: (0, 1),
     aten.mul.Tensor: (0, 1),
 }
-"""Operators that accept a tensor in place of a number, with the indices of the arguments that do."""
+"""Operators that accept a tensor instead of a number, with the indices of the arguments that may be tensors."""
 
 CHECKS = (
     aten._assert_scalar.default,

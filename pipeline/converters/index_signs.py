@@ -18,7 +18,7 @@ DEEP = 12
 
 
 def non_negative_positions(indices: Sequence[Any]) -> frozenset[int]:
-    """Return the positions, in a list of index tensors, of those that are provably non-negative."""
+    """Return the positions of the provably non-negative tensors in a list of index tensors."""
     return frozenset(i for i, each in enumerate(indices) if each is not None and is_non_negative(each))
 
 

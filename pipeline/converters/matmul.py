@@ -77,7 +77,7 @@ Letters: TypeAlias = tuple[str, ...]
 def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor
 
-    torch decomposes equations of one tensor or more than two, with a repeated letter, or with a broadcast size of 1.
+    Other equations are left to torch: of one or more than two tensors, with a repeated letter, or that broadcast dims.
     """
     read = _parse_equation(equation, [tensor.dim() for tensor in tensors])
     if read is None:
@@ -179,10 +179,10 @@ def grouped_mm(
 ) -> Any:
     """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
 
-    Rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` times ``mat2[e]``; rows after the last group are 0. An engine's
-    shapes must not depend on data, so every row is multiplied with every matrix, at the cost of one matmul per group.
-    If the rows are few and their number is known, each gets a copy of its matrix instead. `is_faster_in_torch` decides
-    which calls stay in PyTorch.
+    Multiply rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` by ``mat2[e]``; rows after the last group are 0. Shapes in
+    an engine must not depend on data, so every row is multiplied by every matrix, at the cost of one matmul per group.
+    If there are fewer rows than matrices, each row is multiplied by a copy of its matrix instead. `is_faster_in_torch`
+    decides which calls run in PyTorch.
     """
     if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
         return NotImplemented

@@ -62,7 +62,7 @@ def index_of_extremum(net: Net, largest: bool, input: Value, dim: int | None, ke
 
 
 COMPARED: Final = 64
-"""The maximum number of sorted integers that a search compares all; longer static sequences are bisected."""
+"""The maximum length of a sorted sequence for which all elements are compared; longer static ones are bisected."""
 
 LONGEST: Final = (1 << 31) - 1
 """The maximum length that is assumed for a dim without an upper bound: a TensorRT tensor has no more elements."""

@@ -56,7 +56,7 @@ class UserRegistrations:
 
     @cached_property
     def targets(self) -> frozenset[Target]:
-        """The operators that the user converts (HIGH) or decomposes; composites that contain them are decomposed."""
+        """Operators with a user's HIGH converter or decomposition; composites are decomposed to find them."""
         return frozenset(self.high) | self.decomposed
 
     def may_convert(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:

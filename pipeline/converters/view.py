@@ -72,7 +72,7 @@ def unsqueeze(net: Net, input: Value, dim: int) -> ITensor:
 
 @converts(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(net: Net, input: Value, dim: Sequence[int] | int | None = None) -> ITensor:
-    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dynamic dim is not of size 1, and stays."""
+    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dynamic dim is kept, since its size is not 1."""
     x, sizes = base.tensor(net, input), result_sizes(net)
     if all(isinstance(s, int) for s in sizes):
         return base.reshape(net, x, sizes)

@@ -207,7 +207,7 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
     """Duplicate a single query row if there are several batches; return the query and whether it was duplicated.
 
     TensorRT-RTX's kernel for single rows, `_gemv_mha`, expects keys and values batch by batch. RTX 1.4 and 1.6 may
-    store them row by row between attentions, so that the kernel reads those of other batches (`lone-queries`).
+    store them row by row between attentions, so that the kernel reads those of a wrong batch (`lone-queries`).
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]

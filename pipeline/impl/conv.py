@@ -108,7 +108,7 @@ def _add_required_dims(net: Net, x: Value, weight: Value, bias: Value | None, la
 
 
 def _add_layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:
-    """Add a convolution layer. A constant kernel and bias become weights of the layer, others become its inputs."""
+    """Add a convolution layer. A constant kernel or bias becomes a weight of the layer, a computed one an input."""
     size = tuple(base.dims(weight)[2:])
     fixed = isinstance(weight, torch.Tensor)
     size = (1, *size) if flat and fixed else size

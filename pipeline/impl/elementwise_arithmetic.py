@@ -71,7 +71,7 @@ HALF_OF_FLOAT = 4096.0
 """A divisor that splits the 24 significant bits of a float32 into two halves."""
 
 STEP = 24
-"""The number of bits of a quotient that float32 represents exactly; each division step computes so many."""
+"""The number of bits of a quotient that float32 represents exactly; each step of a division computes that many."""
 
 LARGE = 2.0**100
 """The magnitude above which operands are scaled down, since a rounded multiple of the divisor may overflow. A divisor

@@ -134,7 +134,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: f
 
 @block
 def merge_dims(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """Merge dims into one and return its position: in place if the dims are adjacent, else first, as in eager."""
+    """Merge dims; return the tensor and the merged dim: in place if the dims are adjacent, else first, as in eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

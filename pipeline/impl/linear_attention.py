@@ -3,7 +3,7 @@
 A chunk's output is causal attention with decaying scores and without softmax, plus the product of its queries and the
 state before the chunk. The delta rule first corrects each value by the prediction for its key from earlier tokens and
 the state: a triangular system (Yang et al., 2024, https://arxiv.org/abs/2412.06464). A chunk's state is a linear
-function of the previous chunk's: matmuls over all chunks compute these functions, and only their application is
+function of the previous chunk's: matmuls over all chunks compute these functions, and only applying these functions is
 sequential.
 """
 

@@ -24,7 +24,7 @@ from pipeline.trt import trt
 
 @block
 def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
-    """Return the maximum of each window; the border counts as -inf. NaN propagates, which TensorRT's layer ignores."""
+    """Return the maximum of each window; padding counts as -inf. NaN propagates, unlike in TensorRT's layer."""
     if windows.is_single:
         return extremum(net, "MAX", x, _window_dims(x, windows), True)
     marks = base.cast(net, is_nan(net, x), base.dtype_of(x))
@@ -38,8 +38,8 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
 
 @block
 def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None) -> ITensor:
-    """Return the mean of each window, where the border may count, or its sum divided by ``divisor``. RTX 1.4 and 1.6.1
-    merge two averages of a tensor that differ only in whether the border counts (`merged-averages`)."""
+    """Return the mean of each window, or its sum divided by ``divisor``; padding may count. RTX 1.4 and 1.6.1 merge two
+    averages of a tensor that differ only in whether padding counts (`merged-averages`)."""
     wide, padding = base.cast(net, x, torch.float32), windows.padding
     if windows.is_single and divisor is None:
         return base.cast(net, reduce(net, "AVG", wide, _window_dims(x, windows), True), base.dtype_of(x))

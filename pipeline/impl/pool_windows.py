@@ -93,17 +93,17 @@ class Windows:
     @property
     def is_single(self) -> bool:
         """Whether a single window covers exactly the input. TensorRT-RTX 1.6.1's pooling layer then returns wrong
-        averages of 19 x 19 elements in steps of 2,560 (EfficientNet-B7's last pooling, on an H200)."""
+        averages of 19 x 19 elements that are 2,560 apart (EfficientNet-B7's last pooling, on an H200)."""
         return self.kernel == self.sizes and not any(self.padding) and set(self.dilation) | set(self.results) == {1}
 
     @property
     def rounds_up(self) -> bool:
-        """Whether the last window may extend beyond the border, by a length that is known only at run time."""
+        """Whether the last window may extend beyond the padding, by a length that is known only at run time."""
         return self.ceil_mode and not self.static
 
     @property
     def excess(self) -> list[int]:
-        """The number of elements by which the last window extends beyond the border, per dim; 0 if unknown."""
+        """The number of elements by which the last window extends beyond the padding, per dim; 0 if unknown."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
             0 if size is None or result is None else max(0, (result - 1) * s + d * (k - 1) + 1 - size - 2 * p)
@@ -111,7 +111,7 @@ class Windows:
         ]
 
     def without_border(self) -> Windows:
-        """Return the same windows for a tensor to which the border has been added by padding."""
+        """Return the same windows for a tensor that is already padded."""
         return evolve(self, sizes=[None] * len(self.sizes), ceil_mode=False)
 
     def positions(self) -> list[np.ndarray[Any, Any]]:

@@ -158,7 +158,7 @@ def extend(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
 
 
 CACHE_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""The dtypes that TensorRT's cache update layer supports; it fails to build for others."""
+"""The dtypes that TensorRT's cache update layer supports; it fails to build for other dtypes."""
 
 
 @block
