@@ -159,8 +159,8 @@ _ANY_LAYOUT: Final[Mapping[Target, Target]] = {
     **dict.fromkeys((aten.as_strided.default, aten.as_strided_copy.default), _as_strided),
     aten.as_strided_scatter.default: _as_strided_scatter,
 }
-"""Replacements for operators that depend on the memory layout. Engines return contiguous tensors whatever the layout in
-the example, so a program contains ``as_strided`` of contiguous tensors only (`pipeline.capture.as_strided`)."""
+"""Replacements for operators that only accept certain memory layouts. Engines return contiguous tensors, whatever the
+layout in the example. A program contains ``as_strided`` of contiguous tensors only (`pipeline.capture.as_strided`)."""
 
 _EMPTY: Final = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
 _NEW: Final[Mapping[Argument, Argument]] = {

@@ -205,10 +205,10 @@ _WHOLE: Final = (
 )
 
 torch_disabled_decompositions: Final = _operators_by_name(" ".join(DISABLED.values()))
-"""Operators that torch could decompose but that stay as they are: a converter or PyTorch executes them."""
+"""Operators that torch can decompose, but that are not decomposed by default: a converter or PyTorch runs them."""
 
 torch_whole_decompositions: Final = _operators_by_name(" ".join(DISABLED[why] for why in _WHOLE))
-"""Disabled decompositions that are correct all the same: used if they lead to an operator with a user's converter."""
+"""Operators whose disabled decomposition is correct: it is used if it leads to an operator with a user's converter."""
 
 torch_enabled_decompositions: Final = (_CORE | _operators_by_name(NOT_CORE)) - torch_disabled_decompositions
 """Operators that are decomposed by torch's own decomposition if no converter accepts the node."""

@@ -311,7 +311,7 @@ def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
 NO_MASK, UPPER_LEFT, LOWER_RIGHT = range(3)
 """The values of the memory-efficient kernel's argument ``custom_mask_type``."""
 IGNORED: Final = {"max_q", "max_k", "max_seqlen_q", "max_seqlen_k", "return_debug_mask", "num_splits"}
-"""Arguments without effect on the result. Calls with other additional arguments (batched lengths) are rejected."""
+"""Arguments without effect on the result. A call that sets others (for batched lengths) is not decomposed."""
 
 ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_scaled_dot_product_flash_attention": _flash_attention,

@@ -56,7 +56,7 @@ def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool
     validator=_check_condition,
 )
 def condition(net: Net) -> bool:
-    """Return the bool that the node computes, known at compile time."""
+    """Return the bool that the node computes, which is known at compile time."""
     value: bool = net.node.meta["val"]
     return value
 

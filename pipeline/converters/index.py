@@ -36,7 +36,7 @@ def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
 
 
 def _check_bags(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only the bags can be read, no results for the gradient; bags times indices times columns: at most 2**31 - 1."""
+    """Only the first result, the bags, can be read; bags times indices times columns must be at most 2**31 - 1."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
             return Rejection(f"{user.name} reads a result for the gradient: an engine returns the bags only")

@@ -17,7 +17,7 @@ from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 
 LARGEST: Final = 8
-"""The maximum number of rows of a matrix that is decomposed."""
+"""The maximum number of rows of a matrix for which this module decomposes an operator."""
 
 
 def _is_large(a: Tensor) -> bool:

@@ -43,7 +43,7 @@ class Refusal:
 
 
 class Lookup(Mapping[Any, Entry]):
-    """A mapping from targets or nodes to converters. For nodes, settings and arguments decide.
+    """A mapping from targets and nodes to converters; for a node, its arguments and the settings decide which.
 
     A key is a node (`lookup[node]` is the converter that accepts it, `node in lookup` whether one does) or a target
     (`lookup[target]` is its first candidate, `target in lookup` whether it has any). An operator packet or a name means

@@ -157,10 +157,10 @@ SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._gro
 
 
 FEW_ROWS: Final = 256
-"""The maximum number of rows for which multiplying each by all matrices takes less time than reading the matrices."""
+"""If a grouped matmul has at most so many rows, reading its matrices takes longer than multiplying all rows by all."""
 
 MOST: Final = 1 << 36
-"""The maximum number of multiplications, each row by each matrix, that are faster than leaving an engine (0.2 ms)."""
+"""If a grouped matmul multiplies at most so many numbers, an engine computes it faster than leaving it (0.2 ms)."""
 
 
 def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:

@@ -98,7 +98,7 @@ COPIES = {
     aten.unsqueeze_copy.default: aten.unsqueeze.default,
     aten.view_copy.default: aten.view.default,
 }
-"""For each copying view operator, the view that has the same result: engines write nothing in place."""
+"""For each operator that copies a view, the view operator; an engine writes nothing in place, so both are equal."""
 
 
 DECOMPOSITIONS = [register_torch_trt_decomposition(copy)(partial(view)) for copy, view in COPIES.items()]

@@ -27,7 +27,7 @@ MANY_KEYS = 128
 heads for 32 query heads on an H100 (RTX 1.4, float16) 16 attentions took 11.4 µs fused and 9.7 separately (128 keys,
 batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal heads TensorRT fuses."""
 MAX_SCORES = 1 << 25
-"""The maximum number of scores per batch element in separate kernels if the number of queries is dynamic."""
+"""If the number of queries is dynamic, separate kernels, which store all scores, compute at most so many per batch."""
 
 
 @block

@@ -17,8 +17,8 @@ from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
 LONGEST, FURTHEST = 32, 16
-"""The largest kernel and stride of convolutions in bfloat16: on an H200, TensorRT-RTX 1.4 rejected kernel 63 with
-stride 32 and 127 with 64, and built 10 with 5."""
+"""The largest kernel and stride for which convolutions run in bfloat16: on an H200, TensorRT-RTX 1.4 rejected kernel 63
+with stride 32 and 127 with 64, and built 10 with 5."""
 Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
 """Adds a layer for an input, a kernel and a bias or None; the last argument: whether a spatial dim was added."""
 

@@ -104,7 +104,7 @@ def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> I
 
 @block
 def flatten_dims(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
-    """Move two dims to the end and merge them; also return the order of dims, and their sizes before."""
+    """Move two dims to the end and merge them; also return the order of dims, and their sizes before it."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]

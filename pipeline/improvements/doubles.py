@@ -32,7 +32,7 @@ class Format(enum.Enum):
 
 
 GRID: Final = 4096
-"""The number of steps of a full turn in an angle's coarse part; float32 adds multiples of ``1 / GRID`` exactly."""
+"""An angle's coarse part is a multiple of ``1 / GRID`` of a turn; float32 adds such multiples exactly."""
 
 TURN: Final = 6.28125
 """2 pi rounded to 8 bits, so that its product with a multiple of ``1 / GRID`` of a turn is exact in float32."""

@@ -23,7 +23,7 @@ WINDOWS_AT_MOST = 1 << 30
 """The maximum bytes of windows that are written to memory if the setting `use_fp32_acc` is True."""
 FEW_PIXELS = 4096
 """The default maximum number of pixels for which a convolution with many terms runs in float32, if a matmul of its
-windows does not pay. In float32 it takes 2.5 times as long, but a small part of a network's time."""
+windows would be slow. In float32 it takes 2.5 times as long, but a small part of a network's time."""
 FEW_TERMS = 128
 """The maximum number of terms for which a float16 sum is as exact as eager's; a depthwise 7 x 7 kernel has 49 terms."""
 ALIGNED = 8

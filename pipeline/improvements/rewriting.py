@@ -32,7 +32,7 @@ Node: TypeAlias = torch.fx.Node
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 SMALL = 1 << 22
-"""The maximum number of elements of a constant whose values passes examine."""
+"""Passes examine the values of a constant only if it has at most this number of elements."""
 
 
 class Rewriting:

@@ -34,7 +34,7 @@ from pipeline.improvements.rewriting import (
 from pipeline.shapes.environment import shape_of
 
 WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
-"""Operators that keep the last two dims of a mask, unless a size of these two dims changes."""
+"""Operators that return the elements of a mask's last two dims unchanged, unless the sizes of these dims change."""
 
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 OR = (aten.logical_or.default, aten.bitwise_or.Tensor)

@@ -16,7 +16,7 @@ from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
-"""The maximum number of rows of a matmul that counts as a matmul with few rows."""
+"""Only matmuls with at most this number of rows are split."""
 COLUMNS = 128
 """The number of columns of a matmul's result that one multiprocessor computes."""
 BLOCKS = 128
@@ -24,7 +24,7 @@ BLOCKS = 128
 LONG, SHORTEST = 1024, 256
 """The minimum length of a sum for which splitting saves time, and the length of the shortest part that was measured."""
 MOST, MOST_BESIDE_MANY = 8, 4
-"""The maximum numbers of parts, alone and beside a profile of many rows, which 8 parts slow by 10 %, 4 by 3.5 %."""
+"""The maximum number of parts, and the maximum if a profile has many rows: 8 parts slow those by 10 %, 4 by 3.5 %."""
 
 
 @improvement(after="select_parts")

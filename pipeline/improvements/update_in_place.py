@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes that TensorRT's cache update layer supports."""
 
 SMALL = 1 << 16
-"""The minimum bytes of a buffer for which an engine is split to write in PyTorch: a smaller copy is as fast."""
+"""The minimum bytes of a buffer for which PyTorch writes between two engines: copying less in an engine is as fast."""
 
 
 @frozen

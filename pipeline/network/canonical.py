@@ -72,5 +72,5 @@ def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[
 
 
 def match_names(names: Iterable[str], others: Iterable[str]) -> FrozenDict[str, str]:
-    """Return a mapping from each name to the name at the same position in ``others``, where both differ."""
+    """Return a mapping from each name to the name at the same position in ``others``, if the names differ."""
     return FrozenDict({our: their for our, their in zip(names, others, strict=True) if our != their})

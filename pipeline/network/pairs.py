@@ -27,7 +27,7 @@ UNREAD: Final = {
     ),
     ("int4", "float32"): "; the kernel of TensorRT-RTX 1.6 for INT4 beside float32 does not run on every GPU",
 }
-"""Why TensorRT without `codes_beside_floats` cannot fuse a weight, by the weight's quantized and dequantized dtype."""
+"""Why some TensorRT cannot fuse a dequantized weight with a matmul, by the weight's quantized and dequantized dtype."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
