@@ -174,7 +174,7 @@ def _integer_matmul(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation,
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """Return ``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: elementwise if K is 1."""
+    """Return ``x @ weight.T + bias``; TensorRT transposes the weight. ``outer``: multiply elementwise if K is 1."""
     result = _unrounded_matmul(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))

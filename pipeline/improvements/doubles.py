@@ -89,7 +89,7 @@ def add_parts(parts: Parts) -> Parts:
 
 
 def add(x: Parts, y: Parts) -> Parts:
-    """Add two values and round the sum to float32. It stays exact if the coarse parts nearly cancel."""
+    """Add two values and round the sum to float32; coarse parts that nearly cancel are added exactly."""
     return ((x[0] + y[0]) + (x[1] + y[1]),)
 
 
@@ -101,8 +101,8 @@ def subtract(x: Parts, y: Parts) -> Parts:
 def angle_in_turns(x: Parts, rate: Tensor) -> Parts:
     """Return the angle ``x * rate`` for a float64 constant ``rate``, in turns without the integer part.
 
-    ``x`` is split into three parts of 8 bits, and the turns per unit into two parts of 16 bits and a remainder, so that
-    the products are exact.
+    ``x`` is split into three parts of 8 bits, and ``rate`` in turns into two parts of 16 bits and a remainder, so that
+    the products of parts are exact.
     """
     middle = x[1].to(torch.bfloat16).float()
     rate = rate * (0.5 / math.pi)

@@ -24,7 +24,7 @@ Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | 
 
 @frozen
 class Rule:
-    """The dtype in which an operator is computed, and the reason.
+    """A rule of mixed precision: how the dtype of an operator is chosen, and the reason.
 
     ``"half"``: float32 inputs are cast to half precision. ``"float32"``: the model's dtypes. ``"inputs"``: the widest
     dtype of inputs that are no parameters. ``"said"``: the call itself states a dtype, or has none.
