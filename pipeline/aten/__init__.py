@@ -1,1 +1,1 @@
-"""Properties of ATen operators, and the binding of their arguments."""
+"""Provide properties of ATen operators, bind their arguments, and define our own operators ``pipeline::…``."""

@@ -14,7 +14,7 @@ from pipeline.aten.types import Argument, Target
 
 @lru_cache(maxsize=4096)
 def _schema(target: Target) -> tuple[tuple[str, bool, Any], ...]:
-    """Return (name, has a default, default) of each parameter of an operator or a Python function."""
+    """Return (name, whether it has a default, default) for each parameter of an operator or a Python function."""
     if not hasattr(target, "_schema"):
         parameters = inspect.signature(target).parameters.values()
         return tuple((p.name, p.default is not p.empty, p.default) for p in parameters)
@@ -23,12 +23,12 @@ def _schema(target: Target) -> tuple[tuple[str, bool, Any], ...]:
 
 @lru_cache(maxsize=4096)
 def argument_names(target: Target) -> tuple[str, ...]:
-    """Return the argument names that converters use: the schema's, with ``self`` as ``input``."""
+    """Return an operator's argument names as converters use them: the schema's names, with ``input`` for ``self``."""
     return tuple("input" if name == "self" else name for name, _, _ in _schema(target))
 
 
 def bind(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Argument]:
-    """Return all arguments of the call in the schema's order; defaults are filled in."""
+    """Return all arguments of a call in the schema's order, with defaults for arguments that the call omits."""
     values: list[Argument] = []
     for i, (name, has_default, default) in enumerate(_schema(target)):
         if i < len(args):
@@ -46,8 +46,8 @@ _NEEDED: Final = object()
 
 
 def argument(node: torch.fx.Node, name: str, default: object = _NEEDED) -> Any:
-    """Return a node's argument by its name in the schema: the schema's default if the call omits the argument, and
-    ``default`` if the operator has no such argument."""
+    """Return a node's argument by its name in the schema. If the call omits it, this is the schema's default; if the
+    operator has no such argument, it is ``default``."""
     names = [n for n, _, _ in _schema(node.target)]
     if default is not _NEEDED and name not in names:
         return default

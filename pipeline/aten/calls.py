@@ -1,6 +1,6 @@
-"""Map each node's target to the function that executes it, and names in files and recipes to operators.
+"""Map each node target to the function that executes it, and operator names in files and recipes to operators.
 
-Functions that execute a target accept inputs of any memory layout, return no uninitialized memory, and refuse to
+The functions that execute targets accept inputs of any memory layout, return no uninitialized memory, and refuse to
 compute integers that would fill the memory.
 """
 
@@ -23,11 +23,11 @@ from pipeline.records.wording import kind_of
 
 
 class TooLargeError(PipelineError, OverflowError):
-    """A program would compute an integer that has too many bits for the memory."""
+    """An integer that a program computes from sizes would have more than `MOST_BITS` bits."""
 
 
 MOST_BITS: Final = 4096
-"""The most bits of a number that is computed from sizes."""
+"""The maximum number of bits of an integer that is computed from sizes."""
 
 _NAME = re.compile(r"\w+\.\w+(\.\w+)?", re.ASCII)
 _FUNCTIONS: Final = {
@@ -45,7 +45,7 @@ _FUNCTIONS: Final = {
 
 
 def qualified_name(target: object) -> str:
-    """Return ``aten.permute.default`` for an operator overload; ``operator.getitem`` for a function."""
+    """Return the name of an operator or function, such as ``aten.permute.default`` or ``operator.getitem``."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     module = getattr(target, "__module__", "")
@@ -59,11 +59,12 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
     for name in names
     if (function := getattr(module, name, None)) is not None
 }
-"""The Python functions that a graph may call, by name: arithmetic on sizes and `getitem`."""
+"""The Python functions that a graph may call, by qualified name: arithmetic on sizes, and `getitem`."""
 
 
 def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
-    """Return the operator of a name like ``aten.permute.default``; None if this process lacks it. Import nothing."""
+    """Return the operator of a name like ``aten.permute.default``; None if this process lacks it. No module is
+    imported."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     space, short, overload = (*name.split("."), "")[:3]
@@ -76,19 +77,19 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def callee(target: Target) -> Argument:
-    """Return the function that executes a node with this target."""
+    """Return the function that executes nodes with this target: a safe replacement, or the target itself."""
     return RUNS.get(target, target)
 
 
 def checked_power(base: Argument, exponent: Argument) -> Argument:
-    """Return ``base ** exponent`` of numbers. `TooLargeError` if an integer would have more than `MOST_BITS` bits."""
+    """Return ``base ** exponent`` of numbers; raise `TooLargeError` for an integer of more than `MOST_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > MOST_BITS:
         _raise_if_too_large(abs(base) > 1)
     return base**exponent
 
 
 def checked_shift(number: Argument, bits: Argument) -> Argument:
-    """Return ``number << places``. `TooLargeError` if it would have more than `MOST_BITS` bits."""
+    """Return ``number << bits``; raise `TooLargeError` if the result would have more than `MOST_BITS` bits."""
     _raise_if_too_large(isinstance(bits, int) and bits > MOST_BITS)
     return number << bits
 
@@ -99,7 +100,7 @@ def _raise_if_too_large(too_large: bool) -> None:
 
 
 def _require_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
-    """Restrict a function to numbers: it raises a TypeError for strings and lists, which it would concatenate."""
+    """Wrap an arithmetic function so that it raises a TypeError for strings and lists, which it would concatenate."""
 
     @wraps(function)
     def call(*args: Argument) -> Argument:
@@ -113,24 +114,24 @@ def _require_numbers(function: Callable[..., Argument]) -> Callable[..., Argumen
 
 
 def _checked_round(number: Argument, digits: int = 0) -> Argument:
-    """Return ``round(number, digits)`` for at most 64 digits before or after the decimal point."""
+    """Return ``round(number, digits)``; ``digits`` is limited to 64 digits before or after the decimal point."""
     return round(number, max(-64, min(digits, 64))) if digits else round(number)
 
 
 def _getitem(values: Argument, index: Argument) -> Argument:
-    """Return ``values[index]`` of an operator's results."""
+    """Return ``values[index]`` of a tuple or list of results; raise a TypeError for other values."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"getitem takes the results of an operator here, not {kind_of(values)}")
     return values[index]
 
 
 def _zero_filling_operator(target: Target) -> Target:
-    """Return the operator with its new memory filled with zeros."""
+    """Wrap an operator that returns uninitialized memory so that it fills this memory with zeros."""
     return wraps(target)(lambda *args, **kwargs: target(*args, **kwargs).zero_())
 
 
 def _resize_padded(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.Tensor:
-    """Return ``x.resize_(size)`` in new memory, padded with zeros."""
+    """Return a copy of ``x`` resized to ``size``, as `torch.Tensor.resize_` does; new elements are zero."""
     count = math.prod(size)
     flat = x.reshape(-1)[:count]
     return torch.cat([flat, flat.new_zeros(count - flat.numel())]).reshape(tuple(size))
@@ -139,7 +140,7 @@ def _resize_padded(x: torch.Tensor, size: Sequence[int], **_: object) -> torch.T
 def _as_strided(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """Return ``x.contiguous().as_strided(size, stride, storage_offset)`` in new memory."""
+    """Return a strided view of a contiguous copy of ``x``, or of ``x`` itself if it is contiguous."""
     x = x.contiguous()
     return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
 
@@ -147,7 +148,7 @@ def _as_strided(
 def _as_strided_scatter(
     x: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """Return ``x.contiguous().as_strided_scatter(src, size, stride, storage_offset)``."""
+    """Return ``as_strided_scatter`` on a contiguous copy of ``x``, or on ``x`` itself if it is contiguous."""
     x = x.contiguous()
     return torch.as_strided_scatter(x, src, size, stride, x.storage_offset() + (storage_offset or 0))
 
@@ -158,9 +159,8 @@ _ANY_LAYOUT: Final[Mapping[Target, Target]] = {
     **dict.fromkeys((aten.as_strided.default, aten.as_strided_copy.default), _as_strided),
     aten.as_strided_scatter.default: _as_strided_scatter,
 }
-"""The function that computes the same for any layout. Values of a program have any: engines return contiguous tensors,
-whatever the layout in the example. So programs contain ``as_strided`` of contiguous tensors only
-(`pipeline.capture.as_strided`)."""
+"""Replacements for operators that only accept certain memory layouts. Engines return contiguous tensors, whatever the
+layout in the example. A program contains ``as_strided`` of contiguous tensors only (`pipeline.capture.as_strided`)."""
 
 _EMPTY: Final = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
 _NEW: Final[Mapping[Argument, Argument]] = {
@@ -176,4 +176,4 @@ _ON_NUMBERS: Final[Mapping[Argument, Argument]] = {
     operator.getitem: _getitem,
 }
 RUNS: Final[Mapping[Argument, Argument]] = {**_ANY_LAYOUT, **_ON_NUMBERS, **_NEW, aten.resize.default: _resize_padded}
-"""The function that runs instead of each operator or function."""
+"""For operators and functions that are unsafe to call directly: the function that is called instead."""

@@ -1,4 +1,4 @@
-"""Collectives in a graph: operators of torch.distributed that all ranks of a group call together."""
+"""Identify collectives in a graph: operators of torch.distributed that all ranks of a process group call together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from pipeline.aten.arguments import argument
 
 SPACE: Final = "_c10d_functional"
-"""The namespace of collectives as operators. A file may call them only if `load` allows it: they send its tensors."""
+"""The namespace of collective operators. They send tensors to other ranks, so a file needs permission to call them."""
 PURE_COLLECTIVES: Final = frozenset(
     ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast", "wait_tensor")
 )
-"""Those that write to none of their inputs."""
+"""The names of collective operators that do not write to their inputs."""
 BETWEEN_ENGINES: Final = "ranks call it together: it runs in their process group, between engines"
-"""The reason why a collective runs in PyTorch."""
+"""The reason that is reported for a collective that runs in PyTorch instead of an engine."""
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_collective(node: torch.fx.Node) -> bool:
-    """Return whether a node is a collective, or a wait for a collective."""
+    """Return whether a node is a collective, or waits for the result of one."""
     return getattr(node.target, "namespace", "") == SPACE
 
 
@@ -37,7 +37,7 @@ def is_wait(node: torch.fx.Node) -> bool:
 
 
 def follows_previous_collective(node: torch.fx.Node) -> bool:
-    """Return whether a collective depends on the previous collective in its graph; True if it is the first."""
+    """Return whether a collective depends on the previous collective in its graph; also True for the first."""
     before = None
     for each in node.graph.nodes:
         if each is node:
@@ -52,6 +52,6 @@ def follows_previous_collective(node: torch.fx.Node) -> bool:
 
 
 def process_groups(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
-    """Return the names of the process groups of the collectives among ``nodes``, in order."""
+    """Return the distinct process group names of the collectives among ``nodes``, in order of first use."""
     found = (argument(node, "group_name", "") for node in nodes if is_collective(node))
     return tuple(dict.fromkeys(str(name) for name in found if name))

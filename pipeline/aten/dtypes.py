@@ -1,4 +1,4 @@
-"""Dtype checks: find values whose dtype eager refuses on every device although torch's fake tensors accept it."""
+"""Find values whose dtype eager refuses on every device, although torch's fake tensors accept it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALIKE: Final = MappingProxyType(
         "_prelu_kernel": ("self", "weight"),
     }
 )
-"""Arguments that must have one dtype, by the operator's name, except convolutions' biases, since devices differ."""
+"""By operator name, the arguments that must have one dtype, except convolutions' biases, for which devices differ."""
 
 FLOATING, INTEGRAL, INDICES = "a floating dtype", "an integer dtype or bool", "int64 or int32"
 NUMBERS, PIXELS, PLACES = "a dtype of numbers", "a floating dtype or uint8", "int64, int32, uint8 or bool"
@@ -59,7 +59,7 @@ ONLY: Final = MappingProxyType(
         **dict.fromkeys(("relu", "argmax", "argmin"), (NUMBERS, "self")),
     }
 )
-"""The dtypes, as words, that some arguments of an operator may have, and the names of these arguments."""
+"""By operator name, which dtypes (described in words) some arguments may have, and the names of these arguments."""
 
 _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
     {
@@ -76,7 +76,7 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 
 @frozen
 class DtypeViolation:
-    """A value of a dtype that its operator does not accept, the expected dtype in words, and the reason."""
+    """A value whose dtype its operator does not accept, with the expected dtype in words and the reason."""
 
     value: torch.fx.Node
     found: torch.dtype
@@ -85,7 +85,7 @@ class DtypeViolation:
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
-    """Yield a call's values whose dtype eager refuses, by itself or beside other arguments' dtypes."""
+    """Yield the values of a call whose dtype eager refuses, alone or beside another argument's dtype."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")
@@ -101,12 +101,12 @@ def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
 
 
 def _argument_tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
-    """Return the tensors of one argument of a call: the argument's name, the node and its dtype."""
+    """Return the tensors in one argument of a call, each as (argument name, node, dtype)."""
     values = [v for v in tree_leaves(argument(node, name, None)) if isinstance(v, torch.fx.Node)]
     fakes = [(v, v.meta.get("val")) for v in values]
     return [(name, v, fake.dtype) for v, fake in fakes if isinstance(fake, torch.Tensor)]
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """Return the dtype's name for error messages: ``float32``."""
+    """Return the name of a dtype without ``torch.``, such as ``float32``."""
     return str(dtype).removeprefix("torch.")

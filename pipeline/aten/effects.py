@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from pipeline.aten.traits import Kind, op_kind
 
 SPACES: Final = ("aten", "prims", "pipeline")
-"""The namespaces whose operators the rules decide. Any other namespace is refused unless the caller allows it."""
+"""The namespaces whose operators the rules decide. Any other namespace must be allowed by the caller."""
 
 REFUSED: Final[Mapping[str, str]] = {
     "reads or writes files": "from_file",
@@ -56,7 +56,7 @@ REFUSED: Final[Mapping[str, str]] = {
     """,
     "is a test of torch's own": "_test_* _foobar",
 }
-"""Patterns of names, by the effect that refuses them. Schemas already refuse overloads that write in place."""
+"""Patterns of names of refused operators, by the effect that is the reason; schemas already show in-place writes."""
 
 PURE: Final = """
     *_backward* *_jvp linalg_* _linalg_* special_* fft_* _fft_* *_loss* *_window _cast_* fake_quantize_*
@@ -81,18 +81,18 @@ PURE: Final = """
     triangular_solve true_divide unique_consecutive unique_dim unique_dim_consecutive vander view_as_complex_copy
     view_as_real_copy where zero prims.*
 """
-"""Patterns of names of pure functions for which `does` has no kind."""
+"""Patterns of names of operators without side effects that are in no row of the table of traits."""
 
 TYPES: Final = re.compile(
     r"(Optional\[|List\[|Tuple\[|Union\[)*"
     r"(Tensor|int|float|bool|str|number|complex|SymInt|SymFloat|SymBool|Device|Generator|NoneType)\b"
 )
-"""The types, as schemas print them, that values in a file may have."""
+"""A pattern for the argument and result types, in the notation of schemas, that operators in a file may have."""
 
 
 def reason_to_refuse(target: object, spaces: Iterable[str] = ()) -> str:
-    """Return the reason why a program from a file may not call an operator; empty if the call is allowed. ``spaces``:
-    the other libraries' namespaces whose operators the caller allows."""
+    """Return the reason why a program from a file may not call an operator; "" if it may. ``spaces``: namespaces of
+    other libraries that the caller allows."""
     if not isinstance(target, OpOverload):
         return "is not an operator of torch"
     if target.namespace not in SPACES:
@@ -103,7 +103,7 @@ def reason_to_refuse(target: object, spaces: Iterable[str] = ()) -> str:
 
 @cache
 def _decide_by_rules(op: OpOverload[..., Any]) -> str | None:
-    """Return the reason why the rules refuse an operator; empty if they allow it, None if no rule applies."""
+    """Return the reason why the rules refuse an operator; "" if they allow it, None if no rule applies."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"

@@ -1,4 +1,4 @@
-"""Helpers for graphs of operators: get results, copy nodes, create modules that run a graph."""
+"""Provide helpers for graphs: read results, copy nodes, create modules that run a graph, evaluate recursive rules."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pipeline.aten.types import Argument
 T = TypeVar("T")
 
 Steps: TypeAlias = Generator[tuple[Argument, ...], Argument, T]
-"""A recursive rule over nodes, written as a generator: it yields the rule and the arguments of each result that it
-needs, and is sent that result."""
+"""A recursive rule over nodes, written as a generator: it yields (rule, arguments) for each result that it needs, and
+receives that result from ``yield``."""
 
 
 def results_of(graph: torch.fx.Graph) -> tuple[Argument, ...]:
-    """Return a graph's results: nodes and Python values."""
+    """Return the results of a graph, which are nodes or Python values."""
     returned: Argument = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned)
 
 
 def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """Return a module that runs a graph over the root's parameters and modules. Its Python code is generated on first
-    use: stages rarely call the graph, and generating ResNet-50's code takes 20 to 50 ms."""
+    """Return a module that runs a graph with the root's parameters and submodules. Python code is generated on first
+    use: stages rarely call the graph, and the code of ResNet-50 takes 20 to 50 ms to generate."""
     return _LazyGraphModule(root, graph)
 
 
 def copy_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Argument]) -> torch.fx.Node:
-    """Copy a node to the end of a graph and preserve its name, which records and signatures use: fx would rename a node
-    called "input". ``read`` maps the node's arguments."""
+    """Copy a node to the end of a graph under the same name, to which records and signatures refer; fx would rename a
+    node called "input". ``read`` maps the node's arguments."""
     copy = graph.node_copy(node, read)
     copy.name = node.name
     return copy
@@ -49,7 +49,7 @@ def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
 def call_graph(
     graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Argument, Argument], object]
 ) -> object:
-    """Return a graph's results for these inputs; ``emit(node, args, kwargs)`` executes each call."""
+    """Run a graph on these inputs: ``emit(node, args, kwargs)`` executes each call. Return the graph's results."""
     env, given = dict[torch.fx.Node, Argument](), iter(inputs)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -64,8 +64,8 @@ def call_graph(
 def evaluate(
     rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
-    """Evaluate a recursive function with an explicit stack, since graphs have chains of operators too long for Python's
-    call stack. Each call runs once; ``known`` caches results across evaluations."""
+    """Evaluate a recursive rule with an explicit stack, since chains of operators in graphs exceed Python's recursion
+    limit. Each call is evaluated once; ``known`` caches results across evaluations."""
     known = {} if known is None else known
     if (rule, *args) in known:
         return known[rule, *args]  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Interpret a graph without generating Python source, so that no text in a graph is executed.
 
 torch.fx runs a graph by generating source text from the names and arguments of its nodes, which is unsafe for graphs
-from files. `Interpreter` assigns each value a slot once; a call fills the slots in order.
+from files. `Interpreter` instead assigns each value a slot in a list, which a call fills in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.aten.calls import callee
 from pipeline.aten.types import Argument, Leaf
 
 Change: TypeAlias = Callable[[Argument], Argument]
-"""Return the replacement for a constant argument, such as a device."""
+"""A function that returns the replacement for a constant argument, such as another device."""
 
 
 def _identity(value: Argument) -> Argument:
@@ -27,9 +27,9 @@ def _identity(value: Argument) -> Argument:
 
 @frozen(eq=False)
 class Step:
-    """One call: the slots of its positional arguments, the constant keyword arguments, the slots of the other keyword
-    arguments, the slot of the result, the slots to release afterwards, and the node (None for a step that builds a
-    container)."""
+    """One call of a function: the slots of its positional arguments, the constant keyword arguments, the slots of the
+    other keyword arguments, the slot of the result, the slots to release afterwards, and the node (None for a step that
+    builds a container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]
@@ -42,8 +42,8 @@ class Step:
 
 @frozen(eq=False)
 class Interpreter:
-    """A graph of operators as a function of its placeholders' values, in order. ``template``: the constants, in the
-    slots after the inputs. ``returned``: the slot of the results."""
+    """A graph of operators that can be called with its placeholders' values, in order. ``template``: the constants in
+    the slots after the inputs. ``returned``: the slot with the results."""
 
     count: int
     template: tuple[Argument, ...]
@@ -53,11 +53,11 @@ class Interpreter:
 
     @_rows.default
     def _make_rows(self) -> tuple[tuple[Argument, ...], ...]:
-        """Return the steps as tuples, which are the fastest to read."""
+        """Return the steps as tuples, which Python reads faster than attributes."""
         return tuple((s.call, _slot_getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Argument:
-        """Return the graph's results, in its output structure. A step's exception gets a note that names the node."""
+        """Run the graph and return its results in their original structure. If a step raises, a note names the node."""
         if len(inputs) != self.count:
             raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
         slots = [*inputs, *self.template]
@@ -82,8 +82,8 @@ def _slot_getter(indices: tuple[int, ...]) -> Callable[[list[Argument]], tuple[A
 
 
 class Builder:
-    """A builder of interpreters: add inputs first, then constants and calls in any order. Values have their nodes'
-    names. ``argument`` returns the replacement for a constant argument, such as a device."""
+    """Build an interpreter: add inputs first, then constants and calls in any order. A value has the name of its node.
+    ``argument`` returns the replacement for a constant argument, such as a device."""
 
     def __init__(self, inputs: Iterable[str], argument: Change = _identity) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
@@ -93,15 +93,15 @@ class Builder:
         self.steps: list[Step] = []
 
     def constant(self, name: str, value: object) -> None:
-        """Add a value that is constant across calls."""
+        """Add a named value that is the same in every call of the interpreter."""
         self.places[name] = self._new_slot(value)
 
     def call(self, name: str, target: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
-        """Add a call; nodes among its arguments are replaced by their values."""
+        """Add a named call of an operator; nodes among its arguments stand for values that were added before."""
         self.places[name] = self._step(callee(target), args, kwargs, name)
 
     def build(self, results: Argument) -> Interpreter:
-        """Return the interpreter, whose results are these nodes, constants and containers of them."""
+        """Return the interpreter; ``results`` contains nodes, constants, or containers of them."""
         returned = self._operand(results)
         read, steps = {returned}, list[Step]()
         for step in reversed(self.steps):
@@ -124,7 +124,7 @@ class Builder:
         return result
 
     def _operand(self, value: Argument) -> int:
-        """Return the slot of an argument; a separate step builds a container of values."""
+        """Return the slot of an argument; for a container with nodes, add a step that builds the container."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
         nodes: list[torch.fx.Node] = []
@@ -143,7 +143,7 @@ class Builder:
 def make_interpreter(
     graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Change = _identity
 ) -> Interpreter:
-    """Return a graph as a function. ``attribute`` returns the tensor or the nested graph's interpreter at a path."""
+    """Convert a graph to an interpreter. ``attribute`` returns the tensor or nested interpreter at a path."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -156,7 +156,7 @@ def make_interpreter(
 
 
 def get_attribute(module: torch.nn.Module, path: str) -> Argument:
-    """Return the tensor or submodule at a path below a module; raise an AttributeError if there is none."""
+    """Return the tensor or submodule at a dotted path below a module; raise an AttributeError if there is none."""
     *parents, name = path.split(".")
     for parent in parents:
         found = module._modules.get(parent)
@@ -172,7 +172,8 @@ def get_attribute(module: torch.nn.Module, path: str) -> Argument:
 def interpret(
     module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], argument: Change
 ) -> Interpreter:
-    """Return a control-flow operator's graph, with nested graphs, as a function; ``tensor_of`` maps its tensors."""
+    """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of`` maps
+    tensors."""
 
     def attribute(path: str) -> object:
         value = get_attribute(module, path)

@@ -1,5 +1,5 @@
-"""Operators that write rows into a KV cache: ``pipeline::cache_update``, which engines run in place, and
-``pipeline::cache_write``, which PyTorch runs."""
+"""Define operators that write rows into a KV cache: ``pipeline::cache_update``, which engines compute in place, and
+``pipeline::cache_write``, which PyTorch computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 @torch.library.custom_op("pipeline::cache_update", mutates_args=())
 def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the cache with the update written from each batch's start on.
+    """Return a copy of the cache in which each batch's rows from its start on are replaced by the update.
 
     Args:
         cache: [B, N, S, D].
@@ -22,8 +22,8 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
 
 
 def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the row indices [B, L] that an update writes; raise an `IndexError` if one is outside of the cache. On a
-    GPU and under torch.compile a device-side assertion checks this, so that the host does not wait."""
+    """Return the row indices [B, L] that an update writes; raise an `IndexError` if an index is outside of the cache.
+    On a GPU and under torch.compile, a device-side assertion checks the indices, so that the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
     positions = starts.to(torch.int64).reshape(-1, 1).expand(update.shape[0], 1) + steps
     if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
@@ -35,19 +35,19 @@ def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Ten
 
 @torch.library.custom_op("pipeline::cache_write", mutates_args=())
 def cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Return the cache with rows written along a dim at the positions in ``index`` [L], like ``index_copy``."""
+    """Return a copy of the cache with rows written along a dim at the positions ``index`` [L], as by ``index_copy``."""
     return cache.index_copy(dim, index, source)
 
 
 def cache_update_(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Run `cache_update` in place."""
+    """Write an update into the cache itself, from each batch's start on (see `cache_update`), and return the cache."""
     positions = cache_positions(cache, update, starts)
     cache[torch.arange(update.shape[0], device=update.device)[:, None], :, positions] = update.transpose(1, 2)
     return cache
 
 
 def cache_write_(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Run `cache_write` in place."""
+    """Write rows into the cache itself at the positions in ``index`` (see `cache_write`), and return the cache."""
     return cache.index_copy_(dim, index, source)
 
 
@@ -68,4 +68,4 @@ CACHE_WRITE = torch.ops.pipeline.cache_write.default
 """``pipeline::cache_write(Tensor cache, int dim, Tensor index, Tensor source) -> Tensor``"""
 
 IN_PLACE = {CACHE_UPDATE: cache_update_, CACHE_WRITE: cache_write_}
-"""The in-place versions, which are called only if nothing needs the old values."""
+"""The in-place version of each cache operator, called only if nothing reads the old cache afterwards."""

@@ -1,5 +1,5 @@
-"""Predicates on calls in a graph, by operator and arguments. One finds calls that must run only if their branch is
-selected: an engine computes both branches, then selects."""
+"""Define predicates on calls in a graph, by operator and arguments. `conditional_reason` finds calls that must run only
+if their branch is selected, since an engine computes both branches and then selects."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ from pipeline.aten.traits import Kind, is_view, op_kind
 from pipeline.aten.types import Argument, Target, aten
 
 LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
-"""Operators that create a new tensor from a literal at each call."""
+"""Operators that copy a tensor literal, so that each call gets a new tensor."""
 READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-"""The tags of operators that make a number or a size of values."""
+"""Tags of operators whose result is a number, or has a size, that depends on tensor values."""
 
 
 def is_pointwise(node: torch.fx.Node) -> bool:
-    """Return whether each element of the result comes from one element of each input."""
+    """Return whether a node is elementwise: each element of its result depends on one element of each input."""
     kind = op_kind(node.target)
     return kind is Kind.POINTWISE or (kind is Kind.COPIES and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 
 
 def is_move(node: torch.fx.Node) -> bool:
-    """Return whether an operator only moves or casts elements: a view, a copy or a cast."""
+    """Return whether a node only moves or casts elements: it is a view, a copy or a cast."""
     return op_kind(node.target) in (Kind.COPIES, Kind.DECLARES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES) or is_view(
         node.target
     )
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Return whether an operator costs almost nothing on any device; ``sources``: or creates a tensor."""
+    """Return whether a node costs almost nothing: it moves elements, is elementwise, or (``sources``) creates a
+    tensor."""
     return is_move(node) or is_pointwise(node) or (sources and op_kind(node.target) is Kind.FILLS)
 
 
 def has_randomness(node: torch.fx.Node) -> bool:
-    """Return whether an operator, or one in its control-flow branches, draws random numbers."""
+    """Return whether a node, or a node in the branches of a control-flow operator, draws random numbers."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return any(has_randomness(inner) for branch in branch_graphs(node) for inner in branch.graph.nodes)
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def has_no_dropout(node: torch.fx.Node) -> bool:
-    """Return whether an operator's dropout is off: attention with probability 0, dropout in evaluation."""
+    """Return whether the dropout of a node's operator is off: its probability is 0, or it is not training."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return not all(argument(node, name, True) for name in ("dropout_p", "train", "training"))
 
 
 def mutates_argument(node: torch.fx.Node) -> bool:
-    """Return whether a node writes to one of its arguments."""
+    """Return whether a node's operator writes to one of its arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if node.target._schema.name == "aten::batch_norm":
@@ -59,7 +60,7 @@ def mutates_argument(node: torch.fx.Node) -> bool:
 
 
 def branch_graphs(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
-    """Return the graphs that a control-flow operator selects from or repeats."""
+    """Return the graphs of a control-flow node: the branches of a condition, or the body of a loop."""
     owner = node.graph.owning_module
     names = [n.target for n in node.all_input_nodes if n.op == "get_attr"]
     found: list[Any] = [owner.get_submodule(str(name)) for name in names] if owner is not None else []
@@ -72,7 +73,7 @@ _BY_POSITIONS: Final = """
     index_add index_reduce put one_hot bincount _index_put_impl
 """
 BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
-"""Operators that read or write at positions that a tensor holds."""
+"""Names of operators that read or write elements at indices that a tensor contains."""
 
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
@@ -104,7 +105,7 @@ def conditional_reason(target: Target, args: Argument, value: object, *, undone:
 
 
 def _indexes_by_mask(args: Argument) -> bool:
-    """Return whether a boolean mask selects the positions: ``x[mask] = 0``."""
+    """Return whether all indices of an indexing operator are boolean masks, as in ``x[mask] = 0``."""
     places = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     values = [place.meta.get("val") if isinstance(place, torch.fx.Node) else place for place in places]
     return bool(values) and all(isinstance(v, torch.Tensor) and v.dtype == torch.bool for v in values)

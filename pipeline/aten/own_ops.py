@@ -1,5 +1,5 @@
-"""The custom operators ``pipeline::…``: markers, which return a tensor unchanged and record a fact about it in the
-printed program; ``size``, which returns a (data-dependent) size as a tensor; and recurrences over tokens.
+"""Define custom operators ``pipeline::…``: markers, which return a tensor unchanged and record a fact about it in the
+program; ``size``, which returns a (data-dependent) size as a tensor; and recurrences over tokens.
 
 Recurrences are the stateful layers of language models, for any number of tokens. An engine computes a single token by
 the recurrence itself, and several tokens in parallel chunks (`pipeline.impl.linear_attention`,
@@ -21,15 +21,15 @@ for _name, _input in (("open_mask", "mask"), ("again", "input")):
     _library.impl(_name, torch.clone, "CompositeExplicitAutograd")
 
 OPEN_MASK: Final[Any] = torch.ops.pipeline.open_mask.default
-"""Marks an attention mask as open: every row leaves at least one key to attend to."""
+"""The marker operator for an attention mask in which every row has at least one unmasked key."""
 
 AGAIN: Final[Any] = torch.ops.pipeline.again.default
-"""Marks an input as that of the second call, if a trace calls the model twice."""
+"""The marker operator for inputs of the second call, if the model is traced over two calls."""
 
 
 @torch.library.custom_op("pipeline::size", mutates_args=())
 def size(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the size of a dim at run time, as a 0-d int64 tensor."""
+    """Return the size of a dim at run time, as a 0-d int64 tensor instead of a Python int."""
     return torch.tensor(x.shape[dim], device=x.device)
 
 

@@ -1,5 +1,5 @@
-"""Recurrent layers over sequences of different lengths: ``pipeline::packed_lstm`` and its siblings compute torch's
-result for a packed sequence, given padded rows and their lengths."""
+"""Define recurrent layers over sequences of different lengths: ``pipeline::packed_lstm`` and its siblings compute
+torch's result for a packed sequence from padded rows and lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIVEN: Final = "Tensor input, Tensor lengths"
 
 
 def pack_rows(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pack padded rows.
+    """Pack padded sequences into one tensor without padding, as torch's PackedSequence does.
 
     Args:
         rows: [T, B, ...], time first.
@@ -42,7 +42,7 @@ def _run_rows(
     params: Sequence[Tensor],
     *rest: Argument,
 ) -> tuple[Tensor, ...]:
-    """Run a layer on packed rows and pad its output with 0."""
+    """Run a recurrent layer on sequences that are packed for it; pad its output with 0, in the original order."""
     data, sizes, order = pack_rows(input, lengths)
     back = torch.argsort(order)
     states = [state.index_select(1, order) for state in ([hx] if isinstance(hx, Tensor) else hx)]
@@ -54,14 +54,14 @@ def _run_rows(
 def _result_shapes(
     input: Tensor, lengths: Tensor, hx: Argument, params: Sequence[Tensor], *rest: Argument
 ) -> tuple[Tensor, ...]:
-    """Return meta tensors with the shapes of the output and the last states."""
+    """Return meta tensors with the shapes of a packed layer's output and last states."""
     states = [hx] if isinstance(hx, Tensor) else hx
     output = input.new_empty((*input.shape[:-1], states[0].shape[-1] * (1 + rest[-1])))
     return (output, *map(torch.empty_like, states))
 
 
 def _padded_operator(layer: Target) -> Target:
-    """Return the operator on padded rows for a layer's overload on packed data."""
+    """Define and return the operator on padded rows that computes a layer's overload for packed sequences."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
     run = partial(_run_rows, layer)
@@ -76,9 +76,9 @@ LAYERS: Final[Mapping[Target, Target]] = FrozenDict(
         for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
     }
 )
-"""For each layer on packed data, its counterpart ``pipeline::packed_lstm(Tensor input, Tensor lengths, Tensor[] hx,
-Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional) -> (Tensor, Tensor,
-Tensor)``.
+"""The operator on padded rows for each recurrent layer's overload on packed sequences. An example is
+``pipeline::packed_lstm(Tensor input, Tensor lengths, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers,
+float dropout, bool train, bool bidirectional) -> (Tensor, Tensor, Tensor)``.
 
 The input is [T, B, features], time first; the lengths [B] are from 1 to T, in any order. The output is 0 after the end
 of a sequence. The last states are those at its end; the backward direction begins there.
@@ -87,7 +87,7 @@ of a sequence. The last states are those at its end; the backward direction begi
 
 @torch.library.custom_op("pipeline::packed_rows", mutates_args=())
 def packed_rows(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the data of a packed sequence: [T, B, ...] to [sum of lengths, ...]. The lengths must not increase."""
+    """Return a packed sequence's data, [sum of lengths, ...], from rows [T, B, ...]. Lengths must not increase."""
     data: Tensor = torch.ops.aten._pack_padded_sequence(rows, lengths.cpu(), False)[0]
     return data
 
@@ -99,7 +99,7 @@ def _(rows: Tensor, lengths: Tensor) -> Tensor:
 
 @torch.library.custom_op("pipeline::padded_rows", mutates_args=())
 def padded_rows(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
-    """Return the rows of a packed sequence's data, padded with 0: [sum of lengths, ...] to [steps, B, ...]."""
+    """Return padded rows [steps, B, ...] from a packed sequence's data, [sum of lengths, ...]; the padding is 0."""
     padded: Tensor = torch.ops.aten._pad_packed_sequence(data, batch_sizes(lengths, steps), False, 0.0, steps)[0]
     return padded
 
@@ -111,8 +111,8 @@ def _(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
 
 @torch.library.custom_op("pipeline::batch_sizes", mutates_args=())
 def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
-    """Return the number of sequences at each step, up to the last step of the longest sequence. This number of steps is
-    data-dependent, so a fake tensor has ``steps`` elements."""
+    """Return how many sequences reach each step, up to the length of the longest. That length is data-dependent, so a
+    fake result has ``steps`` elements."""
     counts = (torch.arange(steps)[:, None] < lengths.cpu()).sum(1)
     return counts[: int(lengths.max())].contiguous()
 

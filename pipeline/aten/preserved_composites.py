@@ -1,7 +1,7 @@
-"""Preserve composite operators during tracing, in which torch would decompose them into steps or device kernels.
+"""Preserve composite operators during tracing, in which torch would decompose them to steps or device kernels.
 
-``SHAPES`` computes the shapes of their results. During tracing, decompositions call a stand-in operator (``stand_in``),
-which the graph then replaces by the composite operator.
+During tracing, decompositions call a stand-in (``STAND_INS``), an operator whose result shapes ``SHAPES`` computes. In
+the traced graph it is then replaced by the composite operator.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def recurrent_shapes(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return meta tensors with the shapes of the output and the last state."""
+    """Return meta tensors with the shapes of a recurrent layer's output and last state."""
     size = hx.shape[-1] * (1 + bidirectional)
     return input.new_empty((*input.shape[:-1], size)), torch.empty_like(hx)
 
 
 def lstm_shapes(input: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> tuple[torch.Tensor, ...]:
-    """Return meta tensors with the shapes of the output and of both last states."""
+    """Return meta tensors with the shapes of an LSTM's output and of its two last states."""
     return (*recurrent_shapes(input, hx[0], *rest), torch.empty_like(hx[1]))
 
 
 def lstm_cell_shape(input: torch.Tensor, hx: Sequence[torch.Tensor], *weights: object) -> tuple[torch.Tensor, ...]:
-    """Return meta tensors with the shapes of the states after a step."""
+    """Return meta tensors with the shapes of an LSTM cell's two states after one step."""
     return torch.empty_like(hx[0]), torch.empty_like(hx[1])
 
 
 def gru_cell_shape(input: torch.Tensor, hx: torch.Tensor, *weights: object) -> torch.Tensor:
-    """Return a meta tensor with the shape of the state after a step."""
+    """Return a meta tensor with the shape of a GRU cell's state after one step."""
     return torch.empty_like(hx)
 
 
@@ -53,10 +53,10 @@ RECURRENT: Final[Mapping[object, Callable[..., object]]] = {
     aten.rnn_tanh.input: recurrent_shapes,
     aten.rnn_relu.input: recurrent_shapes,
 }
-"""The recurrent layers, each with the function that computes its shapes."""
+"""The operators of recurrent layers, each with a function that computes the shapes of its results."""
 
 CELLS: Final[Mapping[Any, Function]] = {aten.lstm_cell.default: lstm_cell_shape, aten.gru_cell.default: gru_cell_shape}
-"""The recurrent cells, each with the function that computes its shapes. On a GPU torch calls a kernel without one."""
+"""The operators of recurrent cells, each with a function for the result shapes, which torch's GPU kernel lacks."""
 
 
 def attention_shape(
@@ -75,7 +75,7 @@ _library = torch.library.Library("pipeline", "DEF")
 
 
 def _define_stand_in(target: Target, shapes: Function) -> object:
-    """Define and return an operator of the same schema that torch does not decompose."""
+    """Define an operator with the same schema as ``target`` that torch does not decompose, and return it."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
     _library.impl(name, shapes, "Meta")
@@ -85,11 +85,11 @@ def _define_stand_in(target: Target, shapes: Function) -> object:
 
 
 STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _define_stand_in(target, f) for target, f in SHAPES.items()})
-"""For each operator, the stand-in that is called instead."""
+"""For each preserved composite operator, the stand-in that is called during tracing."""
 
 _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
 
 
 def real_operator(target: object) -> object:
-    """Return the operator that a stand-in represents; any other target unchanged."""
+    """Return the composite operator that a stand-in stands for; any other target unchanged."""
     return _MEANT.get(target, target)

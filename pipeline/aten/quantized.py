@@ -1,4 +1,4 @@
-"""The quantization operators of graphs between capture and conversion: all exporters' patterns are rewritten to them.
+"""Define quantization operators, to which the patterns of all exporters are rewritten between capture and conversion.
 
 A *block* is the number of elements along each dim that share a scale (-1: the whole dim): ``(-1, -1)`` is per tensor,
 ``(1, -1)`` per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has the rank of its tensor and
@@ -24,7 +24,7 @@ Name: TypeAlias = Literal["int8", "int4", "fp8", "fp4"]
 
 @frozen
 class Type:
-    """A type of quantized values: its name, storage dtype, number of bits, smallest and largest value."""
+    """A quantized type: its name, the dtype that stores its values, number of bits, smallest and largest value."""
 
     name: Name
     codes: torch.dtype
@@ -34,7 +34,7 @@ class Type:
 
     @property
     def is_integer(self) -> bool:
-        """Return whether the quantized values are integers."""
+        """Return whether the type's quantized values are integers."""
         return self.name.startswith("int")
 
 
@@ -47,14 +47,14 @@ TYPES: Final = MappingProxyType(
     }
 )
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The values of FP4 by index; adding 8 to the index negates the value."""
+"""The magnitudes of FP4 values by index 0 to 7; an index of 8 to 15 means the negative value."""
 
 operators: Final[Argument] = torch.ops.pipeline
-"""The operators: their meaning and their schemas are below."""
+"""The namespace ``pipeline``, which contains the operators; the functions below define their meaning and schemas."""
 
 
 def expand_blocks(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
-    """Expand one number per block to one per element, or to a shape that broadcasts to it."""
+    """Expand a scale with one number per block to one per element, or to a shape that broadcasts to the elements."""
     if scale.numel() == 1:
         return scale.reshape(())
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
@@ -64,7 +64,8 @@ def expand_blocks(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> 
 
 
 def round_to_type(x: Tensor, type: str) -> Tensor:
-    """Round a float32 tensor to the nearest quantized values: ties to even, saturating."""
+    """Round a float32 tensor to the nearest values of a quantized type: ties to even, saturating at the type's
+    range."""
     kind = TYPES[type]
     if type == "fp4":
         return nearest_fp4_indices(x)
@@ -73,7 +74,7 @@ def round_to_type(x: Tensor, type: str) -> Tensor:
 
 
 def nearest_fp4_indices(x: Tensor) -> Tensor:
-    """Return the FP4 indices nearest to the values of ``x``, ties to the even index; bit 3 is the sign."""
+    """Return the indices of the FP4 values nearest to ``x``; ties go to the even index, and bit 3 is the sign."""
     levels = torch.tensor(E2M1, dtype=torch.float32, device=x.device)
     middle = (levels[1:] + levels[:-1]) / 2
     size = x.abs().float()
@@ -84,7 +85,7 @@ def nearest_fp4_indices(x: Tensor) -> Tensor:
 
 
 def code_values(codes: Tensor, type: str) -> Tensor:
-    """Return the float32 values of quantized values, before scaling."""
+    """Convert quantized values to float32, without multiplying by a scale."""
     if type != "fp4":
         return codes.float()
     levels = torch.tensor([*E2M1, *(-level for level in E2M1)], dtype=torch.float32, device=codes.device)
@@ -92,7 +93,7 @@ def code_values(codes: Tensor, type: str) -> Tensor:
 
 
 def pack(input: Tensor, type: str) -> Tensor:
-    """Pack 4-bit values along the last dim, the first in the low bits. ValueError if a value needs more bits."""
+    """Pack pairs of 4-bit values along the last dim into bytes, the first in the low bits; ValueError if too large."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
         raise ValueError("a quantized weight does not fit in int4 [-8, 7]; recompile with these weights")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15
@@ -100,18 +101,18 @@ def pack(input: Tensor, type: str) -> Tensor:
 
 
 def unpack(input: Tensor, type: str) -> Tensor:
-    """Return the 4-bit values that `pack` packed."""
+    """Unpack bytes to the 4-bit values that `pack` stored in them."""
     codes = torch.stack([input & 15, input >> 4], -1).flatten(-2).to(torch.int8)
     return codes if type == "fp4" else torch.where(codes > 7, codes - 16, codes)
 
 
 def is_packed(codes: Tensor, type: str) -> bool:
-    """Return whether a tensor stores two 4-bit values per byte."""
+    """Return whether a tensor of a quantized type stores two 4-bit values per byte."""
     return codes.dtype == torch.uint8 and TYPES[type].bits == 4
 
 
 def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reciprocal: bool = False) -> Tensor:
-    """Quantize ``input / scale``; with ``reciprocal``, ``input * (1 / scale)``, which rounds differently."""
+    """Quantize ``input / scale``; with ``reciprocal`` it computes ``input * (1 / scale)``, which rounds differently."""
     each = expand_blocks(scale, input.shape, block).float()
     each = torch.where(each == 0, 1.0, each)  # a scale of 0 (amax = 0): all values are 0
     return round_to_type(input.float() * (1 / each) if reciprocal else input.float() / each, type)
@@ -124,13 +125,13 @@ def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dt
 
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Quantize and dequantize a tensor, in its own dtype."""
+    """Quantize and dequantize a tensor; the result has the tensor's own dtype."""
     return dequantize(quantize(input, scale, type, block, True), scale, type, block, input.dtype)
 
 
 def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> Tensor:
-    """Quantize and dequantize a tensor. Each block along the last dim has a scale computed from its own values: a power
-    of two (MXFP8), or an FP8 value times ``scale`` (NVFP4)."""
+    """Quantize and dequantize a tensor, with a scale for each block along the last dim that is computed from its
+    values: a power of two (MXFP8), or an FP8 value times ``scale`` (NVFP4)."""
     codes, scales = block_codes(input, scale, type, size)
     each = code_values(scales, "fp8") * (1.0 if scale is None else scale.float())
     made: Tensor = code_values(codes, type).unflatten(-1, (-1, size)) * each[..., None]
@@ -138,7 +139,7 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
 
 
 def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
-    """Return quantized values and the block scales along the last dim: E8M0, or E4M3 to be multiplied by ``scale``."""
+    """Quantize blocks along the last dim; return the values and scales: E8M0, or E4M3 to be multiplied by ``scale``."""
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
@@ -146,8 +147,8 @@ def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tu
 
 
 def block_scales(largest: Tensor, scale: Tensor | None, type: str) -> Tensor:
-    """Return each block's scale, given ``largest``, the largest magnitude in the block. Without ``scale``: the smallest
-    power of two (E8M0) that keeps the block in the type's range; else E4M3 values, to be multiplied by ``scale``."""
+    """Return the scale of each block from its largest magnitude. Without ``scale`` it is the smallest power of two
+    (E8M0) that keeps the block in the type's range; else an E4M3 value, to be multiplied by ``scale``."""
     wanted = largest / TYPES[type].high
     if scale is None:
         exponent = torch.where(wanted > 0, wanted.log2().ceil(), -127.0).clamp(-127, 127)
@@ -157,7 +158,7 @@ def block_scales(largest: Tensor, scale: Tensor | None, type: str) -> Tensor:
 
 
 def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Subtract the zero points from quantized values, as int8. Raise a ValueError if a result is out of range."""
+    """Subtract zero points from quantized values and return int8; raise a ValueError if a result is out of range."""
     result = input.to(torch.int32) - expand_blocks(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):

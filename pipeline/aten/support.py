@@ -1,4 +1,4 @@
-"""Records of operator support: a converter with its validator and capabilities, or the reason for a rejection."""
+"""Define records of operator support: a converter with validator and capabilities, or the reason for a rejection."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Implementation: TypeAlias = Callable[..., Any]
 
 
 class ConverterPriority(enum.Enum):
-    """The order in which converters are tried: HIGH (newest first) before STANDARD (oldest first)."""
+    """A converter's priority: HIGH converters are tried first, the newest first; then STANDARD, the oldest first."""
 
     HIGH = "high"
     STANDARD = "standard"
 
 
 class CallingConvention(enum.Enum):
-    """A converter's parameters: `(ctx, target, args, kwargs, name)`, or `(net, …)` for LEGACY."""
+    """A converter's parameters: `(ctx, target, args, kwargs, name)` for CTX, `(net, …)` for LEGACY."""
 
     CTX = "ctx"
     LEGACY = "legacy"
 
 
 def must_be(kind: type) -> Callable[[Any, Any, Any], None]:
-    """Return a field validator whose error states the expected kind."""
+    """Return an attrs validator that raises a TypeError unless a field's value is an instance of ``kind``."""
 
     def check(_: object, field: Any, value: Argument) -> None:
         if not isinstance(value, kind):
@@ -47,7 +47,7 @@ def _callable(_: object, field: Any, value: Argument) -> None:
 
 @attrs.frozen
 class Rejection:
-    """The reason why a node is rejected, with a hint if the user can change that. It is falsy."""
+    """The reason why a converter rejects a node, with a hint if the user can change it; its truth value is False."""
 
     reason: str = attrs.field(validator=must_be(str))
     hint: str = attrs.field(default="", validator=must_be(str))
@@ -64,7 +64,7 @@ Validator: TypeAlias = Callable[[torch.fx.Node, CompilationSettings], bool | Rej
 
 @attrs.frozen
 class ConverterSupport:
-    """A converter and its declared capabilities, used by lookup, docs and tests.
+    """A converter with its declared capabilities; lookup, docs and tests read them.
 
     capability_validator: `(node, settings) -> bool | Rejection`, pure; None accepts every node.
     supports_dynamic_shapes: the converter accepts nodes with symbolic dims. requires_output_allocator: the shape of the
@@ -78,13 +78,13 @@ class ConverterSupport:
 
     @property
     def name(self) -> str:
-        """The converter's name, for messages and tables."""
+        """The name of the converter's function, for messages and tables."""
         return source_name(self.converter_implementation)
 
 
 @attrs.frozen
 class Declaration:
-    """A converter declared for one target."""
+    """The declaration that a function converts one target, with its priority and calling convention."""
 
     key: Target
     support: ConverterSupport
@@ -92,7 +92,7 @@ class Declaration:
     convention: CallingConvention = CallingConvention.CTX
 
     def with_function(self, function: Implementation) -> Declaration:
-        """Return the same declaration for another function."""
+        """Return the same declaration with another function as the converter."""
         if function is self.support.converter_implementation:
             return self
         return attrs.evolve(self, support=attrs.evolve(self.support, converter_implementation=function))
@@ -103,26 +103,26 @@ Entry: TypeAlias = tuple[Implementation, CallingConvention, dict[str, bool]]
 
 @attrs.frozen
 class Choice:
-    """The converter chosen for a node."""
+    """The converter that was chosen for a node, with its calling convention and priority."""
 
     support: ConverterSupport
     convention: CallingConvention = CallingConvention.CTX
     priority: ConverterPriority = ConverterPriority.STANDARD
 
     def entry(self) -> Entry:
-        """Return the value of `registry[node]`: the implementation, calling convention and declared capabilities."""
+        """Return what `registry[node]` returns: the implementation, the calling convention and the capabilities."""
         flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
         return self.support.converter_implementation, self.convention, flags
 
 
 def function_name(function: object) -> str:
-    """Return a function's module and name, which, unlike its repr, are equal in every process."""
+    """Return a function's module and name, which are equal in every process, unlike its repr."""
     named = function if hasattr(function, "__name__") else getattr(function, "func", type(function))
     return f"{named.__module__}.{named.__name__}"
 
 
 def source_name(function: object) -> str:
-    """Return a function's qualified name in the source: module, enclosing class or factory, and name."""
+    """Return a function's name in the source, qualified by its module and by the class or factory around it."""
     name = function_name(function)
     qualified = getattr(function, "__qualname__", "").replace(".<locals>", "").removeprefix("<locals>.")
     return f"{name.rpartition('.')[0]}.{qualified}" if qualified else name

@@ -1,4 +1,4 @@
-"""``TensorType``, which replaces fake tensors in a loaded program's graph; and access to the bytes of tensors."""
+"""Define ``TensorType``, which replaces fake tensors in a loaded program's graph, and read the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from attrs import frozen
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor's elements in order, uint8[nbytes]; a view if the tensor is contiguous."""
+    """Return the bytes of a tensor's elements in order, as uint8[nbytes]; a view if the tensor is contiguous."""
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # the stride of one element may be 0
 
 
 @frozen
 class TensorType:
-    """A tensor's dtype, its sizes (ints, and expressions over the program's symbols), and the type of its device."""
+    """The type of a tensor: its dtype, its sizes (ints or expressions over the program's symbols), and its device
+    type."""
 
     dtype: torch.dtype
     shape: tuple[int | sympy.Expr, ...]
@@ -23,5 +24,5 @@ class TensorType:
 
     @property
     def device(self) -> torch.device:
-        """The tensor's device at capture, without the index."""
+        """The type of the tensor's device at capture, as a device without an index."""
         return torch.device(self.kind)

@@ -1,8 +1,8 @@
 """The table of operator traits: facts about operators that ATen's schemas do not state.
 
-Every pass reads this table: partitioning for cheap operators, mixed precision for operators that are safe in half
-precision, validators for facts about indices. A row names an operator, with all its overloads, or a single overload,
-which takes precedence. torch itself declares whether an operator is elementwise, random, or a view.
+For example, partitioning reads which operators are cheap, mixed precision which are safe in half precision. An entry is
+an operator with all its overloads, or a single overload, which takes precedence. torch itself declares whether an
+operator is elementwise, random, or a view.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.aten.types import Target
 
 
 class Kind(enum.Enum):
-    """The kinds of operators, described in words; "its elements" are those of the operator's first argument."""
+    """The kinds of operators, described in words; "its elements" are the elements of the operator's first argument."""
 
     COPIES = "returns its elements unchanged"
     DECLARES = "returns its elements unchanged, and declares a fact about them"
@@ -162,17 +162,17 @@ TABLE: Final[Mapping[Kind, str]] = {
         _test_autograd_multiple_dispatch_view rename refine_names align_to
     """,
 }
-"""The operators by kind. Operators with torch's tag for elementwise ones need no row."""
+"""The operators of each kind, by name. Operators that torch tags as elementwise need no entry."""
 
 SPACES: Final = ("prims", "pipeline", "_c10d_functional")
-"""The namespaces other than ATen's; a row includes its namespace if it is one of these."""
+"""The namespaces other than ATen's that entries of the table can have as a prefix."""
 
 ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.split()}
 
 
 @cache
 def op_kind(target: object) -> Kind | None:
-    """Return the kind of an operator; None if it is not in the table, or is no operator overload."""
+    """Return the kind of an operator; None if it is not in the table, or if ``target`` is not an operator overload."""
     if not isinstance(target, OpOverload):
         return None
     name = target._schema.name.removeprefix("aten::").replace("::", ".")
@@ -186,26 +186,26 @@ def op_kind(target: object) -> Kind | None:
 
 @cache
 def operators_of_kind(*kinds: Kind) -> frozenset[OpOverload[..., object]]:
-    """Return the operators of these kinds: every overload in the table except out variants."""
+    """Return the operators of these kinds: all overloads in the table, except those with an ``out`` argument."""
     packets = map(_operator_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
     return frozenset(op for op in overloads if "out" not in op._overloadname and op_kind(op) in kinds)
 
 
 def _operator_packet(name: str) -> Any:
-    """Return the operator packet of a row; None if this version of torch lacks it."""
+    """Return the operator packet of an entry in the table; None if this version of torch lacks it."""
     first, _, rest = name.partition(".")
     return getattr(getattr(torch.ops, first), rest, None) if first in SPACES else getattr(torch.ops.aten, first, None)
 
 
 def is_view(target: object) -> bool:
-    """Return whether an operator's result, by its schema, aliases an argument that the operator does not mutate."""
+    """Return whether an operator is a view: its schema says that a result aliases an argument without mutating it."""
     returns = target._schema.returns if isinstance(target, OpOverload) else ()
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def has_explicit_sizes(target: Target) -> bool:
-    """Return whether an operator reshapes to explicit sizes, its second and last argument."""
+    """Return whether an operator is a reshape with two arguments, the second of which is a list of sizes."""
     if op_kind(target) is not Kind.RESHAPES or len(target._schema.arguments) != 2:
         return False
     second = target._schema.arguments[1]
@@ -213,10 +213,10 @@ def has_explicit_sizes(target: Target) -> bool:
 
 
 CONTRACTIONS: Final = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.CONVOLVES, Kind.ATTENDS)
-"""Kinds whose result elements are sums of products; halves are accumulated in float32."""
+"""Kinds of operators whose result elements are sums of products; half precision is accumulated in float32."""
 
 SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS, Kind.REPEATS)
-"""Kinds whose result has exactly the elements of the first argument."""
+"""Kinds of operators whose result contains all elements of the first argument, and no others."""
 
 PART: Final = (*SAME, Kind.SELECTS)
-"""Kinds whose result has only elements of the first argument."""
+"""Kinds of operators whose result contains only elements of the first argument."""

@@ -1,4 +1,4 @@
-"""Names for ATen's operators, and type aliases for graphs, calls and pytrees, which torch types loosely."""
+"""Define names for ATen's operators, and type aliases for graphs, calls and pytrees, which torch types loosely."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ aten: Final = torch.ops.aten
 Node: TypeAlias = torch.fx.Node
 
 Operator: TypeAlias = OpOverload[..., Any]
-"""An overload of an operator; its schema, not Python's types, states its arguments."""
+"""An operator overload. Its arguments are described by its schema instead of by Python types."""
 
 Function: TypeAlias = Callable[..., Any]
-"""A function that replaces a call in a graph: a decomposition, a kernel or a rule."""
+"""A function that replaces calls in a graph, such as a decomposition, a kernel or a rewrite rule."""
 
 Target: TypeAlias = Any
-"""The target of a node: an `Operator`, a higher-order operator, a Python function, or a name. torch's own type for it,
+"""The target of a node: an `Operator`, a higher-order operator, a Python function or a name. torch's own type,
 ``Callable | str``, lacks the attributes of operators."""
 
 Argument: TypeAlias = Any
-"""An argument or the value of a call in a graph: a node, a tensor, a number, None, or containers of these."""
+"""The argument or result of a call in a graph: a node, a tensor, a number, None, or a container of these."""
 
 Leaf: TypeAlias = Any
-"""A leaf of a program's input and output pytrees: a tensor, a number, or a value of the user's own."""
+"""A leaf of a program's input or output pytree: a tensor, a number, or an object of the user's."""
 
 Spec: TypeAlias = Any
 """The structure of a pytree (torch's ``TreeSpec``), or an entry of ``dynamic_shapes`` for one."""

@@ -1,7 +1,7 @@
 """All converters (``DYNAMO_CONVERTERS``) and decompositions (``DECOMPOSITIONS``) of this package.
 
-A file has a family of converters: functions declared by `converts`. A converter is named after its operator, receives a
-`Net` and the operator's arguments by their schema names, and adds layers with building blocks of `pipeline.impl`:
+Each module declares a family of converters with `converts`. A converter is named after its operator, receives a `Net`
+and the operator's arguments by their schema names, and adds layers with building blocks of `pipeline.impl`:
 
     @converts(aten.permute.default)
     def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
@@ -25,18 +25,18 @@ _MECHANISM: Final = """
     binding converter_utils declare decompositions index_signs lookup registry support types unsupported
     user_registrations
 """
-"""The modules of this package that declare no converters."""
+"""The names of the modules in this package that declare no converters."""
 
 
 def converter_modules() -> tuple[ModuleType, ...]:
-    """Return the modules that declare converters, by name; collectives only if torch.distributed is available."""
+    """Import and return the modules that declare converters, sorted by name; collectives need torch.distributed."""
     absent = () if torch.distributed.is_available() else ("collectives",)
     found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in {*_MECHANISM.split(), *absent})
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)
 
 
 DYNAMO_CONVERTERS: Final = ConverterRegistry.of(*converter_modules())
-"""All converters of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` return new ones."""
+"""The immutable registry of all our converters: ``register``, ``override``, ``without`` and ``|`` return a new one."""
 
 DECOMPOSITIONS: Final = DecompositionTable.of(*converter_modules())
-"""Our own decompositions."""
+"""The decompositions that this package defines, in addition to those of torch."""

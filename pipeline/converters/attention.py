@@ -23,12 +23,12 @@ from pipeline.shapes.environment import shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 LONG = 1024
-"""The number of queries and keys from which PyTorch's attention was faster on an H200
+"""The minimum number of queries and of keys for which PyTorch's attention kernel was faster on an H200
 (docs/notes/2026-11-29-real-sizes.md)."""
 
 
 def check_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Attention without dropout, of a known head dim."""
+    """Dropout must be 0, and the head dim must be static."""
     if argument(node, "dropout_p"):
         return Rejection("dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
     query = argument(node, "query").meta["val"]
@@ -43,8 +43,8 @@ def check_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool 
 
 
 def is_slow_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool:
-    """Return whether an attention runs in PyTorch, whose kernel is faster: it is in halves, and has many queries and
-    keys in the captured example."""
+    """Return whether PyTorch runs an attention because its kernel is faster than TensorRT's: the dtype is half
+    precision, and the captured example has many queries and keys."""
     asked = settings.faster_in_torch and not settings.require_full_compilation
     if not (asked and is_avoided("slow-attention") and node.target is aten.scaled_dot_product_attention.default):
         return False
@@ -54,7 +54,7 @@ def is_slow_attention(node: torch.fx.Node, settings: CompilationSettings) -> boo
 
 
 def _case_of_node(node: torch.fx.Node) -> Case:
-    """Return the properties of a node's attention that the table of conditions examines."""
+    """Return a node's attention as dtypes, shapes and options, to check the conditions of fused kernels."""
     mask = argument(node, "attn_mask")
     query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
     bias = None if mask is None else mask.meta["val"]
@@ -71,12 +71,12 @@ def _case_of_node(node: torch.fx.Node) -> Case:
 
 
 def is_fused(node: torch.fx.Node, settings: CompilationSettings) -> bool:
-    """Return whether TensorRT computes a node's attention in one kernel."""
+    """Return whether TensorRT computes a node's attention in one fused kernel."""
     return not settings.decompose_attention and first_unmet_condition(pad_case(_case_of_node(node))) is None
 
 
 def is_declared_open(mask: Any) -> bool:
-    """Return whether the program declares that a mask leaves a key to attend to in every row."""
+    """Return whether the program marks a mask as open: in every row at least one key is not masked."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK

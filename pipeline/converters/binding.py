@@ -1,5 +1,5 @@
-"""The decorator ``converts``, which declares a converter: a function of a ``Net`` and the operator's arguments by name.
-Also reads a node's result dtype from its fake tensor, and casts results to it."""
+"""Define the decorator ``converts``, which declares a function of a ``Net`` and an operator's arguments as a converter.
+Also read the dtype of a node's result from its fake tensor, and cast results to it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from pipeline.recipes import qualified_name
 
 Converter: TypeAlias = Callable[..., Any]
 Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]
-"""A function's parameters with their positions among an operator's arguments; whether it takes all arguments."""
+"""The index of each parameter among an operator's arguments, by name, and whether the function takes all arguments."""
 
 
 def converts(
     *targets: Target | Mapping[Any, Any], validator: Validator | None = None, requires_output_allocator: bool = False
 ) -> Callable[[Converter], Converter]:
-    """Declare a function as the converter of these operators, of static and dynamic shapes.
+    """Declare a function as the converter of these operators, for static and dynamic shapes.
 
         @converts(aten.permute.default)
         def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
             return base.permute(net, base.tensor(net, input), dims)
 
-    The function receives the operator's arguments by their names in the schema, defaults filled in, `self` as `input`:
-    those that it has parameters for, or all in order as `*operands`. A parameter that a schema lacks has its default. A
-    mapping assigns each operator a row, passed as the second parameter. The declared and returned function has the
-    public signature `(ctx, target, args, kwargs, name)`.
+    The function receives the operator's arguments, with defaults filled in, by their names in the schema (`self` as
+    `input`): those for which it has parameters, or all as `*operands`. A parameter that is not in the schema needs a
+    default. A mapping assigns each operator a tuple of values, a row, passed after the `Net`. The declared and returned
+    function has the public signature `(ctx, target, args, kwargs, name)`.
 
     Args:
         targets: operators, Python functions such as `operator.getitem`, or mappings from those to rows.
         validator: `(node, settings) -> bool | Rejection`; None accepts every node.
-        requires_output_allocator: the shape of a result depends on data.
+        requires_output_allocator: whether the shape of a result depends on data.
 
     Raises:
         TypeError: a parameter's name is not that of an argument of an operator.
@@ -65,7 +65,7 @@ def converts(
 
 
 def _adapt_signature(function: Converter, table: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """Return a converter of `(ctx, target, args, kwargs, name)`, with the arguments' positions computed once."""
+    """Wrap a function with named arguments as a converter `(ctx, target, args, kwargs, name)`; compute indices once."""
     known = {target: _argument_positions(function, target, len(row)) for target, row in table.items()}
 
     @wraps(function)
@@ -80,7 +80,7 @@ def _adapt_signature(function: Converter, table: Mapping[Any, tuple[Any, ...]]) 
 
 
 def _argument_positions(function: Converter, target: Any, has_row: int) -> Places:
-    """Return the places of a function's parameters, after the network and the row, among the operator's."""
+    """Return each parameter's index among the operator's arguments, except for the `Net` and the row's parameters."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
@@ -97,24 +97,24 @@ def _argument_positions(function: Converter, target: Any, has_row: int) -> Place
 
 
 def result_tensor(net: Net) -> torch.Tensor:
-    """Return the fake tensor of the node's result, the first if there are several."""
+    """Return the fake tensor of the current node's result; of the first result if there are several."""
     value = net.node.meta["val"]
     first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
     return first
 
 
 def cast_to_result(net: Net, x: ITensor) -> ITensor:
-    """Return ``x`` in the dtype of the node's result; bytes wrap."""
+    """Cast a tensor to the dtype of the current node's result; values outside of uint8 wrap around."""
     dtype = result_tensor(net).dtype
     return base.to_uint8(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
 
 
 def invert_table(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
-    """Turn a table from rows to operators into one from operators to rows."""
+    """Invert a table from row to operators: return the row of each operator."""
     return {target: row for row, targets in table.items() for target in targets}
 
 
 def call_block(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:
-    """Convert an operator by its row of a table: a building block and its arguments before the operands."""
+    """Convert an operator by its row of a table: call a building block with the row's arguments, then the operands."""
     block, *operation = row
     return cast_to_result(net, block(net, *operation, *operands))

@@ -1,5 +1,5 @@
-"""Convert casts, primitives that torch's decompositions produce, and operators that are identities in an engine, which
-has no memory formats, storage or autograd."""
+"""Convert casts, the primitives (``prims``) that torch's decompositions produce, and operators that return their input
+unchanged in an engine, which has no memory formats, storage or autograd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ prims = torch.ops.prims
 @converts(aten._to_copy.default, prims.convert_element_type.default)
 def to_copy(net: Net, *operands: Value) -> ITensor:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor;
-    prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. Bytes stay unchanged."""
+    prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. A cast of uint8 to uint8 changes nothing."""
     value, byte = base.tensor(net, operands[0]), torch.uint8
     is_byte = result_tensor(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
     return value if is_byte else cast_to_result(net, value)
@@ -40,7 +40,7 @@ def identity(net: Net, *operands: Value) -> Value:
 
 @register_torch_trt_decomposition(aten.copy.default)
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
-    """Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
+    """Replace a copy by its cast and broadcast source; of the overwritten tensor the engine reads only the shape."""
     value = src if src.dtype == self.dtype else src.to(self.dtype)
     return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)
 

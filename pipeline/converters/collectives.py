@@ -1,5 +1,5 @@
-"""Convert the collectives of sharded programs, if `collectives_in_engine` is set: the ranks of one NCCL group exchange
-tensors inside their engines."""
+"""Convert collectives of sharded programs to TensorRT layers, if `collectives_in_engine` is set: the ranks of one NCCL
+group then exchange tensors inside their engines."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ALL_REDUCE, ALL_GATHER = ops.all_reduce.default, ops.all_gather_into_tensor.defa
 REDUCE_SCATTER, WAIT = ops.reduce_scatter_tensor.default, ops.wait_tensor.default
 REDUCTIONS: Final = {"sum": "SUM", "avg": "AVG", "product": "PROD", "min": "MIN", "max": "MAX"}
 DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64})
-"""The dtypes that both TensorRT and NCCL have."""
+"""The dtypes that both TensorRT's collective layer and NCCL support."""
 
 
 def check_collective(node: Node, settings: CompilationSettings) -> bool | Rejection:
-    """Check that the engine's layer computes a collective, and that its group has a communicator for it."""
+    """`collectives_in_engine` must be set, the group must use NCCL, and TensorRT must support dtype and reduction."""
     if not settings.collectives_in_engine:
         return Rejection(BETWEEN_ENGINES)
     if not CAPABILITIES.collectives:
@@ -62,7 +62,7 @@ def _check_layer(node: Node) -> bool | Rejection:
 
 
 def check_wait(node: Node, settings: CompilationSettings) -> bool | Rejection:
-    """Check that the collective which is waited for runs in an engine."""
+    """The collective whose result this waits for must run in an engine."""
     source = node.args[0]
     if isinstance(source, Node) and source.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
         return check_collective(source, settings)

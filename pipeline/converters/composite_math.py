@@ -1,5 +1,5 @@
-"""Decompose to operators that have converters: elementwise functions without a TensorRT layer, losses that torch
-decomposes wrongly, distances between vectors, sums of products, and overlap-add."""
+"""Decompose operators to operators that have converters: elementwise functions without a TensorRT layer, losses that
+torch decomposes incorrectly, distances between vectors, sums of products, and overlap-add."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) 
 @register_torch_trt_decomposition(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int) -> tuple[Argument, Tensor]:
     """multilabel_margin_loss_forward(Tensor self, Tensor target, int reduction) -> (Tensor output, Tensor is_target).
-    The labels of a row end before its first negative one; torch (2.13) adds the margins of label 0 for the rest."""
+    A row's labels end before the first negative label. torch 2.13 wrongly adds margins of label 0 after that."""
     scores, labels = torch.atleast_2d(self), torch.atleast_2d(target)
     classes = scores.shape[-1]
     place = torch.arange(classes, device=self.device)
@@ -92,7 +92,7 @@ def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int)
 
 
 def _norm_of_difference(difference: Tensor, p: float) -> Tensor:
-    """Return the p-norm over the last dim, as cdist and pdist define it: 0 for an empty dim."""
+    """Return the p-norm of vectors along the last dim, as cdist and pdist define it: 0 if the dim is empty."""
     if difference.shape[-1] == 0:
         return difference.sum(-1)
     if p == 0:
@@ -152,9 +152,9 @@ def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alp
 def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """unfold_backward(Tensor grad_in, SymInt[] input_sizes, int dim, int size, int step) -> Tensor
 
-    The last step of ``istft``. Windows are cut into pieces as long as a step. Pieces at the same position in their
-    windows do not overlap: they form a row, and the rows, one per piece of a window, are added. torch's decomposition
-    adds one element of the windows at a time.
+    Add overlapping windows, as the last part of ``istft``. Windows are cut into pieces of the length ``step``. Pieces
+    at the same position in their windows do not overlap, so they form a row, and these rows are added. torch's own
+    decomposition adds one element of the windows at a time.
     """
     if not input_sizes:
         return grad_in.squeeze(0)

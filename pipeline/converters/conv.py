@@ -20,7 +20,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_convolution(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT convolves floating-point tensors, with a kernel of static shape."""
+    """The input must be a floating-point tensor, and the shape of the kernel must be static."""
     weight = argument(node, "weight").meta["val"]
     if weight.dtype not in FLOATS:
         return Rejection(f"the weight is {weight.dtype}, TensorRT convolves floating-point tensors only")

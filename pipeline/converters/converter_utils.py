@@ -1,4 +1,4 @@
-"""The helpers that Torch-TensorRT's converters import, under the names of Torch-TensorRT.
+"""Provide the helper functions that Torch-TensorRT's converters import, under the same names.
 
 A converter from Torch-TensorRT that adds layers to ``ctx.net`` needs only another import line (docs/migrating.md). In
 new converters use ``pipeline.impl.base``; these helpers are aliases for it.
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def args_bounds_check(args: Sequence[Any], i: int, replacement: Any = None) -> Any:
-    """Return the argument at a position, or the replacement if it is absent or None."""
+    """Return the argument at index ``i``, or ``replacement`` if the argument is absent or None."""
     return args[i] if len(args) > i and args[i] is not None else replacement
 
 
@@ -46,7 +46,7 @@ def get_trt_tensor(
         ctx: the conversion.
         input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or symbolic size.
         name: the name of new layers.
-        dtype: to cast to: torch's, TensorRT's or numpy's; None for its own (int64 and float32 for numbers).
+        dtype: a dtype of torch, TensorRT or numpy to cast to; None for no cast (numbers: int64 or float32).
         min_rank: the least rank of the result; leading dims of size 1 are added.
     """
     if isinstance(dtype, trt.DataType):
@@ -57,7 +57,7 @@ def get_trt_tensor(
 
 
 def cast_trt_tensor(ctx: ConversionContext, input_val: Any, dtype: Any, name: str, *_: Any) -> trt.ITensor:
-    """Cast the argument to a dtype of torch, TensorRT or numpy; unchanged if it has that dtype already."""
+    """Convert an argument to an ``ITensor``, and cast it to a dtype of torch, TensorRT or numpy if necessary."""
     return get_trt_tensor(ctx, input_val, name, dtype)
 
 
@@ -67,5 +67,5 @@ def set_layer_name(layer: trt.ILayer, target: Any, name: str, *_: Any) -> None:
 
 
 def get_positive_dim(dim: int | Sequence[int], dim_size: int) -> int | tuple[int, ...]:
-    """Return negative dims as non-negative dims of a tensor of rank ``dim_size``."""
+    """Convert negative dims to the equivalent non-negative dims of a tensor of rank ``dim_size``."""
     return base.axis(dim, dim_size) if isinstance(dim, int) else tuple(base.axis(d, dim_size) for d in dim)

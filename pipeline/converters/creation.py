@@ -35,11 +35,11 @@ NEW = {
     aten.new_empty_strided.default: aten.empty_strided.default,
 }
 UNUSED = frozenset({"layout", "device", "pin_memory", "memory_format"})
-"""Options of these operators that do not affect a result."""
+"""Names of arguments that do not affect the results of creation operators in an engine."""
 
 
 def _register_like(operator: Any, function: Any) -> Any:
-    """Declare that an operator makes a tensor like its first argument, of which an engine needs only the shape."""
+    """Decompose an operator that creates a tensor like its first argument: the engine reads only the shape."""
 
     @register_torch_trt_decomposition(operator)
     def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
@@ -61,7 +61,7 @@ def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
 
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(net: Net) -> ITensor:
-    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any values are right: zeros."""
+    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. The elements are zero."""
     return shape.full(net, result_sizes(net), 0, result_tensor(net).dtype)
 
 
@@ -79,7 +79,7 @@ def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
 
 
 def check_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """In training, dropout draws random numbers; only PyTorch draws the same ones as eager."""
+    """Dropout must be off (train=False or p=0), since only PyTorch draws the same random numbers as eager."""
     train, p = argument(node, "train"), argument(node, "p")
     return train is False or p == 0 or Rejection("in training, dropout draws random numbers", "call model.eval() first")
 

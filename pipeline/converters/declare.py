@@ -1,4 +1,4 @@
-"""Declare converters: a decorator attaches frozen records to a function, which is otherwise unchanged."""
+"""Declare converters: a decorator attaches frozen records to a function, and leaves the function itself unchanged."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Rejection", "attach", "collect", "declarations_of", "dynamo_tensorrt
 F = TypeVar("F", bound=Callable[..., Any])
 
 TAKES: Final = ("ctx", "target", "args", "kwargs", "name")
-"""The arguments of a converter."""
+"""The names of the arguments with which a converter is called."""
 
 ATTRIBUTE: Final = "__converter_declarations__"
-"""The attribute of a function with its declarations: a tuple, in the order in which the decorators were applied."""
+"""The name of the function attribute that stores a tuple of declarations, in the order in which the decorators ran."""
 
 
 def dynamo_tensorrt_converter(
@@ -36,9 +36,9 @@ def dynamo_tensorrt_converter(
     supports_dynamic_shapes: bool = False,
     requires_output_allocator: bool = False,
 ) -> Callable[[F], F]:
-    """Declare a function as a converter of `key` and return the function itself; no registry has it yet.
+    """Declare a function as a converter of `key` and return the function itself, without registering it.
 
-    Stackable, one decorator a target. `key` is an `OpOverload`, an `OpOverloadPacket` that leaves no choice, or a
+    Use one decorator per target. `key` is an `OpOverload`, an `OpOverloadPacket` with one functional overload, or a
     Python function such as `operator.getitem`; anything else is a `TypeError`. `enabled=False` declares nothing.
     """
     if isinstance(key, FunctionType) and [*inspect.signature(key).parameters][1:] == [*TAKES[1:]]:
@@ -54,7 +54,7 @@ def dynamo_tensorrt_converter(
 
 
 def _check_converter(function: object) -> None:
-    """Raise a `TypeError` unless a function can be called as a converter is."""
+    """Raise a `TypeError` unless a function can be called with the five arguments of a converter."""
     if not callable(function):
         raise TypeError(f"a converter is a function of ({', '.join(TAKES)}), not {kind_of(function)}")
     if not isinstance(function, FunctionType | MethodType):
@@ -69,15 +69,15 @@ def _check_converter(function: object) -> None:
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """Return a function's declarations; they name it even if `functools.wraps` copied them to it."""
+    """Return the declarations attached to a function, all with this function, even if `functools.wraps` copied them."""
     if not callable(function) or (carried := records_of(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.with_function(function) for declaration in carried)
 
 
 def target_of(key: object) -> Target:
-    """Return the target of a key: an operator, itself or its name (`"aten.relu.default"`, `"aten::relu"`), or a Python
-    function; a packet must have one overload, or two of which one is `out`."""
+    """Convert a key to a node target: an operator, its name (`"aten.relu.default"`, `"aten::relu"`), or a Python
+    function. A packet must have one overload, or two of which one is `out`."""
     if isinstance(key, str):
         key = operator_by_name(key)
     if isinstance(key, OpOverload):
@@ -94,7 +94,7 @@ def target_of(key: object) -> Target:
 
 
 def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
-    """Return the operator that torch prints by this name; `ValueError` if there is none."""
+    """Return the operator that torch prints as this name; raise a `ValueError` if torch has no such operator."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     namespace, operator, overload = match.groups() if match else ("", "", None)
     packet = getattr(getattr(torch.ops, namespace, None), operator, None) if match else None
@@ -107,7 +107,7 @@ def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., 
 
 
 def _traced_operator(name: str) -> str:
-    """Return the operator to which a torch function or module of this name is traced; empty if there is none."""
+    """Return advice that names the operators to which a torch function or module of this name is traced."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     spelled = (name, name.lower(), snake, re.sub(r"_?[123]d$", "", snake))
     packet = next((p for n in spelled if (p := getattr(torch.ops.aten, n, None)) is not None), None)
@@ -120,7 +120,7 @@ def _traced_operator(name: str) -> str:
 
 
 def targets_of_key(key: object) -> tuple[Target, ...]:
-    """Return every target that a key may mean in a lookup: for a packet, all its overloads."""
+    """Return all targets that a key can refer to in a lookup: for an operator packet, all its overloads."""
     key = operator_by_name(key) if isinstance(key, str) else key
     if isinstance(key, OpOverloadPacket):
         return tuple(getattr(key, name) for name in key.overloads())
@@ -138,7 +138,7 @@ def _single_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]
 
 
 def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
-    """Append records to the tuple that a function carries in an attribute."""
+    """Append records to the tuple that is stored in an attribute of a function, and return the function."""
     try:
         setattr(function, attribute, (records_of(function, attribute) or ()) + records)
     except (AttributeError, TypeError) as error:
@@ -147,14 +147,14 @@ def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
 
 
 def records_of(function: object, attribute: str) -> tuple[Any, ...] | None:
-    """Return the records that `attach` added to this object itself (not to its class); None if there are none."""
+    """Return the records that `attach` added to this object itself, not to its class; None if there are none."""
     found = getattr(function, "__dict__", {}).get(attribute)
     return found if isinstance(found, tuple) else None
 
 
 def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
-    """Collect the functions with attached records that modules define, also in lists, tuples and dicts, but not those
-    imported from another module: by module name, then in the order of definition."""
+    """Yield the functions with attached records that these modules define, also inside lists, tuples and dicts, but not
+    functions imported from another module. The order is by module name, then by definition."""
     modules = [*modules]
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
         raise TypeError(f"of() takes modules, not {wrong[0]!r}; pass functions to register()")

@@ -1,4 +1,4 @@
-"""Declare decompositions, and list the decompositions of torch that this package uses."""
+"""Declare decompositions of operators, and list which of torch's decompositions this package uses."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Decomposition: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 ATTRIBUTE: Final = "__decomposition_declarations__"
-"""The attribute of a function with the operators that it decomposes."""
+"""The name of the function attribute that stores the operators which the function decomposes."""
 
 
 def register_torch_trt_decomposition(
     op: Op | OpOverloadPacket[..., Any] | str, *, registry: MutableMapping[Op, Decomposition] | None = None
 ) -> Callable[[F], F]:
-    """Declare a function as a decomposition of `op`, and return the function. No table changes.
+    """Declare a function as a decomposition of `op`, and return it; no table changes.
 
-    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket`: all its overloads that only return tensors.
+    Repeatable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket`: all its overloads that only return tensors.
     `registry` is a dict of the caller's, to which the function is added too (`DecompositionTable(registry)` converts it
-    to a table). A table is immutable: its method `register` returns one with the function.
+    to a table). A table is immutable: its method `register` returns a new table with the function.
     """
     operators = _operators(op)
     if registry is not None and not isinstance(registry, MutableMapping):
@@ -50,13 +50,13 @@ def register_torch_trt_decomposition(
 
 
 class DecompositionTable(FrozenDict[Op, Decomposition]):
-    """Decompositions by operator. Immutable: methods that change it return a new table."""
+    """An immutable mapping from operators to decompositions: methods that change it return a new table."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, *modules: ModuleType) -> DecompositionTable:
-        """Collect the decompositions that modules declare, in any order. `ValueError` for two of one operator."""
+        """Return a table of the decompositions that modules declare; `ValueError` if two are for the same operator."""
         found: dict[Op, Decomposition] = {}
         for op, function in _declared_pairs(collect(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
@@ -65,16 +65,16 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         return cls(found)
 
     def register(self, *functions: Decomposition) -> DecompositionTable:
-        """Return a table with these declared functions, replacing others for the same operators."""
+        """Return a new table with these declared functions, replacing decompositions of the same operators."""
         return self | DecompositionTable(_declared_pairs(functions))
 
     def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
-        """Return a table without the decompositions of these operators."""
+        """Return a new table without the decompositions of these operators."""
         dropped = {op for key in ops for op in _operators(key)}
         return DecompositionTable((op, function) for op, function in self.items() if op not in dropped)
 
     def __or__(self, other: DecompositionTable) -> DecompositionTable:
-        """Return a table of both; for an operator that both have, `other`'s. Associative."""
+        """Return a table of both tables' decompositions; for an operator in both, `other`'s decomposition is used."""
         return DecompositionTable({**self, **other}) if isinstance(other, DecompositionTable) else NotImplemented
 
     def __hash__(self) -> int:
@@ -85,7 +85,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
 
 def _operators(key: object) -> tuple[Op, ...]:
-    """Return the operators of a key: for a packet, all its overloads that only return tensors and write to none."""
+    """Return the operators of a key: for an operator packet, overloads that mutate nothing and return only tensors."""
     if isinstance(key, OpOverloadPacket):
         overloads = (getattr(key, name) for name in key.overloads())
         return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))
@@ -97,7 +97,7 @@ def _operators(key: object) -> tuple[Op, ...]:
 def select_decompositions(
     decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
 ) -> tuple[DecompositionTable, frozenset[Op]]:
-    """Return the decompositions with the enabled decompositions of torch, and the operators that the user disables.
+    """Add torch's decompositions that the user enables to a table; also return the operators that the user disables.
 
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
@@ -149,8 +149,8 @@ NOT_CORE: Final = """
     aten.permute_copy.default aten.tril_indices.default aten.triu_indices.default aten.unbind_copy.int
     aten.view_copy.default
 """
-"""Operators that torch counts as core ATen, or does not classify, but can decompose: used only if no converter accepts
-the node, to avoid a cut in an engine."""
+"""Operators that torch can decompose, although it classifies them as core ATen or not at all. A decomposition is used
+only if no converter accepts the node, so that the node does not split an engine."""
 
 DISABLED: Final = {
     "TensorRT has a layer for it, which takes every case": """
@@ -182,7 +182,7 @@ DISABLED: Final = {
         aten.normal.float_Tensor aten.normal.float_float aten.uniform.default
     """,
 }
-"""Operators whose decomposition by torch is worse than the operator itself, by reason."""
+"""Operators that are not decomposed because torch's decomposition is worse than the operator itself, by the reason."""
 
 
 def _operators_by_name(names: str) -> frozenset[Op]:
@@ -197,7 +197,7 @@ _CORE: Final = frozenset(
     for op in torch._decomp._core_aten_decompositions_post_autograd()
     if isinstance(op, OpOverload) and not op._schema.is_mutable
 )
-"""The operators, composites aside, that torch decomposes to core ATen; the graph is already functional then."""
+"""The functional operators, except composites, that torch decomposes to core ATen in a functionalized graph."""
 
 _WHOLE: Final = (
     "TensorRT has a layer for it, which takes every case",
@@ -205,16 +205,16 @@ _WHOLE: Final = (
 )
 
 torch_disabled_decompositions: Final = _operators_by_name(" ".join(DISABLED.values()))
-"""Operators that torch could decompose and that we do not decompose: a converter or PyTorch runs them."""
+"""Operators that torch can decompose, but that are not decomposed by default: a converter or PyTorch runs them."""
 
 torch_whole_decompositions: Final = _operators_by_name(" ".join(DISABLED[why] for why in _WHOLE))
-"""The operators among them whose decomposition is right, and is used if it leads to a user's converter."""
+"""Operators whose disabled decomposition is correct: it is used if it leads to an operator with a user's converter."""
 
 torch_enabled_decompositions: Final = (_CORE | _operators_by_name(NOT_CORE)) - torch_disabled_decompositions
-"""Operators that torch decomposes for us if no converter accepts the node."""
+"""Operators that are decomposed by torch's own decomposition if no converter accepts the node."""
 
 
 def get_decompositions(table: DecompositionTable) -> Mapping[Op, Decomposition]:
-    """Return our own decompositions, and torch's enabled ones for the other operators."""
+    """Return a table's decompositions, with torch's enabled decompositions for operators that are not in the table."""
     torchs = {op: torch._decomp.decomposition_table[op] for op in sorted(torch_enabled_decompositions, key=str)}
     return FrozenDict({**torchs, **table})

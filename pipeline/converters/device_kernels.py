@@ -1,4 +1,4 @@
-"""Decompose device-specific operators to the device-independent operator: convolutions, recurrent layers, attention."""
+"""Decompose operators of one backend (cuDNN, CPU, flash attention) to the equal backend-independent operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = list[int]
 
 
 def _declared(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a decomposition of the operator of this name; an attention that drops something is not decomposed."""
+    """Register a function as the decomposition of the operator of this name; attention with dropout stays as it is."""
     op = getattr(aten, name).default
 
     def decomposition(*args: Any, **kwargs: Any) -> Any:
@@ -44,7 +44,7 @@ def _convolution(
     transposed: bool = False,
     **of_the_kernel: Any,
 ) -> Tensor:
-    """Compute a convolution: the kernel's other arguments do not affect the result."""
+    """Compute a backend's convolution as ``aten.convolution``; the backend's additional arguments do not matter."""
     dilation, output_padding = dilation or [1] * len(stride), output_padding or [0] * (weight.dim() - 2)
     rest = (bias, stride, padding, dilation, transposed, output_padding, groups)
     result: Tensor = aten.convolution(self, weight, *rest)
@@ -90,7 +90,7 @@ def _not_updated(
 
 
 CELLS: Final = (aten.rnn_relu.input, aten.rnn_tanh.input, aten.lstm.input, aten.gru.input)
-"""The recurrent layers, indexed by cuDNN's mode number."""
+"""The operators of recurrent layers, indexed by cuDNN's mode number."""
 
 
 def _recurrent(
@@ -109,7 +109,7 @@ def _recurrent(
     batch_sizes: Ints,
     **of_the_kernel: Any,
 ) -> Any:
-    """Compute a recurrent layer; packed sequences of several lengths are not supported."""
+    """Compute cuDNN's recurrent layer as an ATen operator; packed sequences of different lengths are not supported."""
     if batch_sizes:
         return NotImplemented
     biased = weight_stride0 - bool(proj_size) == 4
@@ -171,7 +171,7 @@ OTHERS: Final[dict[str, Callable[..., Any]]] = {
 def _attention_and_logsumexp(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention and its float32 log-sum-exp. ``causal``: a query attends to keys up to its own position."""
+    """Return an attention and its float32 log-sum-exp. ``causal``: a query attends to keys up to its own position."""
     if causal and bias is not None:
         bias, causal = _with_window(query, bias, _window(query, key, 0, None, 0)), False
     gqa = query.dim() == 4 and query.shape[1] != key.shape[1]
@@ -192,7 +192,7 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
 
 
 def _window(query: Tensor, key: Tensor, shift: Any, left: int | None, right: int | None) -> Tensor:
-    """Return a mask of the keys from ``left`` before a query's position to ``right`` after it; None: no limit."""
+    """Return a mask of the keys from ``left`` before a query's position to ``right`` after it; None means no limit."""
     at = torch.arange(query.shape[-2], device=query.device)[:, None] + shift
     of = torch.arange(key.shape[-2], device=query.device)[None, :]
     bounds = [] if right is None else [of <= at + right]
@@ -207,12 +207,12 @@ def _with_window(query: Tensor, bias: Tensor | None, window: Tensor | None) -> T
 
 
 def _lower_right(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
-    """Return the window that aligns the last query with the last key."""
+    """Return the mask of a sliding window that aligns the last query with the last key."""
     return _window(query, key, key.shape[-2] - query.shape[-2], left, right)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Compute attention like the flash kernel, whose causal windows end at the last key."""
+    """Compute attention like the flash kernel, whose causal mask aligns the last query with the last key."""
     square = shape_of(query)[-2] == shape_of(key)[-2]
     window = _lower_right(query, key, None, 0) if causal and not square else None
     return _attention_and_logsumexp(query, key, value, window, causal and square, scale)
@@ -309,9 +309,9 @@ def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 NO_MASK, UPPER_LEFT, LOWER_RIGHT = range(3)
-"""The values of ``custom_mask_type`` of the memory-efficient kernel."""
+"""The values of the memory-efficient kernel's argument ``custom_mask_type``."""
 IGNORED: Final = {"max_q", "max_k", "max_seqlen_q", "max_seqlen_k", "return_debug_mask", "num_splits"}
-"""Arguments of kernels that do not affect the result; others are for sequences of several lengths, say, and refused."""
+"""Arguments without effect on the result. A call that sets others (for batched lengths) is not decomposed."""
 
 ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_scaled_dot_product_flash_attention": _flash_attention,
@@ -322,7 +322,7 @@ ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_flash_attention_forward": _flash_forward,
     "_efficient_attention_forward": _efficient_forward,
 }
-"""Attention by one device's kernel is scaled dot product attention, and the log-sum-exp if it is read. Results that
-only a backward pass reads are None."""
+"""For each backend's attention operator, a function that computes it as scaled dot product attention, with the
+log-sum-exp; results that only a backward pass reads are None."""
 
 DECOMPOSITIONS: Final = [_declared(*row) for row in (CONVOLUTIONS | OTHERS | ATTENTIONS).items()]

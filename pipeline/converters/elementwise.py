@@ -1,4 +1,4 @@
-"""Convert elementwise operators of two tensors: arithmetic, comparison, logic, bits, selection."""
+"""Convert elementwise operators of two tensors: arithmetic, comparison, logic, bitwise operators and selection."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def wrap_to_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
-    """Convert numbers and 0-d integers that are combined with tensors of bytes to bytes, which wrap: -3 is 253.
-    Networks represent bytes as int32, so only the node shows which tensors are bytes."""
+    """Wrap numbers and 0-d integers to uint8 if the node combines them with uint8 tensors: -3 becomes 253. Networks
+    represent uint8 as int32, so the graph's node must show which tensors are uint8."""
     node = net.node
     inputs = (n.meta["val"] for n in node.all_input_nodes)
     if not any(isinstance(v, torch.Tensor) and v.dtype == torch.uint8 for v in inputs):
@@ -80,7 +80,7 @@ def wrap_to_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
 
 @converts(invert_table(TABLE), invert_table(SHIFTS))
 def binary(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Call an elementwise function with the operator's arguments."""
+    """Convert an elementwise operator by its table row: call the row's building block with the operator's arguments."""
     return call_block(net, row, wrap_to_bytes(net, operands))
 
 
@@ -105,7 +105,7 @@ BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 
 
 def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integers are split into digits along a further dim, up to TensorRT's rank 8; masks of 2**k - 1 are not split."""
+    """The rank must be at most 7, as 4-bit digits of integers need a new dim; 8 for bools and masks of 2**k - 1."""
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True

@@ -1,5 +1,5 @@
-"""Define evaluators: converters that add no layer. Sizes are expressions over the program's symbols; layers compute a
-size only if another layer reads it (``pipeline.impl.base.shape_tensor``)."""
+"""Define evaluators: converters that add no layer. A size is an expression over the program's symbols; layers compute
+the size only if another layer reads it (``pipeline.impl.base.shape_tensor``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def getitem(net: Net, a: Sequence[Any], b: int) -> Any:
 
 
 def _check_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Engines compute with symbolic ints; symbolic floats and bools stay in Python."""
+    """The result must be an int or symbolic int; symbolic floats and bools are computed in Python."""
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)):
         return True
@@ -40,13 +40,13 @@ def _check_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     validator=_check_int,
 )
 def size(net: Net) -> Any:
-    """Return the node's value: an int, or its expression."""
+    """Return the size that the node computes: an int, or a symbolic expression."""
     expr = expression(net.node.meta["val"])
     return expr if isinstance(expr, int) else SymbolicInt(expr)
 
 
 def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """A condition on sizes is known, or a guard of the program; engines have no Python bools."""
+    """The condition must be known at compile time or guarded by the program, since engines have no Python bools."""
     reason = f"{node.name} depends on dynamic sizes, and engines have no Python bools"
     return isinstance(node.meta.get("val"), bool) or Rejection(reason)
 
@@ -56,11 +56,11 @@ def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool
     validator=_check_condition,
 )
 def condition(net: Net) -> bool:
-    """Return the node's value: a bool."""
+    """Return the bool that the node computes, which is known at compile time."""
     value: bool = net.node.meta["val"]
     return value
 
 
 @converts(aten._assert_tensor_metadata.default)
 def _assert_tensor_metadata(net: Net) -> None:
-    """_assert_tensor_metadata(Tensor a, …) -> (). What it asserts was checked when the model was captured."""
+    """_assert_tensor_metadata(Tensor a, …) -> (). Capture has checked the assertion, so it adds no layer."""

@@ -1,4 +1,4 @@
-"""Convert reads and writes at index tensors, mask operators (triangles, one-hot, masked scatter), and embeddings."""
+"""Convert reads and writes by index tensors, operators on masks (triangle, one-hot, masked scatter), and embeddings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
 
 
 def _check_bags(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only the bags are asked for, not what the gradient needs; bags times indices times columns: 2**31 - 1 at most."""
+    """Only the first result, the bags, can be read; bags times indices times columns must be at most 2**31 - 1."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
             return Rejection(f"{user.name} reads a result for the gradient: an engine returns the bags only")
@@ -67,7 +67,7 @@ def embedding_bag(
 
 
 def _check_indices(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Indices are integers, or one mask of which the program knows how many elements it picks."""
+    """Indices must be integers, or one mask if the program knows how many elements it selects."""
     masks = [(place, each.dtype) for place, each in _index_tensors(node) if each.dtype not in INTEGERS]
     if not masks:
         return True
@@ -81,7 +81,7 @@ def _check_indices(node: torch.fx.Node, settings: CompilationSettings) -> bool |
 
 
 def _index_tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
-    """Return the index tensors, each with its position."""
+    """Return the index tensors of a node, each with the dim that it indexes."""
     given = enumerate(argument(node, "indices"))
     return [(i, each.meta["val"] if isinstance(each, torch.fx.Node) else each) for i, each in given if each is not None]
 
@@ -92,8 +92,8 @@ def _is_mask(node: torch.fx.Node) -> bool:
 
 @converts(aten.index.Tensor, validator=_check_indices)
 def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end; the number of
-    elements that a mask selects is the program's."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end. The
+    program states how many elements a mask selects."""
     x = base.tensor(net, input)
     if _is_mask(net.node):
         [(dim, _)] = _index_tensors(net.node)
@@ -117,7 +117,7 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
 
 
 def _check_write(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integer indices, or one mask; accumulating compares all indices and positions: at most 2**31 - 1 elements."""
+    """Indices must be integers, or one mask. To accumulate, indices times elements must be at most 2**31 - 1."""
     tensors, x = _index_tensors(node), argument(node, "self").meta["val"]
     if not all(t.dtype in INTEGERS for _, t in tensors):
         if len(tensors) > 1:
@@ -154,7 +154,7 @@ def triangle(net: Net, lower: bool, input: Value, diagonal: int) -> ITensor:
 
 
 def _check_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The number of classes is given."""
+    """The argument num_classes must be given: a number that depends on data is not supported."""
     classes = argument(node, "num_classes")
     if isinstance(classes, int) and classes > 0:
         return True
@@ -168,7 +168,7 @@ def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
 
 
 def check_cumulative_layer(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT has cumulative sums (10.8), by which the n-th element that is picked finds the n-th of the source."""
+    """TensorRT must have a cumulative sum layer (10.8), which numbers the elements that the mask selects."""
     return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no cumulative sum")
 
 

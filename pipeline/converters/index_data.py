@@ -35,13 +35,13 @@ NO_NONZERO = Rejection(
 
 
 def check_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The tensorrt package runs NonZero, tensorrt_rtx does not."""
+    """Only the tensorrt package can run this: tensorrt_rtx has no NonZero layer."""
     return CAPABILITIES.nonzero or NO_NONZERO
 
 
 @converts(aten.nonzero.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero(net: Net, input: Value) -> ITensor:
-    """nonzero(Tensor self) -> Tensor. A 0-d tensor has no coordinates: its result has 0 or 1 empty row."""
+    """nonzero(Tensor self) -> Tensor. For a 0-d tensor, the result has 0 or 1 row without columns."""
     found = _nonzero(net, base.tensor(net, input, rank=1))
     found = found if base.rank(input) else strided_slice(net, found, [0], [0], [0])
     return base.permute(net, found, [1, 0])
@@ -49,7 +49,7 @@ def nonzero(net: Net, input: Value) -> ITensor:
 
 @converts(aten.nonzero_numpy.default, aten.where.default, validator=check_nonzero, requires_output_allocator=True)
 def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
-    """nonzero_numpy(Tensor self) -> Tensor[]; where(Tensor condition) -> Tensor[]. The coordinates in each dim."""
+    """nonzero_numpy(Tensor self) -> Tensor[]; where(Tensor condition) -> Tensor[]. Return coordinates per dim."""
     return _mask_coordinates(net, base.tensor(net, operands[0], rank=1))
 
 
@@ -66,7 +66,7 @@ def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> IT
 
 
 def _mask_coordinates(net: Net, mask: Any) -> list[Any]:
-    """Return, for each dim of a mask, the coordinates at which it is true."""
+    """Return, for each dim of a mask, the coordinates of the mask's true elements."""
     found = _nonzero(net, mask)
     rows = (take(net, found, torch.tensor([dim]), 0) for dim in range(base.rank(mask)))
     return [base.squeeze(net, row, [0]) for row in rows]
@@ -88,7 +88,7 @@ READERS: Mapping[Any, tuple[int, ...]] = {
     aten.sub.Tensor: (0, 1),
     aten.mul.Tensor: (0, 1),
 }
-"""Operators that compute with a tensor as well as with a number, and the arguments for which they do."""
+"""Operators that accept a tensor instead of a number, with the indices of the arguments that may be tensors."""
 
 CHECKS = (
     aten._assert_scalar.default,
@@ -102,7 +102,7 @@ CHECKS = (
 
 
 def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """An int that is an index (``x[i]``), a factor or a term, but in no shape: those are computed on the host."""
+    """The number must be an int used as an index (``x[i]``), a factor or a term, and no shape may depend on it."""
     if not isinstance(node.meta["val"], (int, torch.SymInt)):
         return Rejection(f"{node.name} is {kind_of(node.meta['val'])} that Python reads from a tensor")
     for user in node.users:
@@ -116,7 +116,7 @@ def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
 
 
 def _describe_producer(node: torch.fx.Node) -> str:
-    """Return in words the producer of the tensor from which a node reads a number."""
+    """Describe, for an error message, the node that computed the tensor from which ``node`` reads a number."""
     source = node.all_input_nodes[0]
     while is_move(source) or source.target is operator.getitem:
         source = source.all_input_nodes[0]

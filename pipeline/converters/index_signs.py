@@ -1,4 +1,4 @@
-"""Find indices that are provably non-negative in the graph, so that no layers need to wrap them."""
+"""Find indices that the graph proves to be non-negative, so that no layers are needed to wrap negative indices."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import aten
 
 DEEP = 12
-"""The most operators in a row that are examined."""
+"""The maximum number of consecutive operators that are examined for one index."""
 
 
 def non_negative_positions(indices: Sequence[Any]) -> frozenset[int]:
-    """Return the positions of the index tensors that are provably non-negative."""
+    """Return the positions of the provably non-negative tensors in a list of index tensors."""
     return frozenset(i for i, each in enumerate(indices) if each is not None and is_non_negative(each))
 
 
 def is_non_negative(value: Any, depth: int = DEEP) -> bool:
-    """Return whether a node or a number is provably non-negative."""
+    """Return whether a number or a node's result is provably non-negative."""
     if isinstance(value, (bool, int, torch.SymInt)):
         return statically_known_true(value >= 0)
     if not isinstance(value, torch.fx.Node) or depth == 0:
@@ -46,12 +46,12 @@ def _is_non_negative_arange(node: torch.fx.Node, depth: int) -> bool:
 
 
 def _are_both_non_negative(node: torch.fx.Node, depth: int) -> bool:
-    """Return whether both operands are non-negative and neither is subtracted (``alpha``)."""
+    """Return whether both operands of a node are provably non-negative, and no ``alpha`` changes a sign."""
     return not node.kwargs and all(is_non_negative(value, depth) for value in node.args[:2])
 
 
 def _is_safe_cast(node: torch.fx.Node, depth: int) -> bool:
-    """Return whether a cast is to an integer type that represents all non-negative values of its input."""
+    """Return whether a node casts provably non-negative values to an integer dtype that does not overflow for them."""
     return node.meta["val"].dtype in (torch.int32, torch.int64) and is_non_negative(node.args[0], depth)
 
 

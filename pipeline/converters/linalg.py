@@ -1,7 +1,7 @@
-"""Decompose inverses, determinants and solutions of small matrices into elementwise steps.
+"""Decompose inverses, determinants and solutions of linear systems into elementwise operators, for small matrices.
 
-TensorRT has no such layers. The steps are elementwise operators, so only matrices of at most `LARGEST` rows (as for
-cameras, poses and filters) are decomposed. The inverse of a singular matrix, an error in eager, is not finite.
+TensorRT has no layers for these operators. Only matrices of at most `LARGEST` rows (as for cameras, poses and filters)
+are decomposed. The inverse of a singular matrix, for which eager raises an error, is not finite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 
 LARGEST: Final = 8
-"""The most rows of a matrix that is decomposed."""
+"""The maximum number of rows of a matrix for which this module decomposes an operator."""
 
 
 def _is_large(a: Tensor) -> bool:
@@ -25,7 +25,7 @@ def _is_large(a: Tensor) -> bool:
 
 
 def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
-    """Return a mask of the row of [..., n, 1] with the (first) largest magnitude; NaN counts as infinite."""
+    """Return a mask [..., n, 1] of the pivot row: the first unused row of largest magnitude; NaN counts as infinite."""
     size = torch.where(free, torch.where(column.isnan(), torch.inf, column.abs()), -1.0)
     others = size.transpose(-2, -1)
     is_first = torch.ones(column.shape[-2], column.shape[-2], dtype=torch.bool, device=column.device).triu()
@@ -35,7 +35,7 @@ def _pivot_row(column: Tensor, free: Tensor) -> Tensor:
 def _eliminate(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run Gauss-Jordan elimination with partial pivoting, without swapping rows.
 
-    Return the pivots [..., n]; a mask of the row of each [..., n, n, 1]; and the solution of ``a @ x == b``.
+    Return the pivots [..., n]; for each pivot, a mask of its row [..., n, n, 1]; and the solution of ``a @ x == b``.
     """
     rest = a if b is None else torch.cat([a, b], -1)
     free = torch.ones_like(a[..., :1], dtype=torch.bool)
@@ -64,7 +64,7 @@ def _permutation_sign(order: Tensor) -> Tensor:
 
 
 def _first_failure(fails: Tensor) -> Tensor:
-    """Return the number of the first step that fails, from 1; 0 if none does."""
+    """Return the number of the first elimination step that fails, counted from 1; 0 if no step fails."""
     steps = torch.arange(1, fails.shape[-1] + 1, device=fails.device)
     first = torch.where(fails, steps, fails.shape[-1] + 1).amin(-1)
     return torch.where(first > fails.shape[-1], 0, first).to(torch.int32)
@@ -125,7 +125,7 @@ def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False
 
 
 def _substitute(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False) -> Tensor:
-    """Return the solution of ``a @ x == b`` for a triangular ``a``, row by row."""
+    """Solve ``a @ x == b`` for a triangular matrix ``a`` by substitution, row by row, and return ``x``."""
     size, rows = a.shape[-1], list[Tensor]()
     for k in range(size):
         at = size - 1 - k if upper else k

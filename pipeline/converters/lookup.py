@@ -31,7 +31,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @attrs.frozen
 class Refusal:
-    """The reasons why no converter accepts a node. Its truth value is False."""
+    """The reasons why no converter accepts a node; its truth value is False."""
 
     reasons: tuple[Rejection, ...]
 
@@ -43,7 +43,7 @@ class Refusal:
 
 
 class Lookup(Mapping[Any, Entry]):
-    """A lookup of converters by target, or by node: settings and the node's arguments then decide which accepts it.
+    """A mapping from targets and nodes to converters; for a node, its arguments and the settings decide which.
 
     A key is a node (`lookup[node]` is the converter that accepts it, `node in lookup` whether one does) or a target
     (`lookup[target]` is its first candidate, `target in lookup` whether it has any). An operator packet or a name means
@@ -53,10 +53,10 @@ class Lookup(Mapping[Any, Entry]):
     __slots__ = ()
 
     settings: CompilationSettings
-    """The settings for lookups of nodes."""
+    """The compilation settings with which lookups of nodes are decided."""
 
     candidates: Candidates
-    """For each target its declarations, in the order in which they are tried."""
+    """For each target, its converters' declarations, in the order in which they are tried."""
 
     def __getitem__(self, key: Node | Target) -> Entry:
         if isinstance(key, Node):
@@ -72,7 +72,7 @@ class Lookup(Mapping[Any, Entry]):
         return bool(self.choose(key)) if isinstance(key, Node) else bool(self._candidates_of(key))
 
     def _candidates_of(self, key: object) -> tuple[Declaration, ...]:
-        """Return the candidates of a target, of a packet or of a name."""
+        """Return the declarations for a target, an operator packet or an operator name."""
         if not isinstance(key, OpOverloadPacket | str):
             return self.candidates.get(key, ())
         try:
@@ -87,7 +87,7 @@ class Lookup(Mapping[Any, Entry]):
         return len(self.candidates)
 
     def choose(self, node: Node) -> Choice | Refusal:
-        """Return the first candidate that accepts the node, else at least one reason for each candidate."""
+        """Return the first converter that accepts the node, or a refusal with one or more reasons per converter."""
         if node.op != "call_function":
             return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
         if is_kept_in_torch(node.target, node.meta, self.settings):
@@ -104,14 +104,14 @@ class Lookup(Mapping[Any, Entry]):
         return Refusal(tuple(reasons))
 
     def other_choices(self, node: Node) -> tuple[Choice, ...]:
-        """Return the candidates after the first one that also accept the node."""
+        """Return the other converters that accept the node, in the order in which they are tried."""
         candidates = self.candidates.get(node.target, ()) if node.op == "call_function" else ()
         if len(candidates) < 2:
             return ()
         return tuple(_make_choice(c) for c in candidates if find_rejection(c.support, node, self.settings) is None)[1:]
 
     def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
-        """Return `choose`'s result, with a refusal's reasons as a tuple."""
+        """Return the converter that accepts the node, or a tuple of the reasons why no converter does."""
         found = self.choose(node)
         return found.reasons if isinstance(found, Refusal) else found
 
@@ -122,12 +122,12 @@ class Lookup(Mapping[Any, Entry]):
     def get_all_converters_with_target(
         self, target: Target, return_registry_info: bool = False
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
-        """Return a target's candidates in order, validated or not; with registry info, also the number per module."""
+        """Return a target's converters in lookup order, not validated; with registry info, also counts per module."""
         converters = tuple(declaration.support for declaration in self._candidates_of(target))
         return (converters, _count_by_module(converters)) if return_registry_info else converters
 
     def get_converter_support_info(self) -> dict[str, dict[str, int]]:
-        """Return, for each target, sorted by name, the number of converters per module."""
+        """Return the number of converters per module for each target, sorted by the target's name."""
         info = {
             qualified_name(target): _count_by_module(declaration.support for declaration in declarations)
             for target, declarations in self.candidates.items()
@@ -135,7 +135,7 @@ class Lookup(Mapping[Any, Entry]):
         return dict(sorted(info.items()))
 
     def display_all_available_converters(self) -> str:
-        """Return the support info as text, one line per target."""
+        """Return a text with a line for each target: the number of converters per module."""
         info = self.get_converter_support_info()
         rows = [
             f"  {target}: {', '.join(f'{n} in {origin}' for origin, n in where.items())}"
@@ -146,7 +146,7 @@ class Lookup(Mapping[Any, Entry]):
 
 @attrs.frozen(eq=False, repr=False)
 class BoundRegistry(Lookup):
-    """A registry bound to settings: `registry.bind(settings)`."""
+    """A registry whose lookups use given settings, as returned by `registry.bind(settings)`."""
 
     registry: Lookup
     settings: CompilationSettings = attrs.field(validator=attrs.validators.instance_of(CompilationSettings))
@@ -170,7 +170,7 @@ def _count_by_module(converters: Iterable[ConverterSupport]) -> dict[str, int]:
 
 
 def is_kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
-    """Return whether the user's settings keep this operator, or the module in ``meta``, out of engines."""
+    """Return whether the user's settings exclude this operator, or the module in the node's ``meta``, from engines."""
     if not settings.torch_executed_ops:
         return False
     named = qualified_name(target) in settings.torch_executed_ops
@@ -178,8 +178,8 @@ def is_kept_in_torch(target: Any, meta: Mapping[str, Any], settings: Compilation
 
 
 def find_rejection(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
-    """Return the reason why a converter does not accept a node; None if it does. Symbolic dims are checked first: a
-    validator of a converter for static shapes might add guards on them."""
+    """Return the reason why a converter rejects a node; None if it accepts the node. Symbolic dims are checked before
+    the validator, since a validator for static shapes might add guards on symbolic dims."""
     static = reject_dynamic_sizes(support, settings, node.args, node.kwargs, node.meta.get("val"))
     if static is not None:
         return static
@@ -195,7 +195,7 @@ def find_rejection(support: ConverterSupport, node: Node, settings: CompilationS
 def reject_dynamic_sizes(
     support: ConverterSupport, settings: CompilationSettings, args: Any, kwargs: Any, value: Any
 ) -> Rejection | None:
-    """Return the reason why a converter for static shapes does not accept a call with this value; None if it does."""
+    """Return the reason why a converter for static shapes rejects a call with symbolic sizes; None if it accepts."""
     if support.supports_dynamic_shapes or settings.assume_dynamic_shape_support:
         return None
     places = ", ".join(describe_symbolic_dims(args, kwargs, value))
@@ -225,7 +225,7 @@ def _validate(support: ConverterSupport, node: Node, settings: CompilationSettin
 
 @lru_cache
 def _accepts_settings(validator: object) -> bool:
-    """Return whether a validator has a parameter for the settings: other compilers' validators take only the node."""
+    """Return whether a validator also takes the settings; validators written for other compilers take only the node."""
     try:
         inspect.signature(validator).bind(None, None)  # type: ignore[arg-type]
     except TypeError:
@@ -237,17 +237,17 @@ def _accepts_settings(validator: object) -> bool:
 
 @lru_cache
 def _log_once(text: str) -> None:
-    """Log a text once: another converter may accept the node, and then the reason appears nowhere else."""
+    """Log a text once per process: a rejection appears nowhere else if another converter accepts the node."""
     log.warning("%s", text)
 
 
 def validator_summary(validator: object) -> str:
-    """Return the limit that a validator states: its docstring as one line."""
+    """Return the limit that a validator's docstring states, on one line."""
     return " ".join((getattr(validator, "__doc__", None) or "").split()) if hasattr(validator, "__name__") else ""
 
 
 def describe_symbolic_dims(args: Any, kwargs: Any, value: Any) -> Iterator[str]:
-    """Yield the symbolic dims of a call, in words. Only types are examined, so no guard is added to a ShapeEnv."""
+    """Describe the symbolic dims of a call. Only types are examined, so no guard is added to a ShapeEnv."""
     for leaf in _flatten((args, kwargs)):
         yield from (
             _describe_symbolic(leaf.meta.get("val"), leaf.name)

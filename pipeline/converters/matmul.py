@@ -1,5 +1,5 @@
-"""Convert matmuls and linear layers. Decompose einsum of two tensors to a matmul with the fewest possible dims, and
-grouped matmuls (mixture of experts), in which each group of rows has a separate matrix.
+"""Convert matmuls and linear layers. Decompose einsum of two tensors to a matmul with as few dims as possible, and
+grouped matmuls (mixture of experts), which multiply each group of rows by its own matrix.
 
 torch's own decomposition of einsum creates tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails
 to build some of those in float16 (CvT), and does not recognise attention in them.
@@ -41,7 +41,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
 
 
 def _separate_transposes(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
-    """Return a matmul's factors, its arguments from ``first`` on, the transposed ones behind `impl.transposed`."""
+    """Return a matmul's operands, transposed ones behind a barrier; ``first`` is the argument index of the first."""
     node = net.node
     if node is None or op_kind(node.target) is not Kind.MULTIPLIES:
         return [*factors]
@@ -50,7 +50,7 @@ def _separate_transposes(net: Net, factors: Sequence[Value], first: int = 0) -> 
 
 
 def _reads_attention_weights(product: torch.fx.Node | None) -> bool:
-    """Return whether the first operand comes from a softmax, as in an attention's second matmul."""
+    """Return whether a matmul's first operand is the result of a softmax, as in the second matmul of an attention."""
     node: object = product.args[0] if product is not None and product.args else None
     while isinstance(node, torch.fx.Node) and op_kind(node.target) in PASSING:
         node = node.args[0]
@@ -77,7 +77,7 @@ Letters: TypeAlias = tuple[str, ...]
 def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor
 
-    torch decomposes equations of one tensor or more than two, with a repeated letter, or with a broadcast size of 1.
+    Other equations are left to torch: of one or more than two tensors, with a repeated letter, or that broadcast dims.
     """
     read = _parse_equation(equation, [tensor.dim() for tensor in tensors])
     if read is None:
@@ -103,7 +103,8 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
 
 
 def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
-    """Return the letters of both operands and of the result; each dim of ``...`` has a unique name."""
+    """Parse an einsum equation: the dim letters of both operands and of the result; dims of ``...`` get unique
+    names."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     if len(operands) != 2 or len(ranks) != 2:
@@ -123,14 +124,14 @@ def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters,
 
 
 def _expand_ellipsis(operand: str, rank: int) -> Letters:
-    """Return an operand's letters with ``...`` replaced by the names of its dims, counted from the last."""
+    """Return an operand's dim letters, with ``...`` replaced by names of its dims, counted from the last."""
     head, found, tail = operand.partition("...")
     count = rank - len(head) - len(tail) if found else 0
     return (*head, *(f".{i}" for i in range(count, 0, -1)), *tail)
 
 
 def _sum_unused(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
-    """Sum over the dims that neither the other operand nor the result has."""
+    """Sum a tensor over the dims that are not in ``needed``; return the sum and its remaining letters."""
     gone = [i for i, letter in enumerate(letters) if letter not in needed]
     kept = tuple(letter for letter in letters if letter in needed)
     return (x.sum(gone) if gone else x), kept
@@ -139,7 +140,7 @@ def _sum_unused(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, 
 def _as_matrices(
     x: Tensor, letters: Letters, batch: Letters, rows: Letters, columns: Letters, sizes: dict[str, Any]
 ) -> Tensor:
-    """Return a tensor as [*batch, rows, columns], the last two flattened, of size 1 if there are none."""
+    """Permute and reshape a tensor to [*batch, rows, columns]: rows and columns are flattened dims, or of size 1."""
     x = _permute_to(x, letters, (*batch, *rows, *columns))
     if len(rows) == len(columns) == 1:
         return x
@@ -152,23 +153,23 @@ def _permute_to(x: Tensor, letters: Letters, order: Letters) -> Tensor:
 
 
 SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._grouped_mm.default}
-"""The equal ATen operator for each operator of another library, by name."""
+"""Operators of other libraries, by name, with the ATen operator that computes the same."""
 
 
 FEW_ROWS: Final = 256
-"""The most rows for which reading the matrices takes longer than multiplying each row by all of them."""
+"""If a grouped matmul has at most so many rows, reading its matrices takes longer than multiplying all rows by all."""
 
 MOST: Final = 1 << 36
-"""The most multiplications, of each row by every matrix, that are faster than leaving an engine: 0.2 ms on an H200."""
+"""If a grouped matmul multiplies at most so many numbers, an engine computes it faster than leaving it (0.2 ms)."""
 
 
 def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
-    """Return whether PyTorch computes the grouped matmul faster for every number of rows of the profiles."""
+    """Return whether PyTorch computes a grouped matmul faster than an engine, for the row number of every profile."""
     return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
 
 
 def equivalent_operator(target: Any) -> Any:
-    """Return the ATen operator that another library's operator is equal to; any other target unchanged."""
+    """Return the ATen operator that computes the same as another library's operator; any other target unchanged."""
     return SAME.get(target.name(), target) if isinstance(target, torch._ops.OpOverload) else target
 
 
@@ -178,10 +179,10 @@ def grouped_mm(
 ) -> Any:
     """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
 
-    Rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` times ``mat2[e]``; rows after the last group are 0. An engine's
-    shapes must not depend on data, so every row is multiplied with every matrix, at the cost of one matmul per group.
-    If the rows are few and their number is known, each gets a copy of its matrix instead. `is_faster_in_torch` decides
-    which calls stay in PyTorch.
+    Multiply rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` by ``mat2[e]``; rows after the last group are 0. Shapes in
+    an engine must not depend on data, so every row is multiplied by every matrix, at the cost of one matmul per group.
+    If there are fewer rows than matrices, each row is multiplied by a copy of its matrix instead. `is_faster_in_torch`
+    decides which calls run in PyTorch.
     """
     if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
         return NotImplemented

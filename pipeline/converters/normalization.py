@@ -1,4 +1,4 @@
-"""Convert normalization: layer, group, instance and batch normalization, and RMS normalization."""
+"""Convert layer, group, instance, batch and RMS normalization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Opt: TypeAlias = torch.Tensor | None
 
 
 def _statistics_if_read(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool) -> Any:
-    """Return the mean and rstd that the operator also returns, if anything reads them; else None for both."""
+    """Return the mean and reciprocal standard deviation if a node reads these results; else None for both."""
     if all(u.target is operator.getitem and u.args[1] == 0 for u in net.node.users):
         return None, None
     dtype = base.network_dtype(net.node.meta["val"][1].dtype)
@@ -46,7 +46,7 @@ def layer_norm(
 
 
 def check_channels(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Each channel has its own weight, so their number must be known when the engine is built."""
+    """The number of channels must be static, since each channel has its own weight."""
     channels = argument(node, "input").meta["val"].shape[1]
     reason = f"dim 1 of the input, the channels, is {channels}; normalization needs a static number of them"
     return not isinstance(channels, torch.SymInt) or Rejection(reason)
@@ -78,7 +78,7 @@ def batch_norm_without_running_statistics(
 
 
 def check_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only with its own statistics: with running ones it is a batch norm, and is decomposed as such."""
+    """Only statistics of the input are supported; with running statistics, it is decomposed as a batch norm."""
     if argument(node, "use_input_stats"):
         return check_channels(node, settings)
     return Rejection("it uses running statistics, as a batch norm does")
@@ -103,7 +103,7 @@ def rms_norm(
 
 
 def _scale_and_shift(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """Return ``x * scale + shift``: both depend only on parameters, so they are folded, in float32 for halves."""
+    """Apply a batch norm as ``x * scale + shift``, in float32 for half precision; both constants are folded."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
     weight, bias, mean, var = (_flatten_parameter(each) for each in (weight, bias, mean, var))
@@ -114,7 +114,7 @@ def _scale_and_shift(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tenso
 
 
 def _flatten_parameter(of_channels: Argument) -> Argument:
-    """Return a parameter as a 1-d tensor; eager accepts any shape with one element per channel."""
+    """Flatten a parameter to rank 1; eager accepts any shape with one element per channel."""
     return of_channels if of_channels is None or of_channels.dim() == 1 else of_channels.reshape(-1)
 
 
@@ -153,7 +153,7 @@ def native_batch_norm(
 
 
 def _saved_statistics(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the statistics beside a result of running ones: empty on the CPU, the running ones on a GPU."""
+    """Return the statistics that a batch norm returns in evaluation: empty on the CPU, the running ones on a GPU."""
     if x.device.type == "cpu":
         return x.new_zeros((0,)), x.new_zeros((0,))
     dtype = torch.promote_types(x.dtype, torch.float32)

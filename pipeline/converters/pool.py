@@ -1,4 +1,4 @@
-"""Convert pooling with windows of a fixed size, and adaptive pooling."""
+"""Convert pooling with windows of fixed size, and adaptive pooling."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ AVERAGE: dict[Any, int] = {getattr(aten, f"avg_pool{rank}d").default: rank for r
 
 
 def _pool_windows(node: torch.fx.Node, rank: int) -> Windows:
-    """Return the windows of a pooling node, clipped to the input and its padding, since TensorRT limits them. Their
-    number is rounded up only if that makes a difference."""
+    """Return the windows of a pooling node. Kernels are clipped to the padded input, since TensorRT limits their size;
+    ``ceil_mode`` is ignored if it does not change the number of windows."""
 
     def per_dim(name: str, default: list[int]) -> list[int]:
         value = list(argument(node, name, default)) or default
@@ -66,14 +66,14 @@ def _static_size(size: int | torch.SymInt) -> int | None:
 
 
 def _reject_dynamic(node: torch.fx.Node, reason: str) -> Rejection:
-    """Return the rejection that names the dim whose size must be static."""
+    """Return a rejection that names the dynamic dim of the input and says what needs it to be static."""
     shape = argument(node, "self").meta["val"].shape
     dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
     return Rejection(f"dim {dim} of the input is {shape[dim]}; {reason} needs static sizes")
 
 
 def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT's layer has no dilation, integers or indices: those are gathered, which needs static sizes."""
+    """Dilation, integers and returned indices need static sizes, since TensorRT's layer does not support them."""
     windows = _pool_windows(node, MAX[node.target])
     if windows.static:
         return True
@@ -104,13 +104,13 @@ def max_pool(net: Net, rank: int, input: Value) -> ITensor:
 
 
 def indices_are_read(node: torch.fx.Node) -> bool:
-    """Return whether max pooling returns indices that something reads."""
+    """Return whether another node reads the indices that max pooling returns."""
     given = not isinstance(node.meta["val"], torch.Tensor)
     return given and any(u.op == "output" or u.args[1] == 1 for u in node.users)
 
 
 def _has_single_window(node: torch.fx.Node, windows: Windows) -> bool:
-    """Return whether each dim has a single window that covers it, for any size in its range."""
+    """Return whether a single window covers the whole input, for every size in the ranges of its dims."""
     sizes = argument(node, "self").meta["val"].shape[-len(windows.kernel) :]
     divided = argument(node, "divisor_override", None) is not None
     return not (divided or any(windows.padding)) and all(
@@ -119,8 +119,7 @@ def _has_single_window(node: torch.fx.Node, windows: Windows) -> bool:
 
 
 def _check_average_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT averages floating-point tensors, and rounds the number of windows up for static sizes only, unless
-    there is one window for everything."""
+    """The input must be floating-point; ceil_mode needs static sizes, unless a single window covers the input."""
     x = argument(node, "self").meta["val"]
     if not x.is_floating_point():
         return Rejection(f"the input is {x.dtype}, TensorRT averages floating-point tensors only")
@@ -152,7 +151,7 @@ ADAPTIVE_MAX: dict[Any, int] = {getattr(aten, f"adaptive_max_pool{rank}d").defau
 RANKS = ADAPTIVE_AVERAGE | ADAPTIVE_MAX
 
 Sizes = tuple[list[Any], list[Any]]
-"""The sizes of the pooled dims before and after: ints or expressions."""
+"""The sizes of the pooled dims of the input, and of the result, as ints or expressions."""
 
 
 def _adaptive_sizes(node: torch.fx.Node, rank: int) -> Sizes:
@@ -161,7 +160,7 @@ def _adaptive_sizes(node: torch.fx.Node, rank: int) -> Sizes:
 
 
 def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Windows of a dynamic dim are known only if there is one, or one for each element."""
+    """A dynamic dim must be pooled to size 1 or keep its size, and no indices of it can be returned."""
     x, rank = argument(node, "self").meta["val"], RANKS[node.target]
     for dim, (before, after) in enumerate(zip(*_adaptive_sizes(node, rank), strict=True), x.dim() - rank):
         if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
@@ -172,7 +171,7 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
 
 
 def _windows_per_dim(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """Return the windows of each dim; None if each element is one window."""
+    """Return the window positions for each dim; None for a dim that keeps its size."""
     return [None if b == a else adaptive_positions(b, a) for b, a in zip(before, after, strict=True)]
 
 
@@ -181,7 +180,7 @@ def _is_single_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
 
 
 def _equal_windows(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
-    """Return equal windows, if each input size is a multiple of the output size; else None."""
+    """Return windows of equal size, if each input size is a multiple of the result's size; else None."""
     if not all(
         isinstance(b, int) and isinstance(a, int) and a and b % a == 0 for b, a in zip(before, after, strict=True)
     ):
@@ -192,7 +191,7 @@ def _equal_windows(before: Sequence[Any], after: Sequence[Any]) -> Windows | Non
 
 
 def _global_pool(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
-    """Reduce the dims that have more than one element, if each dim has a single window."""
+    """Reduce each dim that a single window covers, except dims that keep their size."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
     if not dims:
@@ -205,7 +204,7 @@ def _global_pool(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Si
 
 
 def _reduce_dynamic_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> tuple[ITensor, Sizes]:
-    """Return ``x`` with the dynamic dims, which have a single window, reduced; and the sizes of the others."""
+    """Reduce the dynamic dims, which a single window covers; return the result, and the sizes of the remaining dims."""
     rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
     before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
     return _global_pool(net, x, operation, (dynamic, one)), (before, after)

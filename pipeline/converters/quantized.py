@@ -19,12 +19,12 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP4_FROM = (12, 0)
-"""The least compute capability that has FP4."""
+"""The minimum GPU compute capability that supports FP4."""
 PASSING = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 
 
 def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT-RTX builds engines of quantized networks from 1.6 on, and those of FP4 for 12.0 and later."""
+    """Quantized networks need TensorRT-RTX 1.6 or later; FP4 also needs GPUs of compute capability 12.0 or later."""
     if not CAPABILITIES.quantization:
         return Rejection(
             f"{LIBRARY} builds no quantized network", "install one that does: pip install 'tensorrt-rtx>=1.6.1'"
@@ -40,7 +40,7 @@ def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 
 def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Quantized values must be constant, as TensorRT-RTX passes none between layers, and blocks divide the tensor."""
+    """Quantized values must be constant (TensorRT-RTX passes none between layers); blocks must divide the tensor."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
         return Rejection("the quantized values are computed; TensorRT-RTX dequantizes constants, and pairs as a whole")
@@ -60,7 +60,7 @@ def _check_dtype(node: torch.fx.Node) -> bool | Rejection:
 
 
 def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The pair's scale must be one constant for the whole tensor."""
+    """The scale must be one constant for the whole tensor."""
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
         return Rejection("the scale is computed; TensorRT takes constants only")
@@ -68,8 +68,8 @@ def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> b
 
 
 def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
-    """Return whether a pair's result reaches a convolution with a quantized weight through operators that do not change
-    it."""
+    """Return whether the result of a quantize/dequantize pair reaches a convolution with a quantized weight, through
+    operators that do not change values."""
     for user in () if node is None else node.users:
         kind = op_kind(user.target)
         if kind is Kind.CONVOLVES and (weight := argument(user, "weight")) is not node:

@@ -1,5 +1,5 @@
-"""Convert recurrent layers (LSTM, GRU, RNN with tanh or relu) over a possibly dynamic sequence length; gated linear
-attention and the selective scan over a dynamic number of tokens; and KV cache updates at positions from a tensor."""
+"""Convert recurrent layers (LSTM, GRU, RNN with tanh or relu), gated linear attention and the selective scan, for a
+static or dynamic number of steps; and KV cache updates at positions that a tensor holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CELLS: Final[Mapping[Target, impl.Cell]] = {
 
 
 def check_no_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """There must be no dropout between the layers."""
+    """There must be no dropout between the layers of the recurrent network."""
     drops = argument(node, "train") and argument(node, "dropout") and argument(node, "num_layers") > 1
     return not drops or Rejection(
         "dropout draws random numbers: an engine would draw other numbers than eager", "call model.eval() first"
@@ -65,7 +65,7 @@ def recurrent(
 def _states_and_weights(
     hx: Value, params: Sequence[Value], has_biases: bool
 ) -> tuple[Sequence[Value], list[impl.Weights]]:
-    """Return the initial states, and the weights of each layer and direction."""
+    """Return the initial states as a list, and the weights grouped by layer and direction."""
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
     count, weights = 2 + 2 * has_biases + projected, []

@@ -108,7 +108,7 @@ def cumulative_extremum(net: Net, largest: bool, input: Value, dim: int) -> tupl
 
 
 def check_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The range must be given: bins over the range of the data would differ from call to call."""
+    """The range must be given: with the range of the data, the bins would differ from call to call."""
     low, high = argument(node, "min"), argument(node, "max")
     if not argument(node, "self").meta["val"].is_floating_point():
         low, high = int(low), int(high)

@@ -1,4 +1,4 @@
-"""Define the registry: an immutable mapping from targets to the converters that declare them."""
+"""Define the converter registry: an immutable mapping from targets to converters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _HOW: Final = (
 
 
 def _sort_by_priority(declarations: Iterable[Declaration]) -> Candidates:
-    """Return the declarations by target: the newest HIGH first, then STANDARD, the oldest first, without duplicates."""
+    """Group distinct declarations by target: first HIGH priority, the newest first, then STANDARD, the oldest first."""
     by_target: dict[Target, list[Declaration]] = {}
     for declaration in declarations:
         if not isinstance(declaration, Declaration):
@@ -77,10 +77,10 @@ def _order_candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...
 
 @attrs.frozen(eq=False, repr=False)
 class ConverterRegistry(Lookup):
-    """An immutable mapping from target to converters: methods that change it return a new one.
+    """An immutable mapping from target to converters: methods that change it return a new registry.
 
     Candidates of a target are tried in order: HIGH before STANDARD, the newest HIGH first, the oldest STANDARD first.
-    Converters registered later are newer; in `a | b`, which is associative, those in `b` are.
+    Converters registered later are newer. In `a | b`, which is associative, the converters of `b` are newer.
 
     A lookup by node, `registry[node]`, uses the default settings; `registry.bind(settings)[node]` uses the given ones.
     """
@@ -92,14 +92,14 @@ class ConverterRegistry(Lookup):
     def of(cls, *modules: ModuleType) -> ConverterRegistry:
         """Return a registry of the converters that modules declare, sorted by module name, then in order of definition.
 
-        Neither the order of the arguments nor that of the imports matters, and a function that a module merely
-        imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.
+        Neither the order of the arguments nor that of the imports matters, and a function that a module merely imported
+        belongs to the module that defines it. Functions in a module's lists, tuples and dicts are included.
         """
         return cls().register(collect(modules, ATTRIBUTE))
 
     @classmethod
     def from_legacy(cls, converters: Mapping[Any, Implementation]) -> ConverterRegistry:
-        """Adopt a plain `{target: function}` dictionary; the functions are called with the LEGACY convention."""
+        """Create a registry from a plain `{target: function}` dictionary of functions with the LEGACY convention."""
         keys: dict[Target, Any] = {}
         for key in converters:
             if keys.setdefault(target_of(key), key) is not key:
@@ -118,16 +118,16 @@ class ConverterRegistry(Lookup):
         return tuple(concat(map(_oldest_first, self.candidates.values())))
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
-        """Return a registry with these declared functions, or iterables of them, added as the newest."""
+        """Return a new registry with these declared functions, or iterables of them, as the newest converters."""
         return self | ConverterRegistry(concat(map(declarations_of, _flatten_functions(converters))))
 
     def override(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
-        """Return a registry with these declared functions as the only converters of their targets."""
+        """Return a new registry with these declared functions as the only converters of their targets."""
         added = ConverterRegistry().register(*converters)
         return self.without(*added) | added
 
     def without(self, *targets: Target | OpOverloadPacket[..., Any]) -> ConverterRegistry:
-        """Return a registry without the converters of these targets; a packet means all its overloads."""
+        """Return a new registry without the converters of these targets; an operator packet means all its overloads."""
         dropped = frozenset(concat(map(targets_of_key, targets)))
         return ConverterRegistry(d for d in self.declarations() if d.key not in dropped)
 
@@ -137,7 +137,7 @@ class ConverterRegistry(Lookup):
         return ConverterRegistry((*self.declarations(), *other.declarations()))
 
     def __eq__(self, other: object) -> bool:
-        """Compare by value: the same declarations in the same order for each target."""
+        """Return whether two registries have the same declarations in the same order for each target."""
         return (
             dict(self.candidates) == dict(other.candidates) if isinstance(other, ConverterRegistry) else NotImplemented
         )

@@ -1,4 +1,4 @@
-"""Convert resizing (upsample) and grid sampling; decompose 3-d grid sampling, since TensorRT's layer is 2-d."""
+"""Convert resizing (upsample) and grid sampling. 3-d grid sampling is decomposed, since TensorRT's layer is 2-d."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _resize_options(node: torch.fx.Node, mode: str) -> Resize:
 
 
 def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
-    """Return the scale of each resized dim in the call; None if only the sizes count."""
+    """Return the scale factor in the call for each resized dim; None if the sizes determine the scale."""
     names = argument_names(node.target)
     if "scale_factors" in names:
         return list(argument(node, "scale_factors") or [None] * rank)
@@ -50,7 +50,7 @@ def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
 
 
 ResizedDim = tuple[Any, Any, float | None]
-"""A dim: its size before and after (an int or an expression), and its scale."""
+"""A resized dim: its input size, its result size (ints or expressions), and its scale factor or None."""
 
 
 def _resized_dims(node: torch.fx.Node) -> list[ResizedDim]:
@@ -63,12 +63,12 @@ def _is_static(row: ResizedDim) -> bool:
 
 
 def _is_exact_scale(scale: float | None) -> bool:
-    """Return whether sizes times the scale are exact in the layer's float32."""
+    """Return whether the product of any size and the scale is exact in the float32 that TensorRT's layer uses."""
     return scale is not None and (scale * 1024).is_integer()
 
 
 def _needs_taps(options: Resize, row: ResizedDim, by_scales: bool) -> bool:
-    """Return whether TensorRT's layer would sample a static dim at other positions than eager."""
+    """Return whether TensorRT's layer would sample a static dim at positions that differ from eager's."""
     before, after, scale = row
     if not _is_static(row) or (before == after and scale in (None, 1.0)):
         return False
@@ -79,7 +79,7 @@ def _needs_taps(options: Resize, row: ResizedDim, by_scales: bool) -> bool:
 
 
 def _uses_scales(rows: list[ResizedDim], dynamic_batch: bool) -> bool:
-    """Return whether to set the layer's scales, which saves computing sizes at run time."""
+    """Return whether to give TensorRT's layer scales instead of sizes, which would have to be computed at run time."""
     dynamic = [row for row in rows if not _is_static(row)]
     if dynamic:
         return all(_is_exact_scale(scale) for _, _, scale in dynamic)
@@ -87,7 +87,7 @@ def _uses_scales(rows: list[ResizedDim], dynamic_batch: bool) -> bool:
 
 
 def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT resizes floats only, and dynamic dims to sizes, or by scales whose products are exact in float32."""
+    """The input must be floating-point, or the mode nearest; dynamic dims need a size, or a scale such as 0.5 or 2."""
     x, how = node.all_input_nodes[0].meta["val"], _resize_options(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.is_nearest:
         return Rejection(f"the input is {x.dtype}, TensorRT interpolates floating-point tensors only")
@@ -118,7 +118,7 @@ def upsample(net: Net, mode: str, input: Value) -> ITensor:
 
 
 def _resize(net: Net, x: Any, options: Resize, rows: list[ResizedDim]) -> Any:
-    """Resize some dims by weighted gathers (taps), and the others by the layer."""
+    """Resize some dims by weighted sums of gathered elements (taps), and the remaining dims by TensorRT's layer."""
     by_scales = _uses_scales(rows, -1 in base.dims(x)[:2])
     taps = [_needs_taps(options, row, by_scales) for row in rows]
     if any(taps):
@@ -137,7 +137,7 @@ def _layer_scale(row: ResizedDim, tapped: bool) -> float:
 
 
 def check_grid(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT samples planes, [N, C, H, W], not volumes."""
+    """The input must be 2-d images [N, C, H, W]; TensorRT does not sample 3-d volumes."""
     dims = argument(node, "input").meta["val"].dim()
     return dims == 4 or Rejection(f"the input has {dims} dims; TensorRT samples on grids of planes, in 4 dims")
 
@@ -155,7 +155,7 @@ def grid_sampler(
 
 NEAREST: Final = 1
 BORDER, REFLECTION = 1, 2
-"""ATen's integers for the interpolation and padding modes; 0 is bilinear, and zeros."""
+"""ATen's integers for the padding modes border and reflection; 0 is zero padding."""
 
 
 @register_torch_trt_decomposition(aten.grid_sampler_3d.default)
@@ -178,19 +178,19 @@ def grid_sampler_3d(
 
 
 def _element_positions(x: Tensor, size: int, align_corners: bool) -> Tensor:
-    """Map grid coordinates from -1 … 1 to element positions."""
+    """Convert grid coordinates from -1 … 1 to positions of elements along a dim."""
     return (x + 1) * (size - 1) / 2 if align_corners else ((x + 1) * size - 1) / 2
 
 
 def _apply_padding(position: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Return the position that is read for one beyond the ends; with zero padding it stays."""
+    """Move positions outside of the input to the position to read instead, by padding mode; zero padding moves none."""
     if padding_mode == REFLECTION:
         position = _reflect(position, 0.0, size - 1) if align_corners else _reflect(position, -0.5, size)
     return position.clamp(0, size - 1) if padding_mode in (BORDER, REFLECTION) else position
 
 
 def _reflect(position: Tensor, low: float, span: int) -> Tensor:
-    """Reflect positions beyond ``low`` or ``low + span`` until they are inside."""
+    """Reflect positions outside of ``low`` … ``low + span`` at these ends until they are inside."""
     if span == 0:
         return torch.zeros_like(position)
     beyond = (position - low).abs()
@@ -199,7 +199,7 @@ def _reflect(position: Tensor, low: float, span: int) -> Tensor:
 
 
 def _elements_at(input: Tensor, positions: list[Tensor], sizes: list[int]) -> Tensor:
-    """Return the elements at integer positions [N, …] of [N, C, D, H, W], as [N, C, …]: zeros outside."""
+    """Return the elements of ``input`` [N, C, D, H, W] at integer positions [N, …], as [N, C, …]; 0 outside."""
     within, index = None, None
     for place, size in reversed(list(zip(positions, sizes, strict=True))):
         here = (place >= 0) & (place <= size - 1)

@@ -1,4 +1,4 @@
-"""Convert scatter operators: writes by index, and reductions of elements with equal indices."""
+"""Convert scatter operators: writes by index, and reductions of elements that have the same index."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
 MOST = (1 << 31) - 1
-"""The most elements of a TensorRT tensor."""
+"""The maximum number of elements of a TensorRT tensor."""
 
 
 @register_torch_trt_decomposition(aten.index_fill.int_Scalar)
 @register_torch_trt_decomposition(aten.index_fill.int_Tensor)
 def index_fill(self: Tensor, dim: int, index: Tensor, value: Argument) -> Tensor:
-    """Indices count from either end."""
+    """Decompose ``index_fill`` to ``index_put``; negative indices count from the end."""
     row = self.reshape(1) if self.dim() == 0 else self
     fill = (
         value.to(self.dtype)
@@ -50,7 +50,7 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
 
 
 def check_comparison_size(*sizes: Any) -> bool | Rejection:
-    """Return whether TensorRT accepts a tensor of these sizes, in which every index is compared with every position."""
+    """Return whether TensorRT accepts a tensor of these sizes, which compares each index with each position."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
         return True
@@ -61,7 +61,7 @@ def check_comparison_size(*sizes: Any) -> bool | Rejection:
 
 
 def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Positions times indices are at most 2**31 - 1, as all are compared, and the rank is at most 7."""
+    """Positions times indices must be at most 2**31 - 1, since all pairs are compared, and the rank at most 7."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
         return Rejection("reducing into rank 8 needs rank 9, and the maximum is 8", "flatten two of its dims")
@@ -89,7 +89,7 @@ def scatter_reduce(
 
 
 def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reduction: str, include_self: bool) -> Any:
-    """Reduce with index and source padded to the size of ``x`` in other dims, by indices that match no position."""
+    """Scatter with a reduction; index and source are first padded to the sizes of ``x``, without any effect."""
     sizes, own = base.known_sizes(net, base.tensor(net, x, rank=1)), base.rank(x)
     index = base.tensor(net, index, rank=1)
     given = base.known_sizes(net, index)
@@ -129,7 +129,7 @@ def index_reduce(
 
 @register_torch_trt_decomposition(aten.select_scatter.default)
 def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argument:
-    """Handle a dim of size 1: all elements are overwritten, so ``self`` is not read."""
+    """Decompose ``select_scatter`` on a dim of size 1: all elements are overwritten, so ``self`` is not read."""
     return src.unsqueeze(dim).to(self.dtype, copy=True) if shape_of(self)[dim] == 1 else NotImplemented
 
 
@@ -137,13 +137,13 @@ def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argu
 def whole_slice_scatter(
     self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Argument:
-    """Handle a slice of everything."""
+    """Decompose ``slice_scatter`` of a slice that covers the whole tensor: the result is a copy of ``src``."""
     return src.to(self.dtype, copy=True) if shape_of(src) == shape_of(self) else NotImplemented
 
 
 @register_torch_trt_decomposition(aten.diagonal_scatter.default)
 def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Argument:
-    """Handle matrices of one element."""
+    """Decompose ``diagonal_scatter`` on matrices of one element: the result is a copy of ``src``."""
     sizes = shape_of(self)
     if (sizes[dim1], sizes[dim2], shape_of(src)[-1]) != (1, 1, 1):
         return NotImplemented
@@ -162,7 +162,7 @@ def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> 
 
 
 def _insert_between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
-    """Return ``source`` between the parts of ``x`` before ``start`` and after ``end``."""
+    """Concatenate the part of ``x`` before ``start``, ``source``, and the part of ``x`` from ``end`` on."""
     size = base.known_sizes(net, x)[dim]
     rest = size_sum([size, negate(end)])
     before = [] if start == 0 else [narrow(net, x, dim, 0, start)]

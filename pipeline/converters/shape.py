@@ -25,7 +25,7 @@ from pipeline.settings import CompilationSettings
 
 @converts(aten.cat.default)
 def cat(net: Net, tensors: Sequence[Value], dim: int) -> ITensor:
-    """cat(Tensor[] tensors, int dim=0) -> Tensor. Tensors of shape [0] are left out, whatever rank the others have."""
+    """cat(Tensor[] tensors, int dim=0) -> Tensor. Tensors of shape [0] are ignored, as in eager."""
     value = net.node.meta["val"]
     parts = [t for t in tensors if base.rank(t) == value.dim() and (value.dim() > 1 or base.dims(t) != (0,))]
     return concatenate(net, parts or tensors[:1], dim, value.dtype)
@@ -92,8 +92,8 @@ def flip(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
 
 @converts(aten.roll.default)
 def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> ITensor:
-    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims the flattened elements are
-    shifted."""
+    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims, the flattened tensor is
+    rolled."""
     input = base.tensor(net, input)
     if dims or base.rank(input) == 0:
         return _slice.roll(net, input, shifts, dims) if base.rank(input) else input
@@ -125,7 +125,7 @@ def as_strided(
 ) -> ITensor:
     """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor
 
-    Index the flattened elements: in a program, the input is contiguous (`pipeline.capture.as_strided`).
+    Gather from the flattened input, which is contiguous in every program (`pipeline.capture.as_strided`).
     """
     row = _as_row(net, input)
     if list(stride) == [size_product(size[i + 1 :]) for i in range(len(size))]:
@@ -140,7 +140,7 @@ def _as_row(net: Net, x: Any) -> Any:
 
 
 def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The new size must not have more elements: the contents of memory beyond them are undefined."""
+    """The new size must not have more elements than the tensor: eager leaves additional elements undefined."""
     old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
     if statically_known_true(new <= old):
         return True

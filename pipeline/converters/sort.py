@@ -1,4 +1,4 @@
-"""Convert topk, sort, and the indices of extrema; decompose searches in sorted tensors, and order statistics."""
+"""Convert topk, sort, and the indices of extrema. Decompose searches in sorted tensors, and order statistics."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pipeline.shapes.environment import upper_bound
 
 
 def check_k(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT's TopK takes k up to 3840."""
+    """k must be at most 3840, the maximum of TensorRT's TopK."""
     k = argument(node, "k")
     size = k.meta["val"] if isinstance(k, torch.fx.Node) else k
     return upper_bound(size) <= _sort.MAX_K or Rejection(f"k is {k}, TensorRT takes at most {_sort.MAX_K}")
 
 
 def check_length(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """A sort is a TopK of all elements; TensorRT takes up to 3840."""
+    """At most 3840 elements can be sorted, the maximum of TensorRT's TopK."""
     self, dim = argument(node, "self").meta["val"], argument(node, "dim")
     length = self.shape[dim] if self.dim() else 1
     if upper_bound(length) <= _sort.MAX_K:
@@ -62,10 +62,10 @@ def index_of_extremum(net: Net, largest: bool, input: Value, dim: int | None, ke
 
 
 COMPARED: Final = 64
-"""The most sorted integers that are all compared (also if their number is dynamic); more are searched by bisection."""
+"""The maximum length of a sorted sequence for which all elements are compared; longer static ones are bisected."""
 
 LONGEST: Final = (1 << 31) - 1
-"""The assumed length of a dim without a bound: a TensorRT tensor has no more elements."""
+"""The maximum length that is assumed for a dim without an upper bound: a TensorRT tensor has no more elements."""
 
 
 @register_torch_trt_decomposition(aten.searchsorted.Tensor)
@@ -93,12 +93,13 @@ def searchsorted(
 
 
 def _is_before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Return whether a sorted value comes before the searched value; NaN comes after all."""
+    """Return whether each sorted element comes before the searched value; NaN comes after all numbers."""
     return torch.logical_not(ascending > values if right else ascending >= values)
 
 
 def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Search by bisection: the position grows by powers of two while the element before it is before the value."""
+    """Search by bisection: advance by smaller and smaller powers of two while the element precedes the searched
+    value."""
     length = ascending.shape[-1]
     place = torch.zeros_like(values, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):
@@ -110,14 +111,14 @@ def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 def _elements_at(ascending: Tensor, positions: Tensor) -> Tensor:
-    """Return the elements at these positions; a 0-d index tensor would become a Python number."""
+    """Return the elements at these positions; indexing by a 0-d tensor would convert it to a Python number."""
     if ascending.dim() > 1:
         return ascending.gather(-1, positions)
     return ascending.index_select(0, positions.flatten()).reshape(positions.shape)
 
 
 def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Search with eager's own steps: NaN at the end of a sequence, where sorting puts it, is compared as eager does."""
+    """Search by eager's own bisection, so that NaN at the end of the sorted sequence gives eager's result."""
     length = ascending.shape[-1]
     varies = not isinstance(length, int)
     if varies:  # the length may be 0 at run time, where no element can be read
@@ -158,7 +159,7 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
 
 
 def _median(self: Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool) -> tuple[Tensor, Tensor]:
-    """Return the lower of the two middle values. NaN, which sorts last, is the median unless it is ignored."""
+    """Return the lower of the two middle values and its index. NaN, which sorts last, is the median unless ignored."""
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = aten.sort.stable(self, stable=True, dim=dim)
@@ -168,14 +169,14 @@ def _median(self: Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool) 
 
 
 def _median_position(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
-    """Return the position of the median among this many sorted elements; 0 if there are none."""
+    """Return the position of the median in a sorted sequence of ``length`` elements; 0 if the sequence is empty."""
     others: Tensor = length - nans
     middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
     return middle.clamp(min=0)
 
 
 def _median_of_all(self: Tensor, *, ignore_nan: bool) -> Argument:
-    """Return the median of all elements; NaN if there are none, from a NaN appended to them."""
+    """Return the median of all elements; NaN for an empty tensor."""
     row = self.reshape(-1)
     length = row.shape[0]
     if not self.is_floating_point() and isinstance(length, int) and length == 0:

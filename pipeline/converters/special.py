@@ -1,7 +1,7 @@
-"""Decompose error and gamma functions, which TensorRT lacks, to polynomials over ranges of fast convergence.
+"""Decompose error and gamma functions, which TensorRT lacks, to polynomials.
 
 The coefficients were fitted to float64 values by weighted least squares; each comment ends with the largest relative
-error. Halves are computed in float32.
+error. Half precision is computed in float32.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ ERFCX: Final = (
     *(1.23299512, -0.139621091, 0.0153798263, 0.0680962634, -0.101041637, 0.0937397037, -0.0663159983),
     *(0.037141616, -0.0162363798, 0.00508110457, -0.000703729661, -0.000248010917, 0.000112385213),
 )
-"""(1 + 2x) exp(x²) erfc(x) as a polynomial in (x - 4) / (x + 4), for x from 0: 2.2e-9."""
+"""Coefficients of (1 + 2x) exp(x²) erfc(x) as a polynomial in (x - 4) / (x + 4), for x ≥ 0; relative error 2.2e-9."""
 
 ERFINV_CENTRE: Final = (
     *(1.50140936, 0.246640286, -0.00417738678, -0.00125274187, 0.000218344443),
     *(-4.96335586e-06, -3.46270557e-06, 4.66172416e-07, 2.32327108e-08, -8.79118339e-09),
 )
-"""erfinv(x) / x as a polynomial in w - 2.5, where w = -log(1 - x²) is below 5: 5.6e-9."""
+"""Coefficients of erfinv(x) / x as a polynomial in w - 2.5, where w = -log(1 - x²) < 5; relative error 5.6e-9."""
 
 ERFINV_TAIL: Final = (
     *(2.832977, 1.00167423, 0.00943503658, -0.00762624794, 0.00576555041),
     *(-0.00365652854, 0.0012922279, 8.25068153e-05, -0.000159764855),
 )
-"""erfinv(x) / x as a polynomial in sqrt(w) - 3, up to the largest float32 below 1: 8.3e-8."""
+"""Coefficients of erfinv(x) / x as a polynomial in sqrt(-log(1 - x²)) - 3, for x near 1; relative error 8.3e-8."""
 
 LGAMMA: Final = (
     *(0.422784326, -0.100317273, 0.0329656274, -0.0123849756, 0.004991547, -0.00210205722),
     *(0.000944335827, -0.000425584383, 0.000130587401, -5.24040279e-05, 7.81937176e-05, -3.87405183e-05),
 )
-"""lgamma(x) / ((x - 1) (x - 2)) as a polynomial in x - 2, for x from 1 to 3: 2.2e-08."""
+"""Coefficients of lgamma(x) / ((x - 1) (x - 2)) as a polynomial in x - 2, for x from 1 to 3; relative error 2.2e-8."""
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """Evaluate a polynomial by Horner's scheme; the constant is the first coefficient."""
+    """Evaluate a polynomial by Horner's scheme; the first coefficient is the constant term."""
     *rest, last = coefficients
     return reduce(lambda total, c: total * x + c, reversed(rest[:-1]), x * last + rest[-1])
 
 
 def _compute_in_float(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Wrap a function to compute integers, bools and halves in float32; the result has eager's dtype."""
+    """Wrap a function to compute integers, bools and half precision in float32; the result has eager's dtype."""
 
     @wraps(function)
     def computed(self: Tensor) -> Tensor:
@@ -60,12 +60,12 @@ def _compute_in_float(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
 
 
 def _scaled_erfc(x: Tensor) -> Tensor:
-    """Return exp(x²) erfc(x) for x from 0."""
+    """Return exp(x²) erfc(x) for x ≥ 0."""
     return _polynomial((x - 4) / (x + 4), ERFCX) / (1 + 2 * x)
 
 
 def _exp_of_negative_square(x: Tensor) -> Tensor:
-    """Return exp(-x²), as a product for a part of x whose square is exact and for the remainder."""
+    """Return exp(-x²) as a product of exponentials: for a part of x whose square is exact, and for the remainder."""
     part = (x * 64).floor() / 64
     return (-part * part).exp() * (-(x - part) * (x + part)).exp()
 
@@ -97,14 +97,14 @@ def erfinv(self: Tensor) -> Tensor:
 
 
 def _sine_of_pi(x: Tensor) -> Tensor:
-    """Return sin(pi x), from the distance to the nearest integer, whose parity is the sign."""
+    """Return sin(pi x), from the distance of x to the nearest integer; an odd integer inverts the sign."""
     whole = x.round()
     sine = ((x - whole) * math.pi).sin()
     return torch.where(whole / 2 == (whole / 2).round(), sine, -sine)
 
 
 def _log_gamma(x: Tensor) -> Tensor:
-    """Return lgamma(x) for x above 0: Stirling's series from 3; below, the polynomial, below 1 by the recurrence."""
+    """Return lgamma(x) for x > 0: Stirling's series from 3, a polynomial below 3, the recurrence below 1."""
     low = x < 1
     near = torch.where(low, x + 1, x)
     first, second = torch.where(low, x, x - 1), torch.where(low, x - 1, x - 2)
@@ -128,7 +128,7 @@ def lgamma(self: Tensor) -> Tensor:
 
 
 STEPS: Final = 6
-"""The number of recurrence steps before digamma's series, whose error is 2.5e-9 at 6."""
+"""The number of recurrence steps before digamma's asymptotic series; with 6 steps its error is 2.5e-9."""
 
 
 @register_torch_trt_decomposition(aten.digamma.default)

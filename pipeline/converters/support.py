@@ -1,4 +1,4 @@
-"""Reports of operator support: counts for a graph, and a table of the registry."""
+"""Report operator support: count a graph's supported calls, and list the limits of all converters in a table."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def get_graph_converter_support(
     *,
     registry: ConverterRegistry | None = None,
 ) -> tuple[int, int]:
-    """Return the number of a graph's operator calls that a converter accepts, and the number of calls. `registry` is
-    `pipeline.converters.DYNAMO_CONVERTERS` if not given."""
+    """Return how many of a graph's operator calls a converter accepts, and the total number of calls. `registry`
+    defaults to `pipeline.converters.DYNAMO_CONVERTERS`."""
     if not isinstance(gm, torch.fx.GraphModule):
         graph = "pipeline.capture(model, args).graph_module is one"
         raise TypeError(f"get_graph_converter_support takes a torch.fx.GraphModule, not {kind_of(gm)}: {graph}")
@@ -39,7 +39,7 @@ def get_graph_converter_support(
 class SupportRow:
     """One target's row in the support table, with its converters in the order of lookup.
 
-    limits: the validators' docstrings, which state the accepted nodes. schema: ATen's; empty for a Python function.
+    limits: the validators' docstrings, which state the accepted nodes. schema: the operator's; "" for a function.
     """
 
     target: str
@@ -51,7 +51,7 @@ class SupportRow:
 
 
 def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
-    """Return a row for each target, sorted by name."""
+    """Return the rows of the support table, one for each target in the registry, sorted by name."""
     rows = (_make_row(target, declarations) for target, declarations in registry.candidates.items())
     return tuple(sorted(rows, key=lambda row: row.target))
 

@@ -1,4 +1,4 @@
-"""Define the types that converters handle, and a decorator that checks arguments and promotes constants."""
+"""Define the types that converters receive, and a decorator that checks arguments and converts constants."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ Types: TypeAlias = tuple[type, ...]
 
 _NUMBERS: Final = (bool, int, float, np.generic)
 _LADDER: Final[tuple[Types, ...]] = (_NUMBERS, (np.ndarray,), (torch.Tensor,), (TRTTensor,))
-"""The order of promotion: a number may become an array, an array a tensor, a tensor a layer's output."""
+"""The types in order of promotion: a number may become an array, an array a torch tensor, a tensor a layer's output."""
 
 
 def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True) -> Callable[[F], F]:
-    """Check the arguments of a CTX converter first; an int key is a position in `args`, a str a name in `kwargs`.
+    """Check a converter's arguments before each call; in `types` an int is a position in `args`, a str a name in
+    `kwargs`.
 
     An argument that is absent or None passes. One of another type is promoted, if it is a constant and `promote` is
     set, to the first of the allowed types above its own (number < np.ndarray < torch.Tensor < TRTTensor; a symbolic
-    size can be a TRTTensor), or else a tensor to an np.ndarray; else it raises a `TypeError`. The decorator may stand
-    above or below the declaring ones.
+    size can be a TRTTensor), or else a tensor to an np.ndarray; else it raises a `TypeError`. It may be above or below
+    declaring decorators.
     """
     for key, allowed in types.items():
         if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
@@ -67,7 +68,7 @@ def _check_argument(ctx: Any, target: Any, name: str, key: int | str, value: Any
 
 
 def _promotion_target(value: Any, allowed: Types) -> type | None:
-    """Return the first allowed type that the value can be promoted to; None if there is none."""
+    """Return the first allowed type that a value can be converted to; None if there is none."""
     if isinstance(value, SymbolicInt):
         return TRTTensor if TRTTensor in allowed else None
     rung = next((i for i, kinds in enumerate(_LADDER) if isinstance(value, kinds)), len(_LADDER))
@@ -77,8 +78,8 @@ def _promotion_target(value: Any, allowed: Types) -> type | None:
 
 
 def _promote(ctx: Any, name: str, value: Any, target: type) -> Any:
-    """Promote a constant; torch's rules for numbers (int64, and float32 for a float) hold for every target type. A
-    tensor and its array share memory, so that weights created from the array can be refitted."""
+    """Convert a constant to the target type. Numbers become int64 or float32, as in torch. A tensor and its array share
+    memory, so that weights created from the array can be refitted."""
     if target is np.ndarray and isinstance(value, torch.Tensor):
         if value.dtype == torch.bfloat16:
             raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
@@ -91,7 +92,7 @@ def _promote(ctx: Any, name: str, value: Any, target: type) -> Any:
 
 
 def _copy_to_tensor(value: Any) -> torch.Tensor:
-    """Return a tensor with a copy of the data, so that the caller's array is not aliased."""
+    """Copy the data to a new tensor, which does not share memory with the caller's array."""
     if isinstance(value, float) and not isinstance(value, np.generic):
         return torch.tensor(value, dtype=torch.float32)
     return torch.tensor(value)

@@ -1,4 +1,4 @@
-"""Convert functions of one tensor, activation functions, softmax and log-softmax."""
+"""Convert functions of one tensor, including activation functions, softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
 REAL = "exp log sqrt sin cos tan sinh cosh asin acos atan asinh acosh atanh"
-"""Functions of floats that TensorRT calls by the same name."""
+"""Functions of floating-point tensors that have the same name in TensorRT as in ATen."""
 
 TABLE: Mapping[Any, tuple[Any, ...]] = {
     **{getattr(aten, name).default: (unary.real, name.upper()) for name in REAL.split()},
@@ -63,13 +63,13 @@ ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
 
 @converts(TABLE, ACTIVATIONS)
 def unary_function(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Call a function of one tensor with the operator's arguments."""
+    """Convert a function of one tensor by its table row: call the row's building block with the arguments."""
     return call_block(net, row, operands)
 
 
 @converts(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(net: Net, input: Value) -> tuple[ITensor | None, ...]:
-    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). The buffer is for the gradient."""
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). Only a backward pass needs the buffer."""
     return cast_to_result(net, activation.log_sigmoid(net, input)), None
 
 

@@ -1,4 +1,4 @@
-"""The reasons why some operators always run in PyTorch; the lookup reports them if there is no converter."""
+"""List why some operators have no converter and always run in PyTorch; a failed lookup reports the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REASONS: Final[dict[Any, str]] = {
     CACHE_WRITE: "its position is known only at run time: PyTorch writes only these rows, TensorRT would copy all",
     **{_find_operator(name): why for why, names in _NAMES.items() for name in names.split()},
 }
-"""The reasons by operator."""
+"""The reason why an operator always runs in PyTorch, by operator."""
 
 
 _BLOCKS = "TensorRT supports only blocks of 16 in FP4 and of 32 in E4M3 that divide the last dim"
@@ -81,7 +81,7 @@ BY_NAME: Final = {
     "torchao::quantize_affine_float8_non_decomposed": _FORMAT,
     "torchao::dequantize_affine_float8_non_decomposed": _FORMAT,
 }
-"""The reasons by the name of operators that other libraries define."""
+"""The reason why an operator of another library always runs in PyTorch, by the operator's name."""
 
 _CONTROL_FLOW = "control flow: which of its graphs runs, and how often, is known only at run time"
 _MAPS = "torch.vmap cannot turn this control flow into one call for any number of rows"
@@ -91,7 +91,7 @@ _EXPERTS = "an engine multiplies each row by every group's matrix, which for so 
 
 
 def reason_without_converter(target: Any) -> str:
-    """Return the reason why an operator has no converter; empty if no reason is known."""
+    """Return the reason why an operator has no converter; an empty string if no reason is known."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target.name() == "map_impl":
             return _MAPS

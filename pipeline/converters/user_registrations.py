@@ -1,4 +1,4 @@
-"""Find the user's own converters and decompositions: those that the package's registry and table do not have."""
+"""Find the converters and decompositions that the user registered, in addition to those of this package."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BUILT_IN: Final = frozenset(DYNAMO_CONVERTERS.declarations())
 
 @frozen(eq=False, slots=False)
 class UserRegistrations:
-    """The user's converters and decompositions, under given settings.
+    """The converters and decompositions that the user registered, under given settings.
 
-    Users' validators are called in `validate` only, where the graph is complete: until then, a call counts as accepted
+    Users' validators are called in `validate` only, where the graph is complete. Before that, a call counts as accepted
     if a user's converter may accept it.
     """
 
@@ -37,52 +37,52 @@ class UserRegistrations:
     def of(
         cls, registry: ConverterRegistry, decompositions: DecompositionTable, settings: CompilationSettings
     ) -> UserRegistrations:
-        """Collect the entries of a registry and a table that are not the package's own."""
+        """Collect the converters and decompositions of a registry and a table that are not this package's own."""
         added = () if registry is DYNAMO_CONVERTERS else registry.declarations()
         users = tuple(declaration for declaration in added if declaration not in BUILT_IN)
         return cls(registry.bind(settings), decompositions, users)
 
     @cached_property
     def decomposed(self) -> frozenset[Op]:
-        """The operators with a user's decomposition."""
+        """The operators that a decomposition by the user decomposes."""
         own: DecompositionTable = self.decompositions
         return frozenset(op for op, function in own.items() if DECOMPOSITIONS.get(op) is not function)
 
     @cached_property
     def high(self) -> dict[Target, tuple[Declaration, ...]]:
-        """The user's HIGH converters by operator."""
+        """The user's converters of HIGH priority, by operator."""
         high = [d for d in self.declarations if d.priority is ConverterPriority.HIGH]
         return {target: tuple(found) for target, found in groupby(attrgetter("key"), high).items()}
 
     @cached_property
     def targets(self) -> frozenset[Target]:
-        """The operators for which composites are decomposed."""
+        """Operators with a user's HIGH converter or decomposition; composites are decomposed to find them."""
         return frozenset(self.high) | self.decomposed
 
     def may_convert(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
-        """Return whether a user's HIGH converter may accept a call, which therefore is not decomposed."""
+        """Return whether a user's HIGH converter may accept a call, so that the call must not be decomposed."""
         return any(
             reject_dynamic_sizes(d.support, self.lookup.settings, args, kwargs, value) is None
             for d in self.high.get(target, ())
         )
 
     def is_users(self, choice: Choice | None) -> bool:
-        """Return whether a chosen converter is the user's."""
+        """Return whether a chosen converter was registered by the user."""
         users = ((declaration.support, declaration.priority) for declaration in self.declarations)
         return choice is not None and (choice.support, choice.priority) in users
 
     def accepts(self, node: Node, users: Callable[[Declaration], bool] = lambda declaration: True) -> bool:
-        """Return whether a converter accepts a node: one of ours, or one of these user's converters."""
+        """Return whether a converter of this package, or a user's converter that ``users`` selects, accepts a node."""
         if is_kept_in_torch(node.target, node.meta, self.lookup.settings):
             return False
         return any(self._accepts(d, node, users) for d in self.lookup.candidates.get(node.target, ()))
 
     def accepts_surely(self, node: Node) -> bool:
-        """Return whether a converter accepts a node regardless of the user's validators."""
+        """Return whether a converter accepts a node whatever the user's validators return."""
         return self.accepts(node, lambda declaration: declaration.support.capability_validator is None)
 
     def accepts_without_users(self, node: Node) -> bool:
-        """Return whether a converter of ours accepts a node."""
+        """Return whether a converter of this package accepts a node."""
         return self.accepts(node, lambda declaration: False)
 
     def _accepts(self, declaration: Declaration, node: Node, users: Callable[[Declaration], bool]) -> bool:

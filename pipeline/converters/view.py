@@ -1,4 +1,4 @@
-"""Convert views: reshapes, permutations and expansions. The shape is read from the result's fake tensor."""
+"""Convert views: reshapes, permutations and expansions. The shape is read from the fake tensor of the result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def unsqueeze(net: Net, input: Value, dim: int) -> ITensor:
 
 @converts(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(net: Net, input: Value, dim: Sequence[int] | int | None = None) -> ITensor:
-    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dynamic dim is not of size 1, and stays."""
+    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dynamic dim is kept, since its size is not 1."""
     x, sizes = base.tensor(net, input), result_sizes(net)
     if all(isinstance(s, int) for s in sizes):
         return base.reshape(net, x, sizes)
@@ -98,7 +98,7 @@ COPIES = {
     aten.unsqueeze_copy.default: aten.unsqueeze.default,
     aten.view_copy.default: aten.view.default,
 }
-"""The view equal to each copying view: nothing is written in place."""
+"""For each operator that copies a view, the view operator; an engine writes nothing in place, so both are equal."""
 
 
 DECOMPOSITIONS = [register_torch_trt_decomposition(copy)(partial(view)) for copy, view in COPIES.items()]

@@ -1,5 +1,5 @@
-"""Building blocks: functions that add layers to a ``Net``, given tensors and plain values; they do not depend on ATen.
+"""Building blocks for converters: functions of tensors and plain values that add layers to a ``Net``, without ATen.
 
-This package's converters pass a ``Net``: ``base.cast(net, x, torch.float16)``. Users' converters pass their context and
-name: ``base.cast(ctx, name, x, torch.float16)``.
+Converters of this package pass a ``Net``: ``base.cast(net, x, torch.float16)``. Users' converters pass their context
+and name: ``base.cast(ctx, name, x, torch.float16)``.
 """

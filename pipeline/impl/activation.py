@@ -1,4 +1,4 @@
-"""Activation functions: TensorRT's layer if correct for NaN and near zero, else float32 arithmetic, rounded once."""
+"""Add activation functions: TensorRT's layer where it is correct for NaN and near zero, else float32 arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.trt import trt
 
 @block
 def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta: float | None = None) -> ITensor:
-    """Add an activation layer, by the name of its ``trt.ActivationType``."""
+    """Add an activation layer; ``kind`` is the name of its ``trt.ActivationType``."""
     layer = net.add("activation", x, trt.ActivationType.__members__[kind])
     if alpha is not None:
         layer.alpha = alpha
@@ -27,7 +27,7 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 @block
 def activation_near_zero(net: Net, kind: str, x: Value) -> ITensor:
-    """Apply an activation with a tail near 0: bfloat16 in float32, since RTX 1.4's layers return 0 for 6.6e-36."""
+    """Add an activation that must be right near 0: bfloat16 in float32, since RTX 1.4 returns 0 for 6.6e-36."""
     x = to_floating(net, x)
     dtype = base.dtype_of(x)
     compute = torch.float32 if dtype == torch.bfloat16 else dtype
@@ -36,7 +36,7 @@ def activation_near_zero(net: Net, kind: str, x: Value) -> ITensor:
 
 @block
 def relu(net: Net, x: Value) -> ITensor:
-    """``max(x, 0)``, also of integers."""
+    """Return ``max(x, 0)`` of floats or integers."""
     dtype = base.dtype_of(x)
     given = base.tensor(net, x, arithmetic_dtype(dtype))
     return base.cast(net, activation(net, "RELU", _separate_if_marked(net, given)), dtype)
@@ -48,26 +48,26 @@ def _separate_if_marked(net: Net, x: ITensor) -> ITensor:
 
 @block
 def separate_from_matmul(net: Net, x: ITensor) -> ITensor:
-    """Separate a biased matmul from a ReLU or GELU by a barrier: RTX 1.6.1 fuses both to a kernel an H100 lacks."""
+    """Add a barrier between a biased matmul and a ReLU or GELU: RTX 1.6.1 fuses both to a kernel that an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 
 @block
 def erf(net: Net, x: Value) -> ITensor:
-    """The error function, which TensorRT may recognize as a part of GELU."""
+    """Return the error function of ``x``, by a layer that TensorRT may recognize as a part of GELU."""
     return base.unary(net, "ERF", _separate_if_marked(net, to_floating(net, x)))
 
 
 @block
 def tanh(net: Net, x: Value) -> ITensor:
-    """The hyperbolic tangent, which TensorRT may recognize as a part of GELU."""
+    """Return the hyperbolic tangent of ``x``, by a layer that TensorRT may recognize as a part of GELU."""
     return activation(net, "TANH", _separate_if_marked(net, to_floating(net, x)))
 
 
 @block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
-    """GELU, by erf or the tanh approximation, in float32; inside a matmul's kernel float32 is also faster than half
-    precision (docs/notes/2026-11-29-real-sizes.md)."""
+    """Return GELU of ``x`` by erf, or by tanh if ``approximate`` is "tanh", in float32; inside a matmul's kernel
+    float32 is also faster than half precision (docs/notes/2026-11-29-real-sizes.md)."""
     x = to_floating(net, x)
     dtype = base.dtype_of(x)
     given = _separate_if_marked(net, x) if dtype == torch.float32 else x
@@ -77,14 +77,14 @@ def gelu(net: Net, x: Value, approximate: str) -> ITensor:
 
 @block
 def silu(net: Net, x: Value) -> ITensor:
-    """``x * sigmoid(x)`` in float32, since in half precision the sigmoid has few significant bits below -10."""
+    """Return ``x * sigmoid(x)``, in float32: in half precision, sigmoid has few significant bits below -10."""
     x = base.cast(net, base.tensor(net, x), torch.float32)
     return base.elementwise(net, "PROD", x, activation(net, "SIGMOID", x))
 
 
 @block
 def leaky_relu(net: Net, x: Value, negative_slope: float) -> ITensor:
-    """``x`` above zero, ``negative_slope * x`` below."""
+    """Return ``x`` where it is above zero, and ``negative_slope * x`` elsewhere."""
     if negative_slope <= 0:  # the layer's -0 has another sign
         return prelu(net, x, negative_slope)
     return activation(net, "LEAKY_RELU", base.tensor(net, x), negative_slope)
@@ -92,7 +92,7 @@ def leaky_relu(net: Net, x: Value, negative_slope: float) -> ITensor:
 
 @block
 def prelu(net: Net, x: Value, weight: Value) -> ITensor:
-    """``x`` above zero, ``weight * x`` below; the weight broadcasts."""
+    """Return ``x`` where it is above zero, and ``weight * x`` elsewhere; the weight broadcasts."""
     x = base.tensor(net, x)
     above = layer(net, "GREATER", x, 0.0, base.dtype_of(x))
     return where(net, above, x, binary(net, "PROD", x, weight))
@@ -100,7 +100,7 @@ def prelu(net: Net, x: Value, weight: Value) -> ITensor:
 
 @block
 def elu(net: Net, x: Value, alpha: float, scale: float, input_scale: float) -> ITensor:
-    """``scale * x``, and ``scale * alpha * (exp(input_scale * x) - 1)`` below zero."""
+    """Return ``scale * x``, but ``scale * alpha * (exp(input_scale * x) - 1)`` where ``x`` is below zero."""
     x = to_float32(net, x)
     inner = _multiply(net, x, input_scale)
     below = _multiply(net, expm1(net, inner), float(alpha) * float(scale))
@@ -114,14 +114,14 @@ def _multiply(net: Net, x: ITensor, factor: float) -> ITensor:
 
 @block
 def hard_sigmoid(net: Net, x: Value) -> ITensor:
-    """``clamp(x + 3, 0, 6) / 6``; TensorRT's layer multiplies first, which loses digits near -3."""
+    """Return ``clamp(x + 3, 0, 6) / 6``; TensorRT's layer multiplies before it adds, which loses digits near -3."""
     shifted = layer(net, "SUM", to_float32(net, x), 3.0, torch.float32)
     return layer(net, "DIV", clamp(net, shifted, 0.0, 6.0), 6.0, torch.float32)
 
 
 @block
 def hard_swish(net: Net, x: Value) -> ITensor:
-    """``x * hard_sigmoid(x)``."""
+    """Return ``x * hard_sigmoid(x)``."""
     x = to_float32(net, x)
     shifted = layer(net, "SUM", x, 3.0, torch.float32)
     scaled = base.elementwise(net, "PROD", x, clamp(net, shifted, 0.0, 6.0))
@@ -130,7 +130,7 @@ def hard_swish(net: Net, x: Value) -> ITensor:
 
 @block
 def softplus(net: Net, x: Value, beta: float = 1.0, threshold: float = 20.0) -> ITensor:
-    """``log(1 + exp(beta * x)) / beta``, and ``x`` where ``beta * x`` is above the threshold."""
+    """Return ``log(1 + exp(beta * x)) / beta``, but ``x`` where ``beta * x`` is above the threshold."""
     x = to_float32(net, x)
     scaled = _multiply(net, x, beta)
     grown = log1p(net, base.unary(net, "EXP", scaled))
@@ -140,7 +140,7 @@ def softplus(net: Net, x: Value, beta: float = 1.0, threshold: float = 20.0) -> 
 
 @block
 def mish(net: Net, x: Value) -> ITensor:
-    """``x * tanh(softplus(x))``."""
+    """Return ``x * tanh(softplus(x))``."""
     x = to_float32(net, x)
     bend = activation(net, "TANH", softplus(net, x, threshold=float("inf")))
     return base.elementwise(net, "PROD", x, bend)
@@ -148,7 +148,7 @@ def mish(net: Net, x: Value) -> ITensor:
 
 @block
 def log_sigmoid(net: Net, x: Value) -> ITensor:
-    """``log(sigmoid(x))``, as ``min(x, 0) - log(1 + exp(-|x|))``, which cannot overflow."""
+    """Return ``log(sigmoid(x))``, computed as ``min(x, 0) - log(1 + exp(-|x|))``, which cannot overflow."""
     x = to_float32(net, x)
     decay = base.unary(net, "EXP", base.unary(net, "NEG", absolute(net, x)))
     return base.elementwise(net, "SUB", clamp(net, x, None, 0.0), log1p(net, decay))
@@ -156,7 +156,7 @@ def log_sigmoid(net: Net, x: Value) -> ITensor:
 
 @block
 def soft_shrink(net: Net, x: Value, bound: float) -> ITensor:
-    """``x`` moved toward zero by ``bound``; zero where ``|x| <= bound``."""
+    """Return ``x`` moved toward zero by ``bound``; zero where ``|x| <= bound``."""
     x = base.tensor(net, x)
     dtype = base.dtype_of(x)
     result = where(net, is_nan(net, x), x, 0.0, dtype)

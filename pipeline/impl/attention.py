@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: a fused kernel (TensorRT's layer, or a pattern that it fuses), or separate layers."""
+"""Add scaled dot-product attention: a fused kernel (by TensorRT's layer or a pattern), or separate layers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pipeline.quirks import is_avoided
 from pipeline.trt import trt
 
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
-"""The dims (batch, heads) that an attention of lower rank lacks, by rank."""
+"""The positions among (batch, heads, queries, width) of the dims that an attention lacks, by its rank."""
 MANY_KEYS = 128
-"""The fewest keys from which single-query attention with grouped heads uses separate kernels. With 4 key heads for 32
-query heads on an H100 (RTX 1.4, float16, 16 attentions in a row) the fused kernel took 11.4 µs and separate ones 9.7
-(128 keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal heads TensorRT fuses."""
+"""The minimum number of keys for which single-query attention with grouped heads uses separate kernels. With 4 key
+heads for 32 query heads on an H100 (RTX 1.4, float16) 16 attentions took 11.4 µs fused and 9.7 separately (128 keys,
+batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). With equal heads TensorRT fuses."""
 MAX_SCORES = 1 << 25
-"""The most scores per batch element, which are in memory, for separate kernels if the number of queries is dynamic."""
+"""If the number of queries is dynamic, separate kernels, which store all scores, compute at most so many per batch."""
 
 
 @block
@@ -42,8 +42,8 @@ def fused_attention(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """Attention in a fused kernel, under the conditions of ``attention_limits``. The result for a query whose keys are
-    all masked is 0; ``has_key`` says that the mask has no such row."""
+    """Add an attention that a fused kernel computes; it must meet the conditions of ``attention_limits``. The result
+    for a query whose keys are all masked is 0; ``has_key`` says that the mask has no such row."""
     rank, own = base.rank(query), base.dims(value)[-1]
     width = limits.kernel_width(base.dims(query)[-1], own)
     query, key, value = (_to_kernel_shape(net, x, width) for x in (query, key, value))
@@ -60,7 +60,7 @@ def fused_attention(
 
 
 def _to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
-    """Add leading dims up to rank 4, and pad the head dim with zeros to the kernel's width."""
+    """Add leading dims up to rank 4, and pad the head dim with zeros to the fused kernel's ``width``."""
     x = _to_rank_4(net, x)
     return x if width in (None, base.dims(x)[-1]) else strided_slice(net, x, [3], [0], [width], mode="FILL")
 
@@ -86,9 +86,9 @@ def _add_layer(
 def _add_pattern(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool, scale: float
 ) -> ITensor:
-    """Half-precision matmuls and a float32 softmax, the pattern that TensorRT fuses. Bool masks are added as 0 and -inf
-    of the query's dtype. The causal mask compares positions that layers count, which the kernel recognizes: if scores
-    are selected by a mask instead, RTX 1.4 drops the causal mask."""
+    """Add the pattern that TensorRT fuses: half-precision matmuls and a float32 softmax. Bool masks are added as 0 and
+    -inf of the query's dtype. The causal mask compares positions that layers count, which the kernel recognizes: RTX
+    1.4 drops a causal mask that selects scores."""
     if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
         return first_row(net, _repeat_heads(net, value, base.dims(query)[1]))
     if not causal and _is_faster_by_rows(net, query, key, value):
@@ -101,7 +101,7 @@ def _add_pattern(
 def _attention_by_matmuls(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, gqa: bool, causal: bool
 ) -> ITensor:
-    """Two matmuls in the operands' dtype, and a softmax in float32 between them."""
+    """Add an attention as two matmuls in the operands' dtype with a float32 softmax between them."""
     if gqa and not causal and _is_faster_by_rows(net, query, key, value):
         return _attention_by_rows(net, query, key, value, mask)
     if gqa:
@@ -115,18 +115,18 @@ def _attention_by_matmuls(
 
 
 def _attention_weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
-    """The softmax of masked scores, computed in float32 and rounded to ``dtype``."""
+    """Return the softmax of masked scores, computed in float32 and rounded to ``dtype``."""
     if mask is not None:
         scores = base.elementwise(net, "SUM", scores, _additive_mask(net, mask, dtype))
     return base.plain_cast(net, softmax(net, scores, -1), dtype)
 
 
 def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
-    """The matmul of attention weights and values, inside the fused attention kernel.
+    """Multiply attention weights and values, inside the fused attention kernel.
 
     For float16 with a mask it is expressed as a rounded float32 matmul, which TensorRT-RTX runs in float16 with float32
-    accumulation. Otherwise the kernel accumulates in float16 and rounds after every 32 keys, masked or not. For a
-    single query there is another kernel (`masked-attention-sums`).
+    accumulation. Otherwise the kernel accumulates in float16 and rounds after every 32 keys, masked or not. A single
+    query is computed by another kernel without this bug (`masked-attention-sums`).
     """
     widened = masked and base.dtype_of(value) == torch.float16 and is_avoided("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
@@ -139,7 +139,7 @@ def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -
 
 @fact
 def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether grouped-query attention over many keys is faster in separate kernels."""
+    """Return whether grouped-query attention over many keys is faster in separate kernels than in a fused kernel."""
     if {base.rank(x) for x in (query, key, value)} != {4} or not _has_same_heads(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
@@ -154,7 +154,7 @@ def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -
 
 @fact
 def _has_same_heads(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether keys and values have the same number of heads, and the query's batch size or 1."""
+    """Return whether keys and values have the same number of heads and of keys, and the query's batch size or 1."""
     batch = base.known_sizes(net, query)[0]
     others = [base.known_sizes(net, x)[0] for x in (key, value)]
     equal = base.dims(key)[1:3] == base.dims(value)[1:3]
@@ -163,14 +163,14 @@ def _has_same_heads(net: Net, query: ITensor, key: ITensor, value: ITensor) -> b
 
 @fact
 def _query_length(net: Net, query: ITensor) -> Size | None:
-    """Return the number of queries; 1 if the segment's optimization profile fixes this dynamic size to 1."""
+    """Return the number of queries, an expression if dynamic; 1 if the optimization profile fixes it to 1."""
     return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
 
 
 def _attention_by_rows(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, scale: float = 1.0
 ) -> ITensor:
-    """Grouped-query attention in separate kernels, with the queries that share a key head as rows of one matmul; the
+    """Add grouped-query attention in separate kernels. The queries that share a key head are rows of one matmul; the
     fused kernel would process keys sequentially.
 
     Scores are multiplied by ``scale`` in float32. Keys and values are not repeated. For a single query, keys are the
@@ -204,10 +204,10 @@ def _attention_by_rows(
 
 @block
 def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
-    """Return the query, and whether it was duplicated to two rows: it is if several batches have a single row each.
+    """Duplicate a single query row if there are several batches; return the query and whether it was duplicated.
 
     TensorRT-RTX's kernel for single rows, `_gemv_mha`, expects keys and values batch by batch. RTX 1.4 and 1.6 may
-    store them row by row between attentions, so that the kernel reads those of other batches (`lone-queries`).
+    store them row by row between attentions, so that the kernel reads those of a wrong batch (`lone-queries`).
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
@@ -219,12 +219,12 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
 
 @block
 def first_row(net: Net, x: ITensor) -> ITensor:
-    """Return the first row as a matrix."""
+    """Return the first of a tensor's rows (the second to last dim), keeping that dim with size 1."""
     return strided_slice(net, x, [base.rank(x) - 2], [0], [1])
 
 
 def _additive_mask(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
-    """Return a mask as float32 values to add to scores (cached)."""
+    """Return an attention mask as float32 values to add to scores; a bool mask becomes 0 and -inf."""
 
     def compute() -> ITensor:
         bools = base.dtype_of(mask) == torch.bool
@@ -246,7 +246,7 @@ def float32_attention(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """Attention in float32, as eager computes half precision; the result for a query whose keys are all masked is 0."""
+    """Add an attention in float32, as eager computes half precision. A query whose keys are all masked gives 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
     query = _scale_query(net, query, scale) if exact else query  # see `_scale_query` for the dtype
     query, key, value = (
@@ -261,8 +261,8 @@ def float32_attention(
 
 
 def _scale_query(net: Net, query: ITensor, scale: float) -> ITensor:
-    """Scale the query; half precision in float32 and rounded again, even for a power of two: RTX 1.4 drops masks that
-    are computed in the kernel (causal masks) if it fuses the scale."""
+    """Multiply the query by a scale and round it to its dtype. This is done even for a power of two: if RTX 1.4 fuses
+    the scale, it drops masks that the kernel computes (causal masks)."""
     if scale == 1:
         return query
     wide = base.cast(net, query, torch.float32)
@@ -272,7 +272,7 @@ def _scale_query(net: Net, query: ITensor, scale: float) -> ITensor:
 
 
 def _repeat_heads(net: Net, x: ITensor, heads: Size) -> ITensor:
-    """Repeat each head of keys or values for the query heads of its group, which are adjacent.
+    """Repeat each head of keys or values so that there are ``heads``; heads of a group of queries are adjacent.
 
     A single head of batch 1 is expanded, since RTX 1.4 may fail to build a reshape after a cache update. For larger
     batches this would need more kernels.
@@ -289,7 +289,7 @@ def _repeat_heads(net: Net, x: ITensor, heads: Size) -> ITensor:
 
 
 def _number_of_heads(net: Net, x: ITensor) -> Size:
-    """Return the number of heads, as an expression if it is known."""
+    """Return the number of heads of queries or keys, as an int or expression if known, else as a tensor."""
     known = base.known_sizes(net, x)[-3]
     return base.size(net, x, -3) if known is None else known
 
@@ -301,7 +301,7 @@ def _divide_size(net: Net, size: Size, divisor: Size) -> Size:
 
 
 def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
-    """Return the causal mask, aligned to the upper left corner."""
+    """Return a causal mask for scores, aligned to their upper left corner."""
     rank = base.rank(scores)
     rows = _arange(net, base.size(net, scores, rank - 2), rank, rank - 2)
     columns = _arange(net, base.size(net, scores, rank - 1), rank, rank - 1)
@@ -309,7 +309,7 @@ def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
 
 
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
-    """Return 0, 1, 2 … along a dim (cached). It is no constant, in which TensorRT recognizes no causal mask."""
+    """Return 0, 1, 2 … along a dim, computed by a layer: TensorRT recognizes no causal mask in a constant."""
 
     def compute() -> ITensor:
         layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
@@ -324,20 +324,20 @@ def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
 
 @fact
 def has_key_in_each_row(net: Net, mask: Value | None) -> bool:
-    """Return whether a mask is constant, and leaves at least one key unmasked in each row."""
+    """Return whether a mask is a constant in which every row has an unmasked key."""
     if not isinstance(mask, torch.Tensor) or not net.ctx.compilation_settings.immutable_weights:
         return False
     return bool((mask if mask.dtype == torch.bool else mask > float("-inf")).any(-1).all())
 
 
 def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
-    """Replace the NaN of rows whose keys are all masked by 0."""
+    """Replace the NaN results of rows whose keys are all masked by 0."""
     some = net.ctx.cached("some keys", mask, lambda: _rows_with_key(net, mask))
     return where(net, some, result, 0.0, base.dtype_of(result))
 
 
 def _rows_with_key(net: Net, mask: ITensor) -> ITensor:
-    """Return for each row of the mask whether any key is unmasked."""
+    """Return, for each row of a mask, whether it has an unmasked key."""
     bools = base.dtype_of(mask) == torch.bool
     wide = base.cast(net, mask, torch.int32 if bools else torch.float32)
     rank = base.rank(mask)

@@ -13,7 +13,7 @@ from pipeline.trt import CAPABILITIES
 
 HALVES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = range(9, 257)
-"""The head dims with fused kernels (TensorRT-RTX 1.4)."""
+"""The head dims for which TensorRT-RTX 1.4 has fused attention kernels."""
 BY_LAYER = CAPABILITIES.flavour == "tensorrt"
 """Whether to use TensorRT's attention layer. TensorRT-RTX fuses matmuls and a softmax into the same kernel, and better:
 its layer accumulates scores in float16, does not build in all cases, and adds a kernel that copies the result."""
@@ -21,7 +21,7 @@ its layer accumulates scores in float16, does not build in all cases, and adds a
 
 @frozen
 class Case:
-    """The sizes and options of an attention; dynamic sizes are expressions."""
+    """The sizes and options of an attention to check against the conditions; a dynamic size is an expression."""
 
     dtype: torch.dtype
     query: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Case:
 
 @frozen
 class Condition:
-    """A condition of the fused kernel, with a predicate on cases."""
+    """A condition of the fused kernel: its description, and a predicate on a case."""
 
     needs: str
     holds: Callable[[Case], bool]
@@ -70,11 +70,11 @@ CONDITIONS = (
 
 
 PADDED_HEAD = 16
-"""The head dim that smaller heads are padded to with zeros."""
+"""The head dim to which smaller head dims are padded with zeros, for a fused kernel."""
 
 
 def pad_case(case: Case) -> Case:
-    """Return the case as the kernel receives it: with a dim for heads, and head dims padded to a common size."""
+    """Return the case as the fused kernel receives it: of rank 4, with head dims padded to a common size."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
@@ -97,5 +97,5 @@ def _pad_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
 
 
 def first_unmet_condition(case: Case) -> Condition | None:
-    """Return the first condition that the case violates; None if a fused kernel applies."""
+    """Return the first condition that an attention violates; None if TensorRT can compute it in a fused kernel."""
     return next((condition for condition in CONDITIONS if not condition.holds(case)), None)

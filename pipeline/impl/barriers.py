@@ -1,4 +1,4 @@
-"""Barriers: layers that change no value, but prevent TensorRT from fusing the layers before and after them."""
+"""Add barriers: layers that change no value, but prevent TensorRT from fusing the layers before and after them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.trt import trt
 
 @block
 def arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Return a node's positional and keyword arguments; expand inputs named by its marks to the result's shape."""
+    """Return a node's converted arguments; inputs that a mark names are expanded to the shape of the result."""
     names = {name for mark in net.ctx.marks.of_node(node.name, "expanded") for name in mark.names}
     wide = {x: _expand_input(net, convert(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else convert(x))
@@ -31,7 +31,7 @@ def arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], 
 
 @block
 def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
-    """Return the result of a node's converter; a barrier keeps its kernel separate if a mark requires this."""
+    """Return a converter's result; if a mark requires it, behind a barrier that keeps the node's kernel separate."""
     if not isinstance(value, trt.ITensor) or not net.ctx.marks.of_node(node.name, "apart"):
         return value
     row = base.unsqueeze(net, value, [0])  # a running sum along a dim of size 1 is never fused
@@ -40,7 +40,7 @@ def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
 
 @block
 def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Add `base.barrier` on a flat view, so that nothing is fused into the kernel that computes ``x``."""
+    """Add a barrier on a flat view of ``x`` for the bug ``quirk``, so that nothing is fused into its kernel."""
     if not is_avoided(quirk):
         return x
     sizes = base.sizes(net, x)
@@ -49,13 +49,13 @@ def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
 
 @fact
 def is_marked(net: Net, quirk: str, name: str = "") -> bool:
-    """Return whether the current node is marked for a kernel bug (and with ``name``, if given)."""
+    """Return whether a mark makes the current node's converter avoid a bug (for the input ``name``, if given)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not name or name in mark.names) for mark in marks)
 
 
 def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx.Node) -> Value:
-    """Expand an input to the shape of a node's result; constants stay as they are."""
+    """Expand a node's input to the shape of the node's result; leave constants unchanged."""
     if not isinstance(value, trt.ITensor):
         return value
     sizes = expanded_sizes(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))

@@ -1,4 +1,4 @@
-"""Helpers for all building blocks: constants, casts, ranks, shapes, and type promotion as in eager.
+"""Provide helpers for all building blocks: constants, casts, ranks, shapes, and type promotion as in eager.
 
 A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python number; a *size* may be an int, a
 ``SymbolicInt`` or a 1-element ``ITensor``.
@@ -30,8 +30,8 @@ INTEGERS: Final = "rounded-integers"
 
 @block
 def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
-    """Return a constant of at least ``rank`` (leading dims of size 1); equal constants share a layer. Numbers are
-    stored in ``dtype``; tensors are cast by a layer, since a weight keeps the model's dtype."""
+    """Return a constant of at least ``rank``, with leading dims of size 1 if necessary; equal constants share a layer.
+    A number is stored in ``dtype``; a tensor is cast by a layer, since a weight keeps the model's dtype."""
     given = isinstance(value, torch.Tensor)
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
     tensor = tensor.int() if tensor.dtype == torch.uint8 else tensor
@@ -46,7 +46,7 @@ def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: 
 
 @block
 def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
-    """Convert any value to an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
+    """Convert any value to an ``ITensor`` of at least ``rank`` (with leading dims), cast to ``dtype`` if given."""
     if isinstance(value, SymbolicInt):
         value = scalar_of(net, value)
     if not isinstance(value, trt.ITensor):
@@ -57,11 +57,11 @@ def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: in
 
 @block
 def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
-    """Cast ``x``; return ``x`` itself if it already has the dtype.
+    """Cast a tensor to a dtype, avoiding bugs of TensorRT's kernels; return it unchanged if it already has the dtype.
 
     A cast from float32 to bfloat16 must not be the last operation of a matmul's or convolution's kernel
     (`halves-behind-matmuls`). Therefore a barrier follows the cast, and after a convolution the cast precedes the
-    squeeze. The results of some matmuls are cast in the next kernel: see `matmul`.
+    squeeze. The results of some matmuls are cast in a separate kernel (see `matmul`).
 
     Integers are cast to half precision via float32 and a barrier (`rounded-integers`).
     """
@@ -85,15 +85,15 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
 
 @block
 def plain_cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
-    """Cast by a single layer, as in patterns that TensorRT recognizes."""
+    """Cast a tensor by a single layer, as TensorRT's fused patterns require."""
     wanted = to_trt(network_dtype(dtype))
     return x if x.dtype == wanted else net.add("cast", x, wanted).get_output(0)
 
 
 @block
 def is_zero(net: Net, x: ITensor) -> ITensor:
-    """Return whether elements are zero or False. Bools come from comparisons, never from casts: RTX 1.4 drops a pair of
-    casts from int32 to bool and back, so that 3 stays 3."""
+    """Return whether each element is zero or False. A bool is always created by a comparison, never by a cast: RTX 1.4
+    drops two casts from int32 to bool and back, so that 3 stays 3."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
         return unary(net, "NOT", x)
@@ -102,7 +102,7 @@ def is_zero(net: Net, x: ITensor) -> ITensor:
 
 
 def dtype_of(value: Value) -> torch.dtype:
-    """Return the torch dtype of a tensor or a Python number (bool, int64 or the default float dtype)."""
+    """Return the torch dtype of a tensor or Python number (bool, int64, or the default float dtype)."""
     if isinstance(value, trt.ITensor):
         return to_torch(value.dtype)
     if isinstance(value, torch.Tensor):
@@ -113,14 +113,14 @@ def dtype_of(value: Value) -> torch.dtype:
 
 
 def network_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype by which networks represent a torch dtype: float32 for float64 (``truncate_double``), and int32
-    for uint8, which TensorRT accepts only as a network's input and output (``to_uint8`` wraps its values)."""
+    """Return the dtype that represents a torch dtype in networks: float32 for float64 (``truncate_double``), and int32
+    for uint8, which TensorRT accepts only as a network's input and output (``to_uint8`` wraps values)."""
     return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
 
 
 @block
 def to_uint8(net: Net, x: ITensor) -> ITensor:
-    """Convert numbers to the values of uint8: integers modulo 256."""
+    """Convert numbers to uint8 values, modulo 256, in the int32 tensor that represents them."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
         return cast(net, x, torch.int32)
@@ -131,7 +131,7 @@ def to_uint8(net: Net, x: ITensor) -> ITensor:
 
 
 def dims(x: Value) -> tuple[int, ...]:
-    """Return the sizes of a tensor, -1 for dynamic dims; raise an error if the network is invalid."""
+    """Return the sizes of a tensor, -1 for dynamic dims; raise a NetworkError if TensorRT cannot compute them."""
     try:
         return tuple(x.shape)
     except ValueError:
@@ -143,17 +143,17 @@ def rank(x: Value) -> int:
 
 
 def axis(dim: int, rank: int) -> int:
-    """Return a dim's non-negative index."""
+    """Return the non-negative index of a dim, which may count from the end."""
     return dim + rank if dim < 0 else dim
 
 
 def axes_mask(axes: Sequence[int], rank: int) -> int:
-    """Return dims as TensorRT's bit mask."""
+    """Convert dims to TensorRT's bit mask of axes."""
     return sum(1 << a for a in {axis(a, rank) for a in axes})
 
 
 def result_type(*values: Value) -> torch.dtype:
-    """Return eager's promoted dtype: tensors take precedence over 0-d tensors, and these over Python numbers."""
+    """Return the dtype to which eager promotes values: tensors take precedence over 0-d tensors, these over numbers."""
     return promoted_dtype([_typed_example(v) for v in values])
 
 
@@ -165,14 +165,14 @@ def _typed_example(value: Value) -> Any:
 
 @block
 def raise_rank(net: Net, x: ITensor, minimum: int) -> ITensor:
-    """Add leading dims of size 1 up to a rank."""
+    """Add leading dims of size 1 until the tensor has at least the rank ``minimum``."""
     missing = minimum - rank(x)
     return unsqueeze(net, x, range(missing)) if missing > 0 else x
 
 
 @block
 def unsqueeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """Add dims of size 1 at these positions of the result."""
+    """Insert dims of size 1, so that they have the indices ``axes`` in the result."""
     if not axes:
         return x
     result = list(known_sizes(net, x))
@@ -184,7 +184,7 @@ def unsqueeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
 
 @block
 def squeeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """Remove dims of size 1."""
+    """Remove the dims ``axes``, which have size 1."""
     if not axes:
         return x
     places = constant(net, np.array(list(axes), dtype=np.int64))
@@ -195,7 +195,7 @@ def squeeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
 
 @block
 def size(net: Net, x: ITensor, dim: int) -> Size:
-    """Return the size of a dim: an int if it is static, else a 1-element tensor."""
+    """Return the size of a dim: an int if it is static, else a tensor of one element."""
     static = dims(x)[dim]
     if static >= 0:
         return static
@@ -208,7 +208,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
 
 @fact
 def known_sizes(net: Net, x: Value) -> list[Size]:
-    """Return the sizes of a tensor without adding layers: ints, expressions, or None if unknown."""
+    """Return a tensor's sizes without adding layers: an int, an expression, or None if unknown."""
     _, shape = net.ctx.shapes.get(id(x), (x, None))
     if shape is None:
         return [s if s >= 0 else None for s in dims(x)]
@@ -217,7 +217,7 @@ def known_sizes(net: Net, x: Value) -> list[Size]:
 
 @fact
 def with_sizes(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
-    """Record the sizes of ``x`` if all are ints or ``SymbolicInt``s, and return ``x``."""
+    """Record the sizes of a tensor if all are ints or ``SymbolicInt``s; return the tensor."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
         net.ctx.record_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
     return x
@@ -238,7 +238,7 @@ def _slice_size(net: Net, x: ITensor, dim: int) -> ITensor:
 
 @block
 def shape_tensor(net: Net, shape: Sequence[Size]) -> ITensor:
-    """Return a shape as a 1-d int64 tensor."""
+    """Return sizes as a 1-d int64 tensor, as layers read a shape."""
     if all(isinstance(s, int) for s in shape):
         return constant(net, np.array(shape, dtype=np.int64))
     parts = [size_tensor(net, s) for s in shape]
@@ -251,7 +251,7 @@ def shape_tensor(net: Net, shape: Sequence[Size]) -> ITensor:
 
 @block
 def size_tensor(net: Net, value: Size) -> ITensor:
-    """Return a size as a 1-element int64 tensor."""
+    """Return a size as an int64 tensor of rank 1 with one element."""
     if isinstance(value, trt.ITensor):
         value = cast(net, value, torch.int64)
         return value if rank(value) == 1 else unsqueeze(net, value, [0])
@@ -262,12 +262,12 @@ def size_tensor(net: Net, value: Size) -> ITensor:
 
 @block
 def scalar_of(net: Net, value: Size) -> ITensor:
-    """Return a size as a 0-d int64 tensor."""
+    """Return a size as an int64 tensor of rank 0."""
     return squeeze(net, size_tensor(net, value), [0])
 
 
 def _expression(net: Net, expr: Any) -> ITensor:
-    """Compute an expression from the shapes of the network's inputs; cached."""
+    """Return the value of a size expression, computed from the shapes of the network's inputs; cached."""
     return net.ctx.cached("expression", str(expr), lambda: _add_operation(net, expr))
 
 
@@ -290,26 +290,26 @@ def _add_operation(net: Net, expr: Any) -> ITensor:
 
 @block
 def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
-    """Add an elementwise layer, by the name of its operation; ranks and dtypes must match."""
+    """Add an elementwise layer by the name of its operation; ranks and dtypes of both operands must be equal."""
     return net.add("elementwise", a, b, trt.ElementWiseOperation.__members__[operation]).get_output(0)
 
 
 @block
 def barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Add a barrier if this TensorRT has the kernel bug ``quirk``, else return ``x``. The barrier is the maximum of
-    ``x`` and itself: TensorRT does not remove that layer, unlike an identity, nor fuses across it."""
+    """Add a barrier to a tensor if this TensorRT has the kernel bug ``quirk``. The barrier is the maximum of the tensor
+    and itself: unlike an identity, TensorRT does not remove this layer, and does not fuse across it."""
     return elementwise(net, "MAX", x, x) if is_avoided(quirk) else x
 
 
 @block
 def unary(net: Net, operation: str, x: ITensor) -> ITensor:
-    """Add a unary layer, by the name of its operation."""
+    """Add a unary layer by the name of its operation."""
     return net.add("unary", x, trt.UnaryOperation.__members__[operation]).get_output(0)
 
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """Reshape; one size may be -1. No layers compute dynamic sizes that keep their position, nor one further size."""
+    """Reshape a tensor; one size may be -1. No layers compute a dynamic size that its dim keeps, nor one other size."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x
@@ -329,7 +329,7 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
 
 
 def _infer_one_size(net: Net, shape: Sequence[Size]) -> list[Size]:
-    """Replace the size whose computation needs most layers by -1, if the other sizes determine it."""
+    """Replace the size that needs the most layers to compute by -1, if the other sizes determine it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
     place = costs.index(max(costs))
     computed = any(isinstance(s, trt.ITensor) for s in shape)  # one may be 0, and -1 would be ambiguous
@@ -339,7 +339,7 @@ def _infer_one_size(net: Net, shape: Sequence[Size]) -> list[Size]:
 
 
 def _has_no_empty_dim(net: Net, shape: Sequence[Size]) -> bool:
-    """Return whether all sizes are positive, so that -1 is well-defined."""
+    """Return whether all sizes are provably positive: only then -1 is well-defined in a reshape."""
     symbolic = [s.expr for s in shape if isinstance(s, SymbolicInt)]
     known = all(str(symbol) in net.ctx.ranges for expr in symbolic for symbol in expr.free_symbols)
     return known and all(bounds(expr, net.ctx.ranges).min > 0 for expr in symbolic)
@@ -347,7 +347,7 @@ def _has_no_empty_dim(net: Net, shape: Sequence[Size]) -> bool:
 
 @block
 def permute(net: Net, x: ITensor, order: Sequence[int]) -> ITensor:
-    """Permute dims."""
+    """Permute the dims of a tensor."""
     order = [axis(d, rank(x)) for d in order]
     if order == sorted(order):
         return x
@@ -359,7 +359,7 @@ def permute(net: Net, x: ITensor, order: Sequence[int]) -> ITensor:
 
 @block
 def expand(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """Broadcast to a shape of the same or a higher rank; -1 keeps a size."""
+    """Broadcast a tensor to a shape of the same or a higher rank; a size of -1 keeps the tensor's size."""
     x = raise_rank(net, x, len(shape))
     known, current = known_sizes(net, x), dims(x)
     axes = [i for i, s in enumerate(shape) if s not in (-1, known[i], current[i])]
@@ -378,7 +378,7 @@ def expand(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
 
 
 def _broadcast_strides(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """Return stride 0 for axes of size 1, else 1, computed at run time."""
+    """Return the strides of a broadcasting slice, computed at run time: 0 for axes of size 1, else 1."""
     one = constant(net, np.array([1], dtype=np.int64))
     sizes = [size_tensor(net, size(net, x, i)) for i in axes]
     more = [elementwise(net, "SUB", s, one) for s in sizes]

@@ -1,4 +1,4 @@
-"""Decorators by which building blocks accept either a `Net`, or a context and a name as users' converters have them."""
+"""Define decorators with which building blocks accept a `Net`, or a context and a name as in users' converters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Block(Protocol[P, R]):
-    """A building block that supports both calling conventions."""
+    """A building block, which can be called with a `Net`, or with a context and a name."""
 
     __name__: str
     __module__: str
@@ -27,13 +27,13 @@ class Block(Protocol[P, R]):
 
 
 class Fact(Protocol[P, R]):
-    """A query of a network, which adds no layer and needs no name."""
+    """A query of a network, which adds no layer; it can be called with a `Net`, or with a context alone."""
 
     def __call__(self, net: Net | ConversionContext, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
 def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
-    """Let a function of a `Net` also be called with a context and a name: `relu(ctx, name, x)`."""
+    """Make a function of a `Net` callable with a context and a name, too: `relu(ctx, name, x)`."""
 
     def call_with_context(ctx: ConversionContext, name: str, *args: Any, **kwargs: Any) -> R:
         return function(Net(ctx, name), *args, **kwargs)
@@ -46,7 +46,7 @@ def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
 
 
 def fact(function: Callable[Concatenate[Net, P], R]) -> Fact[P, R]:
-    """Let a function of a `Net` that adds no layer also be called with a context: `known_sizes(ctx, x)`."""
+    """Make a function of a `Net` that adds no layer callable with a context, too: `known_sizes(ctx, x)`."""
 
     @wraps(function)
     def called(net: Any, *args: Any, **kwargs: Any) -> R:

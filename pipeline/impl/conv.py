@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions over one, two or three spatial dims."""
+"""Add convolutions and transposed convolutions over one, two or three spatial dims."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
 LONGEST, FURTHEST = 32, 16
-"""The largest kernel and stride for bfloat16 convolutions: on an H200 TensorRT-RTX 1.4 refused kernel 63 with stride
-32, and 127 with 64, and ran 10 with 5."""
+"""The largest kernel and stride for which convolutions run in bfloat16: on an H200, TensorRT-RTX 1.4 rejected kernel 63
+with stride 32 and 127 with 64, and built 10 with 5."""
 Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
-"""Adds the layer for an input, a kernel and a bias. The last argument: whether a spatial dim was added for TensorRT."""
+"""Adds a layer for an input, a kernel and a bias or None; the last argument: whether a spatial dim was added."""
 
 
 @block
 def convolution(
     net: Net, x: Value, weight: Value, bias: Value | None, *, stride: Dims, padding: Dims, dilation: Dims, groups: int
 ) -> ITensor:
-    """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number applies to all spatial dims."""
+    """Convolve ``x`` [N, C, …] with ``weight`` [maps, C / groups, …]; a single number applies to all spatial dims."""
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         conv = _add_layer(net, "convolution", x, weight, bias, base.dims(weight)[0], flat)
@@ -53,7 +53,7 @@ def deconvolution(
     output_padding: Dims,
     groups: int,
 ) -> ITensor:
-    """Transposed convolution: ``weight`` is [C, maps / groups, …]; ``output_padding`` lengthens the result."""
+    """Add a transposed convolution; ``weight`` is [C, maps / groups, …]; ``output_padding`` lengthens the result."""
     rank = base.rank(weight) - 2
     steps, cut, more, dilations = (_per_dim(v, rank) for v in (stride, padding, output_padding, dilation))
 
@@ -77,8 +77,8 @@ def deconvolution(
 
 
 def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """Run a layer that TensorRT lacks in bfloat16 in float32, rounded in the same kernel. RTX 1.6.1 computes wrong
-    results if that kernel also casts the result to float32 again (`rounded-deconvolutions`)."""
+    """Compute a layer in float32 if TensorRT lacks it in bfloat16, and round in the same kernel. RTX 1.6.1 computes
+    wrong results if that kernel also casts the result to float32 again (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
         return _add_required_dims(net, x, weight, bias, layer)
 
@@ -92,7 +92,7 @@ def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, l
 
 
 def _add_required_dims(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """Run a layer with the batch dim and second spatial dim that TensorRT requires, then remove these dims."""
+    """Add a layer with the batch dim and second spatial dim that TensorRT requires, and remove them from its result."""
     rank = base.rank(weight)
     flat = rank == 3
     x = base.tensor(net, x)
@@ -108,7 +108,7 @@ def _add_required_dims(net: Net, x: Value, weight: Value, bias: Value | None, la
 
 
 def _add_layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:
-    """Add the layer with kernel and bias as weights if they are constant, else as inputs."""
+    """Add a convolution layer. A constant kernel or bias becomes a weight of the layer, a computed one an input."""
     size = tuple(base.dims(weight)[2:])
     fixed = isinstance(weight, torch.Tensor)
     size = (1, *size) if flat and fixed else size

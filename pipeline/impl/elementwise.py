@@ -1,5 +1,5 @@
-"""Elementwise layers on two or more tensors, with eager's type promotion and broadcasting. TensorRT has only logic
-layers for bools: other operations on bools use int32."""
+"""Add elementwise layers of two or more tensors, with eager's type promotion and broadcasting. For bools TensorRT has
+only logic layers, so other operations on bools use int32."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 @block
 def promote(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
-    """Return the values as tensors of the promoted dtype (or ``dtype``) and of the same rank. As in eager, integers are
-    rounded if that dtype is half precision; large integers become infinite."""
+    """Convert values to tensors of equal rank and of the promoted dtype (or ``dtype``). If that is half precision,
+    integers are rounded as in eager; large integers become infinite."""
     common = base.result_type(*values) if dtype is None or any(map(_is_integral, values)) else dtype
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
@@ -36,13 +36,13 @@ def _is_integral(value: Value) -> bool:
 
 @block
 def layer(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """Add an elementwise layer on two broadcast values in a dtype."""
+    """Add an elementwise layer on two values, broadcast and cast to a dtype."""
     return base.elementwise(net, operation, *promote(net, a, b, dtype=dtype))
 
 
 @block
 def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """``a operation b`` (of ``trt.ElementWiseOperation``), broadcast, in ``dtype`` or the promoted dtype."""
+    """Return ``a operation b``, by the name of a ``trt.ElementWiseOperation``, in ``dtype`` or the promoted dtype."""
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
         return logical(net, LOGIC[operation], a, b)
@@ -64,7 +64,7 @@ def is_number(value: Value) -> bool:
 
 
 def is_exact(value: Value, dtype: torch.dtype) -> bool:
-    """Return whether a value is a tensor, or a number that the dtype represents exactly."""
+    """Return whether a dtype represents a Python number exactly; True for tensors."""
     if not is_number(value) or dtype not in HALVES:
         return True
     return math.isnan(value) or torch.tensor(value, dtype=dtype).item() == value
@@ -72,7 +72,7 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
 
 @block
 def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
-    """``a + alpha * b``, or ``a - alpha * b``; in float32 where half precision would round more often than eager."""
+    """Return ``a + alpha * b`` or ``a - alpha * b``, in float32 if half precision would round more often than eager."""
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
@@ -86,14 +86,14 @@ def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor
 
 @block
 def compare(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """Compare by ``EQUAL``, ``LESS`` or ``GREATER``."""
+    """Return whether ``a`` is ``EQUAL`` to, ``LESS`` or ``GREATER`` than ``b``."""
     dtype = base.result_type(a, b)
     return layer(net, operation, a, b, dtype if operation == "EQUAL" else arithmetic_dtype(dtype))
 
 
 @block
 def compare_or_equal(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """Compare by ``LESS`` or ``GREATER``, or equal; False for NaN."""
+    """Return whether ``a`` is ``LESS`` or ``GREATER`` than ``b``, or equal to it; False if either is NaN."""
     if not base.result_type(a, b).is_floating_point:
         opposite = {"LESS": "GREATER", "GREATER": "LESS"}[operation]
         return logical_not(net, compare(net, opposite, a, b))
@@ -104,20 +104,20 @@ def compare_or_equal(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 @block
 def not_equal(net: Net, a: Value, b: Value) -> ITensor:
-    """``a != b``; NaN differs from everything."""
+    """Return whether ``a`` and ``b`` differ; NaN differs from everything."""
     return logical_not(net, compare(net, "EQUAL", a, b))
 
 
 @block
 def logical_not(net: Net, x: Value) -> ITensor:
-    """Return a mask of the elements that are False or zero."""
+    """Return a mask of the elements that are zero or False."""
     return base.is_zero(net, base.tensor(net, x))
 
 
 @block
 def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """Logical ``AND``, ``OR`` or ``XOR``; nonzero values are True. With a constant operand it is computed as int32
-    arithmetic, since RTX 1.4 simplifies such a layer wrongly (``x AND False`` to ``x``)."""
+    """Return logical ``AND``, ``OR`` or ``XOR``; nonzero values are True. With a constant operand it is computed as
+    int32 arithmetic, since RTX 1.4 simplifies such a logic layer incorrectly (``x AND False`` to ``x``)."""
     x, y = (b, a) if is_number(a) else (a, b)
     if is_number(y) and bool(y) == (operation == "AND"):
         return base.tensor(net, x, torch.bool)
@@ -134,7 +134,7 @@ def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 
 def _as_zero_or_one(net: Net, value: Value, rank: int) -> ITensor:
-    """Return 1 for nonzero elements, else 0."""
+    """Return 1 for each nonzero element and 0 for each zero, as int32."""
     if is_number(value):
         return base.constant(net, int(bool(value)), torch.int32, rank=rank)
     return base.cast(net, base.tensor(net, value, torch.bool, rank=rank), torch.int32)
@@ -142,7 +142,7 @@ def _as_zero_or_one(net: Net, value: Value, rank: int) -> ITensor:
 
 @block
 def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """``a`` where the condition is true, else ``b``; broadcast, in the promoted dtype unless ``dtype`` is given."""
+    """Return ``a`` where the condition is true, else ``b``; broadcast, in ``dtype`` or the promoted dtype."""
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
     compute = dtype if dtype == torch.bool else arithmetic_dtype(dtype)
     c = base.tensor(net, condition, torch.bool, rank=rank)
@@ -160,7 +160,7 @@ def is_nan(net: Net, x: ITensor) -> ITensor:
 
 @block
 def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``MAX`` or ``MIN``; NaN if either is NaN, where TensorRT's layer may return the other (NVIDIA issue 4758)."""
+    """Return ``MAX`` or ``MIN``, NaN if either value is NaN (TensorRT's layer may ignore it: NVIDIA issue 4758)."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(net, operation, a, b)
@@ -177,7 +177,7 @@ def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 @block
 def extremum_ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``MAX`` or ``MIN``; if one operand is NaN, the other."""
+    """Return ``MAX`` or ``MIN`` of two values; if one is NaN, return the other."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(net, operation, a, b)
@@ -190,13 +190,13 @@ def extremum_ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITens
 
 @block
 def limit(net: Net, x: ITensor, bound: ITensor, comparison: str) -> ITensor:
-    """Replace elements that are ``LESS`` or ``GREATER`` than a bound by the bound; NaN propagates."""
+    """Replace elements that are ``LESS`` or ``GREATER`` than a bound by this bound; NaN stays NaN."""
     return where(net, base.elementwise(net, comparison, x, bound), bound, x, base.dtype_of(x))
 
 
 @block
 def clamp(net: Net, x: Value, low: Value | None, high: Value | None) -> ITensor:
-    """Clamp between bounds; the upper bound takes precedence. NaN propagates, unlike in CLIP (NVIDIA issue 4773)."""
+    """Clamp to bounds; the upper takes precedence. NaN stays NaN, unlike in TensorRT's CLIP (NVIDIA issue 4773)."""
     given = [bound for bound in (low, high) if bound is not None]
     dtype = base.result_type(x, *given)
     x = base.tensor(net, x, dtype)  # the common dtype of all three

@@ -1,4 +1,4 @@
-"""Powers, quotients and remainders with eager's signs and rounding; integer results are exact. Powers with small
+"""Add powers, quotients and remainders with eager's signs and rounding. Integer results are exact; powers with small
 integer exponents are repeated multiplications."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pipeline.network.net import Net
 
 LARGEST_PRODUCT = 64
 ONE_LAYER = (1, 2, 0.5, -1)
-"""Exponents that take one layer, which rounds once."""
+"""Exponents for which one layer, which rounds once, computes the power."""
 
 
 @block
 def power(net: Net, a: Value, b: Value) -> ITensor:
-    """``a ** b`` in the promoted dtype; half precision is computed in float32 and rounded once."""
+    """Return ``a ** b`` in the promoted dtype; half precision is computed in float32 and rounded once."""
     dtype = base.result_type(a, b)
     compute = arithmetic_dtype(dtype) if is_number(b) and b in ONE_LAYER else wide_dtype(arithmetic_dtype(dtype))
     known = is_number(b)
@@ -31,7 +31,7 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
 
 
 def _computed_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """Return a power. Negative powers of integers are 0, except of 1 and -1; TensorRT returns the largest int."""
+    """Return a power by a layer. Negative powers of integers but 1 and -1 are 0; TensorRT returns the largest int."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
     x, y = promote(net, a, b, dtype=dtype)
@@ -46,7 +46,7 @@ def _computed_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor
 
 
 def _constant_power(net: Net, x: ITensor, exponent: float) -> ITensor:
-    """Return a power with a constant exponent, by eager's special cases; integer powers by repeated multiplication."""
+    """Return a power for a constant exponent, with eager's special cases; multiply repeatedly for integer exponents."""
     dtype = base.dtype_of(x)
     if exponent in (0.5, -0.5):
         root = base.unary(net, "SQRT", x)
@@ -68,19 +68,19 @@ def _integer_power(net: Net, x: ITensor, exponent: int) -> ITensor:
 
 
 HALF_OF_FLOAT = 4096.0
-"""Half of the 24 bits of a float32."""
+"""A divisor that splits the 24 significant bits of a float32 into two halves."""
 
 STEP = 24
-"""The bits of a quotient that are exact in float32, and so between the multiples of the divisor that are subtracted."""
+"""The number of bits of a quotient that float32 represents exactly; each step of a division computes that many."""
 
 LARGE = 2.0**100
-"""Above it operands are scaled down, since a rounded multiple of the divisor may overflow. A divisor below ``2**-100``
-is then rounded."""
+"""The magnitude above which operands are scaled down, since a rounded multiple of the divisor may overflow. A divisor
+below ``2**-100`` is then rounded."""
 
 
 @block
 def divide(net: Net, a: Value, b: Value, rounding_mode: str | None = None) -> ITensor:
-    """Divide. Quotients of integers are float32, unless rounded by ``"floor"`` or ``"trunc"``."""
+    """Divide ``a`` by ``b``. Quotients of integers are float32 unless rounded by ``"floor"`` or ``"trunc"``."""
     dtype = base.result_type(a, b)
     if rounding_mode is None:
         return layer(net, "DIV", a, b, dtype if dtype.is_floating_point else torch.float32)
@@ -99,7 +99,7 @@ def floor_divide(net: Net, a: Value, b: Value) -> ITensor:
 
 @block
 def fmod(net: Net, a: Value, b: Value) -> ITensor:
-    """Return the remainder with the sign of ``a``."""
+    """Return the remainder of ``a / b`` with the sign of ``a``."""
     dtype = base.result_type(a, b)
     x, y = _promote_operands(net, a, b, dtype)
     if not dtype.is_floating_point:
@@ -109,7 +109,7 @@ def fmod(net: Net, a: Value, b: Value) -> ITensor:
 
 @block
 def remainder(net: Net, a: Value, b: Value) -> ITensor:
-    """Return the remainder with the sign of ``b``."""
+    """Return the remainder of ``a / b`` with the sign of ``b``."""
     dtype = base.result_type(a, b)
     x, y = _promote_operands(net, a, b, dtype)
     if not dtype.is_floating_point:
@@ -125,7 +125,7 @@ def _promote_operands(net: Net, a: Value, b: Value, dtype: torch.dtype) -> list[
 
 
 def _division_steps(dtype: torch.dtype, divisor: Value) -> int:
-    """Return the number of steps of `_float_fmod` for the largest quotient."""
+    """Return the number of division steps that `_float_fmod` needs for the largest possible quotient."""
     info = torch.finfo(dtype)
     least = abs(divisor) if is_number(divisor) and info.tiny <= abs(divisor) <= info.max else info.tiny * info.eps
     return max(1, math.ceil(math.log2(info.max / least) / STEP))
@@ -143,7 +143,7 @@ def _signs_differ(net: Net, left: ITensor, divisor: ITensor) -> ITensor:
 
 
 def _exact_floor(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Return the floor of the exact quotient, not of the rounded quotient; for a divisor of 0, the quotient."""
+    """Return the floor of the exact quotient, not of the rounded one; if the divisor is 0, the quotient itself."""
     quotient = base.elementwise(net, "DIV", x, y)
     left = _float_fmod(net, x, y, steps)
     floor = base.elementwise(net, "DIV", base.elementwise(net, "SUB", x, left), y)
@@ -156,8 +156,8 @@ def _exact_floor(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 
 def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Return the exact remainder by long division: subtract multiples of ever smaller multiples of the divisor.
-    Operands above `LARGE` are divided by 4, so that rounding up cannot overflow."""
+    """Return the exact remainder of ``x / y`` by long division: subtract multiples of smaller and smaller scaled
+    divisors. Operands above `LARGE` are divided by 4, so that rounding up cannot overflow."""
     magnitude, divisor = absolute(net, x), absolute(net, y)
     large = layer(net, "GREATER", magnitude, LARGE, torch.float32)
     less, more = (where(net, large, factor, 1.0, torch.float32) for factor in (0.25, 4.0))
@@ -173,7 +173,7 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
 
 
 def _exact_remainder(net: Net, a: ITensor, b: ITensor, multiple_parts: Sequence[ITensor]) -> ITensor:
-    """Return ``a mod b`` of positive operands: ``a - quotient * b`` in exact parts, for a quotient below 2**24."""
+    """Return ``a mod b`` of positive numbers, exact for a quotient below 2**24; ``multiple_parts`` sum to ``b``."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
     for part in multiple_parts:
         for factor in _split_in_two(net, times):
@@ -183,7 +183,7 @@ def _exact_remainder(net: Net, a: ITensor, b: ITensor, multiple_parts: Sequence[
 
 
 def _split_in_three(net: Net, x: ITensor) -> list[ITensor]:
-    """Split ``x`` into three numbers of 8 bits, the largest first."""
+    """Split a float32 into a sum of three numbers of 8 bits each, the largest first."""
     parts = []
     for _ in range(2):
         part = base.cast(net, base.cast(net, x, torch.bfloat16), torch.float32)
@@ -193,7 +193,7 @@ def _split_in_three(net: Net, x: ITensor) -> list[ITensor]:
 
 
 def _split_in_two(net: Net, x: ITensor) -> list[ITensor]:
-    """Split an integer into a multiple of 4096 and a rest of 12 bits."""
+    """Split an integer into a multiple of 4096 and a remainder of 12 bits."""
     scaled = base.unary(net, "ROUND", layer(net, "DIV", x, HALF_OF_FLOAT, torch.float32))
     high = layer(net, "PROD", scaled, HALF_OF_FLOAT, torch.float32)
     return [high, base.elementwise(net, "SUB", x, high)]

@@ -1,4 +1,4 @@
-"""Bitwise operations. Bools use logic layers; integers are split into 4-bit digits, whose pairs index a table."""
+"""Add bitwise operations. Bools use logic layers; integers are split into 4-bit digits, and pairs index a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE = 1 << BITS
 
 @block
 def bitwise(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``AND``, ``OR`` or ``XOR``: ``a | b`` is ``a + b - (a & b)``, ``a ^ b`` is ``a + b - 2 * (a & b)``."""
+    """Return bitwise ``AND``, ``OR`` (``a + b - (a & b)``) or ``XOR`` (``a + b - 2 * (a & b)``)."""
     dtype = base.result_type(a, b)
     if dtype == torch.bool:
         return logical(net, operation, a, b)
@@ -31,7 +31,7 @@ def bitwise(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 
 def is_low_mask(value: Value) -> bool:
-    """Return whether a value is ``2**k - 1``, so that ``x & value`` is a remainder."""
+    """Return whether a value is a constant ``2**k - 1``, so that ``x & value`` is a remainder."""
     return isinstance(value, int) and value >= 0 and value & (value + 1) == 0 and value < 1 << 31
 
 
@@ -50,7 +50,7 @@ def _keep_low_bits(net: Net, x: ITensor, mask: int) -> ITensor:
 
 
 def _bitwise_and(net: Net, x: ITensor, y: ITensor) -> ITensor:
-    """``x & y`` of two tensors of one integer dtype and rank."""
+    """Return ``x & y`` of two integer tensors of equal dtype and rank."""
     dtype = base.dtype_of(x)
     high = layer(net, "PROD", _digits(net, x), BASE, dtype)
     place = base.elementwise(net, "SUM", high, _digits(net, y))
@@ -63,7 +63,7 @@ def _bitwise_and(net: Net, x: ITensor, y: ITensor) -> ITensor:
 
 
 def _digits(net: Net, x: ITensor) -> ITensor:
-    """Split each integer into two's complement digits along a new last dim, the lowest first."""
+    """Split integers into their two's complement 4-bit digits along a new last dim, the lowest digit first."""
     dtype = base.dtype_of(x)
     spread = base.unsqueeze(net, x, [base.rank(x)])
     shifted = layer(net, "FLOOR_DIV", spread, _digit_weights(dtype), dtype)
@@ -76,7 +76,7 @@ def _digit_weights(dtype: torch.dtype) -> torch.Tensor:
 
 @block
 def shift(net: Net, left: bool, a: Value, b: Value) -> ITensor:
-    """``a << b`` or ``a >> b``; for ``b`` outside the dtype's bits 0, or the sign."""
+    """Return ``a << b`` or ``a >> b``. If ``b`` exceeds the dtype's bits, this is 0, or -1 for negative ``a``."""
     dtype = base.result_type(a, b)
     x, y = promote(net, a, b, dtype=dtype)
     bits = torch.iinfo(dtype).bits

@@ -1,4 +1,4 @@
-"""Embeddings and embedding bags."""
+"""Add embeddings and embedding bags."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.network.net import Net
 
 @block
 def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
-    """The rows of ``weight`` at ``indices``."""
+    """Return the rows of ``weight`` at ``indices``."""
     return take(net, base.tensor(net, weight), indices, 0)
 
 
 MODES = ("sum", "mean", "max")
-"""The modes of an embedding bag by eager's numbers."""
+"""The modes of an embedding bag, indexed by eager's number for the mode."""
 
 
 @block
@@ -34,8 +34,8 @@ def embedding_bag(
     scale: Value | None = None,
     padding: int = -1,
 ) -> ITensor:
-    """Return the sum, mean or maximum of the rows of each bag, which starts at its offset. An index equal to
-    ``padding`` is ignored; an empty bag yields zero."""
+    """Reduce the rows of each bag, which starts at its offset, to their sum, mean or maximum. An index equal to
+    ``padding`` is ignored; an empty bag gives zero."""
     dtype = base.dtype_of(weight)
     compute = dtype if mode == "max" else _elementwise.wide_dtype(dtype)
     row = base.cast(net, embedding(net, weight, indices), compute)
@@ -60,7 +60,7 @@ def _as_column(net: Net, vector: Value) -> ITensor:
 
 
 def _bag_members(net: Net, indices: Value, offsets: Value, bags: Size, padding: int) -> ITensor:
-    """Return whether each index (dim 1) is in each bag (dim 0): its bag is the number of bags started before it."""
+    """Return a mask [bags, indices] of which index is in which bag, found by counting the bags that start before it."""
     index, start = base.tensor(net, indices), base.tensor(net, offsets)
     (count,) = base.known_sizes(net, index)
     place = base.unsqueeze(net, iota(net, [count], [1]), [0])

@@ -1,4 +1,4 @@
-"""Workaround for kernels that leave a tensor unwritten if their loop over another tensor is empty (`empty-loops`)."""
+"""Work around kernels that leave a result unwritten if they loop over another tensor that is empty (`empty-loops`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pipeline.trt import CAPABILITIES, trt
 
 @fact
 def may_be_zero(net: Net, size: Size) -> bool:
-    """Return whether a size may be 0."""
+    """Return whether a size is 0 for some sizes in the ranges of the inputs."""
     return bounds_of(net, expression(size))[0] < 1
 
 
 @fact
 def may_leave_unwritten(net: Net, size: Size) -> bool:
-    """Return whether a size that may be 0 is data-dependent, or is the size of an input that broadcasts to outputs
-    (`pipeline.quirks.empty_broadcast`). An unknown size (None) counts as such a size."""
+    """Return whether a dim of this size can leave results unwritten: it may be 0, and is data-dependent or the size of
+    an input that broadcasts to outputs (`pipeline.quirks.empty_broadcast`). None is an unknown size."""
     if not is_avoided("empty-loops"):
         return False
     if size is None:
@@ -39,8 +39,8 @@ def may_leave_unwritten(net: Net, size: Size) -> bool:
 
 @block
 def separate_if_empty(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
-    """Return a layer's operands, computed from ``values``. An operand that broadcasts over a possibly empty dim passes
-    through a cumulative sum over a dim of size 1: this changes no value and is never fused."""
+    """Return a layer's operands, computed from ``values``, after separating those that broadcast over a possibly empty
+    dim: they pass through a cumulative sum over a dim of size 1, which changes no value and is never fused."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))

@@ -13,11 +13,11 @@ from pipeline.shapes.linear import linear_coefficients
 from pipeline.trt import trt
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]
-"""A name of ``trt.ElementWiseOperation``, and its operands from left to right."""
+"""The name of a ``trt.ElementWiseOperation``, and its operands from left to right."""
 
 
 def operation_of(expr: Any) -> Operation:
-    """Return the operation that computes an expression; raise ``NetworkError`` if there is none."""
+    """Return the elementwise operation that computes a size expression; raise a ``NetworkError`` if there is none."""
     function = type(expr).__name__
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return "PROD", (expr.base,) * int(expr.exp)
@@ -29,7 +29,7 @@ def operation_of(expr: Any) -> Operation:
 
 
 def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
-    """Solve a readable size that is linear in ``symbol`` for it; raise a `NetworkError` if there is no such size."""
+    """Express ``symbol`` by a tensor's size that is linear in it; raise a `NetworkError` if there is no such size."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
         line = None if isinstance(size, int) else linear_coefficients(size, symbol.name)
@@ -40,8 +40,8 @@ def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
 
 
 def readable_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
-    """Return the tensor and dim from which to read an expression with unreadable symbols, such as data-dependent sizes
-    of an earlier engine; None if no tensor has this size."""
+    """Return the tensor and dim with a size that the network cannot compute from its inputs, for example a
+    data-dependent size of an earlier engine; None if no tensor has this size."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
         return None
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
@@ -49,7 +49,7 @@ def readable_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor
 
 
 def _fraction(expr: Any) -> tuple[Any, Any]:
-    """Return the numerator and the denominator of an integer quotient."""
+    """Return the numerator and denominator of an integer quotient, from its product of factors and reciprocals."""
     over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _is_reciprocal(a)]
     above = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _is_reciprocal(a) or a.is_Rational]
     return sympy.Mul(*above), sympy.Mul(*over)

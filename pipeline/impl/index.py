@@ -1,4 +1,4 @@
-"""Index tensors by index tensors."""
+"""Read elements of tensors at indices that other tensors contain."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipeline.trt import to_trt, trt
 
 @block
 def take(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
-    """Select elements along a dim; the dims of ``indices``, which must be in bounds, replace this dim."""
+    """Select elements along a dim; the dims of ``indices``, which must be in bounds, take the place of this dim."""
     return net.add("gather", x, base.tensor(net, indices), base.axis(dim, base.rank(x))).get_output(0)
 
 
 @block
 def index_select(net: Net, x: ITensor, dim: int, indices: Value) -> ITensor:
-    """Select elements of a dim by a vector of indices or a single index; a 0-d tensor has one element."""
+    """Select elements along a dim by a vector of indices or a single index; a 0-d tensor counts as one element."""
     if base.rank(x) == 0:
         return x
     if base.rank(indices) == 0:
@@ -33,7 +33,7 @@ def index_select(net: Net, x: ITensor, dim: int, indices: Value) -> ITensor:
 
 @block
 def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
-    """``out[i][j] = x[index[i][j]][j]`` for ``dim=0``; ``indices`` may be smaller than ``x``."""
+    """Return ``out[i][j] = x[index[i][j]][j]`` for ``dim=0``, as torch.gather; ``indices`` may be smaller."""
     layer = net.add("gather_v2", x, base.tensor(net, indices), trt.GatherMode.ELEMENT)
     layer.axis = base.axis(dim, base.rank(x))
     return layer.get_output(0)
@@ -41,25 +41,25 @@ def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 
 @block
 def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
-    """Select the element of a dim at a 0-d index, which may be negative."""
+    """Select the element along a dim at a 0-d index, which may be negative; the dim is removed."""
     size = base.size(net, x, dim)
     return take(net, x, wrap_negative(net, index, size), dim)
 
 
 @block
 def nonzero(net: Net, x: Value) -> ITensor:
-    """Return the int64 coordinates of nonzero elements, a row for each dim."""
+    """Return the int64 coordinates of the nonzero elements as a matrix with a row for each dim."""
     layer = net.add("non_zero", base.tensor(net, x, torch.bool))
     return base.cast(net, layer.get_output(0), torch.int64)
 
 
 SMALL = 4096
-"""The most elements of a constant that is cheaper than layers that compute it."""
+"""The maximum number of elements of a constant that is cheaper than the layers which would compute it."""
 
 
 @block
 def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0) -> ITensor:
-    """Return ``start`` plus the sum of each coordinate times its step, as int64."""
+    """Return an int64 tensor of a shape whose elements are ``start`` plus the sum of each coordinate times its step."""
     if all(isinstance(v, int) for v in (*shape, *steps, start)) and math.prod(shape) <= SMALL:
         return base.constant(net, _constant_iota(shape, steps, start))
     layer = net.add("fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
@@ -78,7 +78,7 @@ def _constant_iota(shape: Sequence[int], steps: Sequence[int], start: int) -> to
 
 @block
 def wrap_negative(net: Net, indices: Value, size: Size) -> Value:
-    """Add ``size`` to negative indices; constant indices need no layer."""
+    """Add ``size`` to each negative index; constant indices need no layer."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
             return indices
@@ -93,7 +93,7 @@ def wrap_negative(net: Net, indices: Value, size: Size) -> Value:
 
 
 def _broadcast_size(net: Net, size: Size, index: ITensor) -> ITensor:
-    """Return a size as a tensor that broadcasts with an index."""
+    """Return a size as a tensor of the dtype and rank of an index, so that both broadcast."""
     rank, dtype = base.rank(index), base.dtype_of(index)
     if isinstance(size, int):
         return base.tensor(net, size, dtype, rank=rank)
@@ -103,7 +103,7 @@ def _broadcast_size(net: Net, size: Size, index: ITensor) -> ITensor:
 
 @block
 def flatten_indices(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
-    """Combine indices into several dims (broadcast) into an index into the flattened dims."""
+    """Combine index tensors of several dims, which broadcast, into one index into the flattened dims."""
     if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
         place = indices[0].long()
         for index, size in zip(indices[1:], sizes[1:], strict=True):
@@ -120,8 +120,8 @@ def flatten_indices(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -
 
 @block
 def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: frozenset[int] = frozenset()) -> ITensor:
-    """``x[indices]`` for integer index tensors and None: indexed dims are merged and gathered. ``non_negative``: the
-    positions of indices that are known to be non-negative."""
+    """Return ``x[indices]`` for integer index tensors and None: the indexed dims are merged and gathered.
+    ``non_negative`` has the positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
@@ -134,7 +134,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: f
 
 @block
 def merge_dims(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """Merge dims; return the result and the merged dim: in place if they are adjacent, else first, as in eager."""
+    """Merge dims; return the tensor and the merged dim: in place if the dims are adjacent, else first, as in eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

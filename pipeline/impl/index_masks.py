@@ -1,4 +1,4 @@
-"""Masks: triangles, and selecting or replacing elements by a mask."""
+"""Add operations on masks: triangles, and selecting or replacing elements by a mask."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.network.net import Net
 from pipeline.trt import trt
 
 CONSTANT = 1 << 16
-"""The most elements of a mask that is a constant; larger ones are computed."""
+"""The maximum number of elements of a mask that becomes a constant; layers compute larger masks."""
 
 
 @block
 def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
-    """Zero ``x`` on one side of a diagonal of its last two dims; the diagonal stays."""
+    """Replace the elements above or below a diagonal of the last two dims by zero; ``lower`` keeps those below."""
     sizes = base.known_sizes(net, x)[-2:]
     if all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= CONSTANT:
         ones = torch.ones(tuple(sizes), dtype=torch.bool)
@@ -37,7 +37,7 @@ def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
 
 @block
 def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
-    """Replace elements of ``x`` where the mask is true by the elements of ``source`` in order."""
+    """Replace the elements of ``x`` where the mask is true by successive elements of ``source``."""
     if 0 in base.dims(source):
         return x
     mask = base.expand(net, base.tensor(net, mask), base.known_sizes(net, x))
@@ -46,7 +46,7 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
 
 @block
 def elements_in_order(net: Net, mask: ITensor, source: Value) -> ITensor:
-    """Return the elements of ``source`` in order where the mask is true, and any values elsewhere."""
+    """Return a tensor of the mask's shape with successive elements of ``source`` where the mask is true."""
     sizes = base.known_sizes(net, mask)
     length = size_product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])
@@ -58,7 +58,7 @@ def elements_in_order(net: Net, mask: ITensor, source: Value) -> ITensor:
 
 
 def _selected_index(net: Net, mask: ITensor) -> ITensor:
-    """Return each element's index among the selected elements of its row: the cumulative count minus one."""
+    """Return, for each element of a 1-d mask, the number of true elements up to it minus one."""
     dim = base.constant(net, np.array(0, dtype=np.int64))
     ones = base.cast(net, mask, torch.int32)
     count = net.add("cumulative", ones, dim, trt.CumulativeOperation.SUM, False, False).get_output(0)
@@ -67,8 +67,8 @@ def _selected_index(net: Net, mask: ITensor) -> ITensor:
 
 @block
 def select_by_mask(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
-    """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, in one dim. The
-    position of each selected element is scattered to its rank, those of all others behind the last rank."""
+    """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, along one dim. Their
+    positions are found by scattering the position of each selected element to its rank among them."""
     mask = base.tensor(net, mask)
     sizes = base.known_sizes(net, mask)
     length = size_product(sizes)
@@ -83,7 +83,7 @@ def select_by_mask(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> 
 
 @block
 def one_hot(net: Net, index: Value, classes: int) -> ITensor:
-    """One-hot encode along a new last dim."""
+    """Convert class indices to one-hot vectors along a new last dim."""
     values = base.constant(net, np.array([0, 1], dtype=np.int64))
     depth = base.constant(net, np.array(classes, dtype=np.int64))
     return net.add("one_hot", base.tensor(net, index), values, depth, -1).get_output(0)

@@ -1,4 +1,4 @@
-"""Write elements by index tensors over several dims."""
+"""Write to elements of tensors at indices of one or several dims."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def index_put(
     accumulate: bool,
     non_negative: frozenset[int] = frozenset(),
 ) -> ITensor:
-    """Return ``x`` after ``x[indices] = values``, or ``+=``; indexed dims are moved to the front and merged.
-    ``non_negative``: the positions of indices that are known to be non-negative."""
+    """Return ``x`` after ``x[indices] = values``, or ``+=`` if ``accumulate``. Indexed dims are moved to the front and
+    merged. ``non_negative``: the positions of indices that are known to be non-negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     rest = [i for i in range(base.rank(x)) if i not in axes]
     moved = base.permute(net, x, [*axes, *rest])
@@ -49,7 +49,7 @@ def index_put(
 
 @fact
 def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
-    """Return the broadcast sizes of tensors."""
+    """Return the shape to which tensors broadcast together."""
     shapes: list[list[Size]] = [list(base.known_sizes(net, t)) for t in tensors]
     rank = max(map(len, shapes))
     columns = zip(*([1] * (rank - len(s)) + s for s in shapes), strict=True)
@@ -59,7 +59,8 @@ def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _expand_values(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to the indices' dims, then the other dims. In eager, dims of adjacent indices stay in place."""
+    """Expand values to the indices' dims, then the other dims; in eager, dims of adjacent indices stay in their
+    place."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *count, *others[place:]])
@@ -68,7 +69,7 @@ def _expand_values(
 
 
 def _accumulate(net: Net, table: ITensor, position: Value, source: ITensor) -> ITensor:
-    """``table[place] += source``; for constant unique indices by a gather, a sum and a scatter."""
+    """Return ``table`` after ``table[position] += source``; for unique constant positions by gather and scatter."""
     others = base.known_sizes(net, table)[1:]
     if isinstance(position, torch.Tensor) and position.unique().numel() == position.numel():
         old = take(net, table, position, 0)
@@ -81,8 +82,8 @@ def _accumulate(net: Net, table: ITensor, position: Value, source: ITensor) -> I
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """Return ``x`` after ``x[mask] = values``, or ``+=``: the mask covers dims from ``dim`` on; there is one value, or
-    a value per selected element."""
+    """Return ``x`` after ``x[mask] = values``, or ``+=`` if ``accumulate``. The mask covers the dims from ``dim`` on;
+    ``values`` is one value, or one for each selected element."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)
@@ -101,7 +102,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
 
 
 def _place_values(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
-    """Place the values, one for each selected element, in a tensor of the shape of ``x``."""
+    """Return a tensor of the shape of ``x`` with the values, one for each selected element, in their positions."""
     rank, covered = base.rank(x), base.rank(mask)
     order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
     sizes = base.known_sizes(net, x)

@@ -1,9 +1,9 @@
-"""Gated linear attention: a single token by the recurrence, several tokens in parallel chunks.
+"""Add gated linear attention: by the recurrence for a single token, in parallel chunks for several tokens.
 
 A chunk's output is causal attention with decaying scores and without softmax, plus the product of its queries and the
 state before the chunk. The delta rule first corrects each value by the prediction for its key from earlier tokens and
 the state: a triangular system (Yang et al., 2024, https://arxiv.org/abs/2412.06464). A chunk's state is a linear
-function of the previous chunk's: matmuls over all chunks compute these functions, and only their application is
+function of the previous chunk's: matmuls over all chunks compute these functions, and only applying these functions is
 sequential.
 """
 
@@ -31,16 +31,17 @@ from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
 
 CHUNK: Final = 64
-"""Tokens per chunk: each head has that number squared of scores, and each sequential step covers so many tokens."""
+"""The number of tokens in a chunk: a head has this number squared of scores, and a sequential step covers a chunk."""
 CHANNEL_CHUNK: Final = 16
-"""Tokens per chunk if each channel of the keys has its own decay: scores are then sums over channels, not matmuls."""
+"""The number of tokens in a chunk if each key channel has its own decay: scores are then sums over channels."""
 UNROLLED: Final = 8
-"""The most chunks that are unrolled, for any number of tokens; more are a loop."""
+"""The maximum number of chunks that are unrolled; a loop processes more chunks."""
 
 
 @frozen
 class TokenInputs:
-    """``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B, H, L, 1]"""
+    """The inputs: ``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B,
+    H, L, 1]"""
 
     query: ITensor
     key: ITensor
@@ -53,7 +54,7 @@ class TokenInputs:
 def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """Return the output [B, H, L, V] and the last state [B, H, V, K]; see `aten.own_ops.linear_attention`."""
+    """Return the output [B, H, L, V] and last state [B, H, V, K] of `aten.own_ops.linear_attention`."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
@@ -73,7 +74,7 @@ def linear_attention(
 
 
 def _one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[ITensor, ITensor]:
-    """Process one token by elementwise products and float32 sums along the last dim; matmuls would round to TF32."""
+    """Process a single token by products and float32 sums along the last dim; matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", token.decay))
     value = _transpose(net, token.value)
     if token.beta is not None:
@@ -84,7 +85,7 @@ def _one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[ITensor, I
 
 
 def _chunks(net: Net, tokens: TokenInputs, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
-    """Process tokens in ``count`` chunks; padding tokens do not change the state."""
+    """Process tokens in ``count`` chunks of ``chunk`` tokens; padding tokens do not change the state."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
     beta = None if tokens.beta is None else split_into_chunks(net, tokens.beta, 2, count, chunk)
     query, key, value, decay = (
@@ -124,7 +125,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 
 
 def _decayed_scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
-    """Return each token's decayed scores for the tokens at least ``lowest`` positions earlier; 0 for other tokens."""
+    """Return scores, decayed by their tokens' distance; 0 for keys less than ``lowest`` tokens before the query."""
     reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
     if base.dims(since)[-1] == 1:
         left = _decay_factor(net, since, _transpose(net, since), reads)
@@ -138,7 +139,7 @@ def _decayed_scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chun
 
 
 def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_read: ITensor) -> ITensor:
-    """Return the decay factor between two tokens; 0 where nothing is read."""
+    """Return the decay factor from the ``earlier`` to the ``later`` token; 0 where ``is_read`` is false."""
     gone = where(net, is_read, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
     return base.unary(net, "EXP", gone)
 
@@ -146,7 +147,7 @@ def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_read: ITensor) 
 def _solve_delta_rule(
     net: Net, tokens: TokenInputs, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
-    """Solve the delta rule: return the values for a zero initial state, and the keys that multiply the state."""
+    """Solve the delta rule: return each chunk's values for a zero state, and the keys that multiply the state."""
     key = binary(net, "PROD", tokens.key, beta)
     system = _invert_unit_triangle(net, _decayed_scores(net, key, tokens.key, since, chunk, lowest=1), chunk)
     value, known = binary(net, "PROD", tokens.value, beta), binary(net, "PROD", key, faded)
@@ -154,8 +155,8 @@ def _solve_delta_rule(
 
 
 def _invert_unit_triangle(net: Net, lower: ITensor, size: int) -> ITensor:
-    """Invert 1 + ``lower``, which is strictly lower triangular [..., size, size], for a power of two as size,
-    blockwise: the inverses of two diagonal blocks yield that of the block around them."""
+    """Return the inverse of 1 + ``lower``, where ``lower`` [..., size, size] is strictly lower triangular and size is a
+    power of two: inverses of two diagonal blocks give the inverse of the block that contains both."""
     one = base.constant(net, np.eye(size, dtype=np.float32), rank=base.rank(lower))
     inverse, block = one, 1
     place = np.arange(size)

@@ -1,4 +1,4 @@
-"""Recurrences over sequential steps: unrolled, or as a TensorRT loop."""
+"""Add recurrences over sequential steps, unrolled or as a TensorRT loop."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipeline.network.net import Net
 from pipeline.trt import trt
 
 UNROLLED: Final = 8
-"""The most steps that are unrolled, which TensorRT fuses; the build time of a loop does not depend on its length."""
+"""The maximum number of steps that are unrolled, so that TensorRT fuses them; longer sequences are built as a loop."""
 
 State: TypeAlias = tuple[ITensor, ...]
 Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
-"""Maps a step's inputs and the state to its output and the next state."""
+"""A function from the inputs of a step and the state to the output of the step and the next state."""
 
 
 @block
 def run_steps(
     net: Net, step: Step, inputs: Sequence[ITensor], state: State, *, reverse: bool = False, unroll: int = UNROLLED
 ) -> tuple[ITensor, State]:
-    """Run ``step`` for each element of the first dim of ``inputs`` (in reverse order if ``reverse``); unroll the loop
-    if the number of steps is static and at most ``unroll``. Return the outputs, stacked [steps, ...] in the order of
+    """Run ``step`` for each element along the first dim of ``inputs``, backwards if ``reverse``; unroll the loop if the
+    number of steps is static and at most ``unroll``. Return the outputs, stacked [steps, ...] in the order of
     ``inputs``, and the last state."""
     steps = base.known_sizes(net, inputs[0])[0]
     if isinstance(steps, int) and steps <= unroll:
@@ -38,13 +38,13 @@ def run_steps(
 
 @block
 def in_float32(net: Net, value: Value) -> ITensor:
-    """Cast to float32, in which steps accumulate, and keep the known sizes."""
+    """Cast a tensor to float32, in which states accumulate, and keep its known sizes."""
     return base.with_sizes(net, base.tensor(net, value, torch.float32), base.known_sizes(net, value))
 
 
 @block
 def split_into_chunks(net: Net, x: ITensor, dim: int, count: Size, chunk: int) -> ITensor:
-    """Split a dim, padded with zeros, into ``count`` chunks along a new first dim."""
+    """Split a dim into ``count`` chunks along a new first dim, after padding it with zeros."""
     sizes = base.known_sizes(net, x)
     x = strided_slice(net, x, [dim], [0], [as_size(expression(count) * chunk)], mode="FILL")
     x = base.reshape(net, x, [*sizes[:dim], count, chunk, *sizes[dim + 1 :]])

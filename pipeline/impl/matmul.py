@@ -1,4 +1,4 @@
-"""Matmul and linear layers."""
+"""Add matmuls and linear layers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CONFUSED: Final = "factors-of-matmuls"
 
 @block
 def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True) -> ITensor:
-    """``a @ b`` over the last two dims; other dims broadcast, and a 1-d operand is a vector. Floats accumulate in
-    float32; integer results are exact. ``may_be_empty``: the contracted dim may be empty, for which the result is 0."""
+    """Return ``a @ b``; leading dims broadcast, and a 1-d operand is a vector. Floats accumulate in float32; integer
+    results are exact. ``may_be_empty``: the contracted dim may have size 0, for which the result is 0."""
     result = _unrounded_matmul(net, a, b, transpose_b=transpose_b, may_be_empty=may_be_empty)
     return base.cast(net, result, base.result_type(a, b))
 
@@ -33,7 +33,7 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_em
 def _unrounded_matmul(
     net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True, outer: bool = True
 ) -> ITensor:
-    """Return the matmul before its final rounding: in float32 if half precision is expressed so (`_is_widened`)."""
+    """Return a matmul before its rounding: in float32 if half precision is expressed in it (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
@@ -65,7 +65,7 @@ def _unrounded_matmul(
 @fact
 def _is_widened(net: Net, dtype: torch.dtype) -> bool:
     """Return whether matmuls of this dtype are expressed in float32, which TensorRT runs in half precision with float32
-    accumulation. A bias must be added after rounding, or else TensorRT keeps the weights in float32."""
+    accumulation. A bias must then be added after rounding, or TensorRT keeps the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
         return dtype == torch.float16 and is_avoided("matmul-sums")
@@ -73,7 +73,7 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
 
 
 def _padded_length(net: Net, operands: Sequence[ITensor], dims: Sequence[int], may_be_empty: bool) -> Size | None:
-    """Return the contracted dim's size plus one if the operands must be padded with a zero, else None.
+    """Return the contracted dim's size plus one if both operands must be padded along it with a zero, else None.
 
     Padding is required if the size may be 0 (and ``may_be_empty``), since RTX 1.4 then returns 0 for the whole kernel,
     including terms added to the matmul; and if the size may be odd, for which TensorRT's own padding is buggy
@@ -102,9 +102,9 @@ def _add_layer(
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    """Add the layer. Mark a float32 matmul whose kernel must not round to half precision, so that `base.cast` adds a
-    barrier (`halves-behind-matmuls`): RTX 1.4 refuses such kernels in float16, and returns garbage in bfloat16, with
-    two or more batch dims, and, in float16, if an operand was computed in float32."""
+    """Add a matmul layer. Mark its float32 result if its kernel must not round to half precision, so that `base.cast`
+    adds a barrier (`halves-behind-matmuls`): RTX 1.4 refuses such kernels in float16, and returns garbage in bfloat16,
+    with two or more batch dims, and, in float16, if an operand was computed in float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and is_avoided(base.ROUNDED):
         if base.rank(product) > 3:
@@ -117,8 +117,8 @@ def _add_layer(
 @block
 def separate_transpose(net: Net, x: Value, name: str = "") -> Value:
     """Add a barrier to a transposed operand or result of a matmul: TensorRT-RTX computes such a matmul transposed, and
-    may use an operand's first batch for all batches (`transposed-matmuls`). ``name`` is the operand's or result's name
-    in the node's marks; empty to add the barrier without a mark."""
+    may use an operand's first batch for all batches (`transposed-matmuls`). ``name`` is the tensor's name in the node's
+    marks; without a name no mark is needed."""
     row = _transpose_bug(x)
     if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
         return x
@@ -127,7 +127,7 @@ def separate_transpose(net: Net, x: Value, name: str = "") -> Value:
 
 
 def _transpose_bug(x: Value) -> str:
-    """Return the name of the kernel bug of transposed matmuls in this tensor's dtype, or an empty string."""
+    """Return the name of the kernel bug of transposed matmuls for this tensor's dtype; "" if there is none."""
     dtype = base.dtype_of(x)
     return "transposed-matmuls" if dtype in HALVES else "transposed-float32-matmuls" if dtype == torch.float32 else ""
 
@@ -139,7 +139,7 @@ def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
 
 
 def _as_matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> ITensor:
-    """Return an operand as a matrix: a vector becomes a row (-2) or a column (-1)."""
+    """Return a matmul's operand as a matrix: insert dim ``dim`` into a vector, and transpose a transposed matrix."""
     rank = base.rank(x)
     if operation == trt.MatrixOperation.VECTOR:
         return base.unsqueeze(net, x, [base.axis(dim, rank + 1)])
@@ -151,9 +151,9 @@ def _as_matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -
 def _outer_product(
     net: Net, a: tuple[Value, ITensor], b: tuple[Value, ITensor], op_a: trt.MatrixOperation, op_b: trt.MatrixOperation
 ) -> ITensor:
-    """Compute a matmul whose contracted size is 1 as an elementwise product of expanded operands. TensorRT's implicit
-    broadcast returns wrong results if a reduction's kernel computes an operand (`broadcast-in-reductions`); constants
-    need no expansion."""
+    """Compute a matmul whose contracted dim has size 1 as an elementwise product of expanded operands. TensorRT's
+    implicit broadcast returns wrong results if a reduction's kernel computes an operand (`broadcast-in-reductions`);
+    constants need no expansion."""
     x, y = _as_matrix(net, a[1], op_a, -2), _as_matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
@@ -163,7 +163,7 @@ def _outer_product(
 
 
 def _integer_matmul(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b: trt.MatrixOperation) -> ITensor:
-    """Multiply integer matrices, which TensorRT's matmul does not accept, by elementwise products and a sum."""
+    """Multiply integer matrices by elementwise products and a sum, since TensorRT's matmul does not accept integers."""
     rank = base.rank(a)
     left, right = base.unsqueeze(net, a, [rank]), base.unsqueeze(net, b, [rank - 2])
     products = base.elementwise(net, "PROD", left, right)
@@ -174,7 +174,7 @@ def _integer_matmul(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation,
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """``x @ weight.T + bias``; TensorRT reads the weight transposed. ``outer``: compute it elementwise if K is 1."""
+    """Return ``x @ weight.T + bias``; TensorRT transposes the weight. ``outer``: multiply elementwise if K is 1."""
     result = _unrounded_matmul(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
@@ -187,7 +187,7 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool
 
 @block
 def add_matmul(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
-    """``beta * x + alpha * (a @ b)``; if beta is 0, ``x`` is ignored, even if it is NaN."""
+    """Return ``beta * x + alpha * (a @ b)``; if beta is 0, ``x`` is ignored, even if it contains NaN."""
     result, product = base.result_type(a, b), _unrounded_matmul(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:

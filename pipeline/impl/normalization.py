@@ -1,4 +1,4 @@
-"""Normalization by TensorRT's layer, computed in float32 for every input dtype."""
+"""Add normalization by TensorRT's layer, computed in float32 for every input dtype."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shape = Sequence[int]
 def normalize(
     net: Net, x: ITensor, axes: Sequence[int], weight: Value | None, bias: Value | None, shape: Shape, eps: float
 ) -> ITensor:
-    """``(x - mean) / sqrt(var + eps) * weight + bias`` over axes; weight and bias have the given shape, or are None."""
+    """Return ``(x - mean) / sqrt(var + eps) * weight + bias`` over axes; weight and bias are reshaped to ``shape``."""
     wide = base.cast(net, x, torch.float32)
     scale = _reshape_coefficient(net, weight, shape, 1.0)
     shift = _reshape_coefficient(net, bias, shape, 0.0)
@@ -37,7 +37,7 @@ def normalize(
 
 
 def _reshape_coefficient(net: Net, value: Value | None, shape: Shape, default: float) -> ITensor:
-    """Return a weight in float32, in a shape that broadcasts."""
+    """Return a weight or bias in float32, reshaped so that it broadcasts; ``default`` if it is None."""
     if value is None:
         return base.constant(net, torch.full(tuple(shape), default))
     if not isinstance(value, torch.Tensor):
@@ -60,7 +60,7 @@ def layer_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, bias
 def channel_norm(
     net: Net, x: ITensor, axes: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> ITensor:
-    """Normalize over axes, with a weight for each channel (dim 1)."""
+    """Normalize over ``axes``, with a weight and a bias for each channel (dim 1)."""
     shape = [1] * base.rank(x)
     shape[1] = base.dims(x)[1]
     return normalize(net, x, axes, weight, bias, shape, eps)
@@ -68,7 +68,7 @@ def channel_norm(
 
 @block
 def group_norm(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
-    """Normalize over the channels of each group and all dims after them, with a weight for each channel."""
+    """Normalize over the channels of each group and all dims after the channels, with a weight for each channel."""
     channels, rank = base.dims(x)[1], base.rank(x)
     if rank == 2:
         result = group_norm(net, base.unsqueeze(net, x, [2]), groups, weight, bias, eps)
@@ -89,7 +89,7 @@ def group_norm(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Va
 
 @block
 def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim: bool) -> tuple[ITensor, ITensor]:
-    """Return the mean and ``1 / sqrt(var + eps)`` in float32."""
+    """Return the mean over axes and ``1 / sqrt(var + eps)``, both in float32."""
     wide = base.cast(net, x, torch.float32)
     mean = _mean(net, wide, axes)
     centred = base.elementwise(net, "SUB", wide, mean)
@@ -101,7 +101,7 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 
 @block
 def split_groups(net: Net, x: ITensor, groups: int) -> ITensor:
-    """Reshape to [N, groups, remaining elements], without -1 if N may be 0."""
+    """Reshape a tensor to [N, groups, remaining elements]; sizes are not inferred by -1 if N may be 0."""
     rows, channels, *others = base.known_sizes(net, x)
     rest = -1 if None in others else size_product([channels // groups, *others])
     return base.reshape(net, x, [base.size(net, x, 0) if rows is None else rows, groups, rest])
@@ -109,7 +109,7 @@ def split_groups(net: Net, x: ITensor, groups: int) -> ITensor:
 
 @block
 def rms_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, eps: float) -> ITensor:
-    """``x / sqrt(mean(x²) + eps) * weight`` over the last ``normalized`` dims, rounded once."""
+    """Return ``x / sqrt(mean(x²) + eps) * weight``, with the mean over the last ``normalized`` dims; round once."""
     rank = base.rank(x)
     wide = base.cast(net, x, torch.float32)
     square = base.elementwise(net, "PROD", wide, wide)

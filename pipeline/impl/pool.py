@@ -1,6 +1,6 @@
-"""Pooling over the last one, two or three dims by TensorRT's layer; averages are computed in float32. The layer does
-not support dilation, adaptive pooling, integers or returned indices: these variants gather the elements of each window
-along a new dim and reduce it, dim by dim."""
+"""Add pooling over the last one, two or three dims by TensorRT's layer; averages are computed in float32. The layer
+does not support dilation, adaptive pooling, integers or returned indices: these variants gather the elements of each
+window along a new dim and reduce it, dim by dim."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.trt import trt
 
 @block
 def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
-    """Return the maximum of each window, with a border of -inf; NaN, which TensorRT's layer ignores, propagates."""
+    """Return the maximum of each window; padding counts as -inf. NaN propagates, unlike in TensorRT's layer."""
     if windows.is_single:
         return extremum(net, "MAX", x, _window_dims(x, windows), True)
     marks = base.cast(net, is_nan(net, x), base.dtype_of(x))
@@ -38,8 +38,8 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
 
 @block
 def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None) -> ITensor:
-    """Return the mean of each window, with or without the border, or with a given divisor. RTX 1.4 and 1.6.1 merge two
-    averages of a tensor that differ only in this (`merged-averages`)."""
+    """Return the mean of each window, or its sum divided by ``divisor``; padding may count. RTX 1.4 and 1.6.1 merge two
+    averages of a tensor that differ only in whether padding counts (`merged-averages`)."""
     wide, padding = base.cast(net, x, torch.float32), windows.padding
     if windows.is_single and divisor is None:
         return base.cast(net, reduce(net, "AVG", wide, _window_dims(x, windows), True), base.dtype_of(x))
@@ -68,7 +68,7 @@ def _window_dims(x: ITensor, windows: Windows) -> list[int]:
 
 
 def _add_layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, padding: Sequence[int]) -> Any:
-    """Add the layer; TensorRT requires batch, channels and two or three more dims."""
+    """Add a pooling layer, with dims of size 1 if ``x`` lacks the batch, channel or second spatial dim."""
     flat = len(windows.kernel) == 1
     x = base.unsqueeze(net, x, [base.rank(x) - 1] * flat)
     x = base.raise_rank(net, x, len(windows.kernel) + flat + 2)
@@ -93,7 +93,7 @@ Array = np.ndarray[Any, Any]
 
 @block
 def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
-    """Return the maximum of each window of the last dims; None leaves a dim as it is."""
+    """Return the maximum of each window along the last dims, by gathering; None leaves a dim unchanged."""
     result = base.cast(net, x, arithmetic_dtype(base.dtype_of(x)))
     for dim, rows in _dims_with_windows(x, positions):
         result = extremum(net, "MAX", take(net, result, rows, dim), [dim + 1], False)
@@ -102,7 +102,7 @@ def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITens
 
 @block
 def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
-    """Return the mean of each window of the last dims, computed in float32."""
+    """Return the mean of each window along the last dims, by gathering, computed in float32."""
     result = base.cast(net, x, torch.float32)
     for dim, rows in _dims_with_windows(x, positions):
         times = (rows[:, :, None] == rows[:, None, :]).sum(-1)  # repeated elements share one weight
@@ -115,7 +115,7 @@ def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITen
 
 @block
 def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """Return each window's maximum and its flattened index: the first of equal maxima, or the last NaN."""
+    """Return each window's maximum and its index in the flattened input: the first of equal maxima, or the last NaN."""
     value, index = base.cast(net, x, arithmetic_dtype(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_dims_with_windows(x, positions), reversed(sizes), strict=True):
@@ -130,13 +130,13 @@ def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Seque
 
 
 def _dims_with_windows(x: ITensor, positions: Sequence[Array | None]) -> list[tuple[int, Array]]:
-    """Return the dims that have windows, from the last to the first."""
+    """Return the dims with windows and their positions, from the last dim to the first."""
     first = base.rank(x) - len(positions)
     return [(first + i, rows) for i, rows in reversed(list(enumerate(positions))) if rows is not None]
 
 
 def _constant_along(net: Net, values: Array, rank: int, dims: Sequence[int]) -> ITensor:
-    """Return a constant that extends along dims of a tensor of that rank."""
+    """Return a constant of the given rank that has the shape of ``values`` along ``dims``, and size 1 elsewhere."""
     shape = [1] * rank
     for dim, size in zip(dims, values.shape, strict=True):
         shape[dim] = size
@@ -146,7 +146,7 @@ def _constant_along(net: Net, values: Array, rank: int, dims: Sequence[int]) -> 
 def _window_element(
     net: Net, x: ITensor, index: ITensor | None, dim: int, positions: Array, step: int
 ) -> tuple[ITensor, ITensor]:
-    """Return one element of each window and its index."""
+    """Return one element of every window along a dim, and the index of that element."""
     picked = base.constant(net, positions)
     value = take(net, x, picked, dim)
     here = _constant_along(net, positions * step, base.rank(x), (dim,))
@@ -157,7 +157,7 @@ def _window_element(
 
 
 def _higher(net: Net, value: ITensor, index: ITensor, other: ITensor, other_index: ITensor) -> tuple[ITensor, ITensor]:
-    """Choose the other element and its index where it is higher or NaN."""
+    """Return the larger of two elements and its index; NaN counts as the largest."""
     higher = base.elementwise(net, "GREATER", other, value)
     if base.dtype_of(other).is_floating_point:
         higher = base.elementwise(net, "OR", higher, is_nan(net, other))

@@ -1,4 +1,4 @@
-"""Padding, dilation and slicing for windows of convolution and pooling, also for dynamic sizes."""
+"""Pad, dilate and slice tensors for the windows of convolution and pooling, for static and dynamic sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.trt import trt
 
 @block
 def combine_size(net: Net, operation: str, size: Size, number: int) -> Size:
-    """Return a size plus (``SUM``) or times (``PROD``) a number."""
+    """Return a size plus a number (``SUM``), or times a number (``PROD``)."""
     if isinstance(size, int):
         return size + number if operation == "SUM" else size * number
     if number == {"SUM": 0, "PROD": 1}[operation]:
@@ -36,7 +36,8 @@ def slice_window(
     stride: Sequence[int] | None = None,
     fill: float | None = None,
 ) -> ITensor:
-    """Slice ``shape`` elements from ``start`` on; with ``fill``, elements outside of ``x`` have that value."""
+    """Slice ``shape`` elements from ``start`` on in every dim; with ``fill``, elements outside of ``x`` have this
+    value."""
     static = all(isinstance(s, int) for s in shape)
     sizes = tuple(shape) if static else (0,) * len(shape)
     layer = net.add("slice", x, tuple(start), sizes, tuple(stride or (1,) * len(shape)))
@@ -51,7 +52,7 @@ def slice_window(
 
 @block
 def pad_border(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0) -> ITensor:
-    """Add a border around the last dims: ``pre`` elements before and ``post`` after each."""
+    """Pad each of the last dims with ``fill``: by ``pre`` elements before and ``post`` elements after it."""
     if not any(pre) and not any(post):
         return x
     leading = base.rank(x) - len(pre)
@@ -75,7 +76,7 @@ def insert_zeros(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
 
 @frozen
 class Windows:
-    """Pooling windows over the last dims; dynamic ``sizes`` and ``results`` are None."""
+    """The windows of a pooling over the last dims, each field by dim; dynamic ``sizes`` and ``results`` are None."""
 
     kernel: list[int]
     stride: list[int]
@@ -91,18 +92,18 @@ class Windows:
 
     @property
     def is_single(self) -> bool:
-        """Whether a single window covers exactly the input. For this case TensorRT-RTX 1.6.1 returns wrong averages of
-        19 x 19 elements in steps of 2,560 (EfficientNet-B7's last pooling, on an H200)."""
+        """Whether a single window covers exactly the input. TensorRT-RTX 1.6.1's pooling layer then returns wrong
+        averages of 19 x 19 elements that are 2,560 apart (EfficientNet-B7's last pooling, on an H200)."""
         return self.kernel == self.sizes and not any(self.padding) and set(self.dilation) | set(self.results) == {1}
 
     @property
     def rounds_up(self) -> bool:
-        """Whether the last window may extend beyond the border at a position known only at run time."""
+        """Whether the last window may extend beyond the padding, by a length that is known only at run time."""
         return self.ceil_mode and not self.static
 
     @property
     def excess(self) -> list[int]:
-        """How far the last window extends beyond the border; 0 if unknown."""
+        """The number of elements by which the last window extends beyond the padding, per dim; 0 if unknown."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
             0 if size is None or result is None else max(0, (result - 1) * s + d * (k - 1) + 1 - size - 2 * p)
@@ -110,11 +111,11 @@ class Windows:
         ]
 
     def without_border(self) -> Windows:
-        """Return the same windows for a tensor that includes its border."""
+        """Return the same windows for a tensor that is already padded."""
         return evolve(self, sizes=[None] * len(self.sizes), ceil_mode=False)
 
     def positions(self) -> list[np.ndarray[Any, Any]]:
-        """Return, for each dim, the input positions of each window's elements."""
+        """Return, for each dim, a matrix with a row per window: the input positions of the window's elements."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
             _position_rows([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
@@ -124,14 +125,14 @@ class Windows:
 
 
 def adaptive_positions(size: int, result: int) -> np.ndarray[Any, Any]:
-    """Return the positions of ``result`` windows of nearly equal size that cover a dim."""
+    """Return the positions of elements in ``result`` windows of nearly equal size that cover a dim, in rows."""
     starts = [i * size // result for i in range(result)]
     ends = [-(-(i + 1) * size // result) for i in range(result)]
     return _position_rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)
 
 
 def _position_rows(positions: list[list[int]], size: int) -> np.ndarray[Any, Any]:
-    """Return a row per window, without positions outside of the input; short rows repeat their last position."""
+    """Return a matrix of the positions inside the input, a row per window; a short row repeats its last position."""
     inside = [[p for p in row if 0 <= p < size] for row in positions]
     longest = max(map(len, inside), default=1)
     return np.array([row + row[-1:] * (longest - len(row)) for row in inside], dtype=np.int64).reshape(-1, longest)

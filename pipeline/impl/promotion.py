@@ -1,4 +1,4 @@
-"""Type promotion by eager's rules, for any number of values."""
+"""Compute eager's type promotion for any number of values."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -8,8 +8,8 @@ import torch
 
 
 def promoted_dtype(values: Sequence[Any]) -> torch.dtype:
-    """Return an operator's result dtype by eager's type promotion: tensors take precedence over 0-d tensors, and these
-    over Python numbers. Tensors may be on "meta": only rank and dtype matter."""
+    """Return the dtype to which eager promotes these values: tensors take precedence over 0-d tensors, and these over
+    Python numbers. Tensors may be on "meta": only rank and dtype matter."""
     if len(values) == 2:
         return torch.result_type(*values)
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -22,7 +22,7 @@ def promoted_dtype(values: Sequence[Any]) -> torch.dtype:
 
 
 def _promote_one_kind(values: list[Any]) -> Any:
-    """Return a value with the promoted type of values of one kind: tensors with dims, 0-d tensors, or numbers."""
+    """Return a value with the promoted dtype of values of one kind: tensors with dims, 0-d tensors, or numbers."""
     if isinstance(values[0], torch.Tensor):
         return torch.empty_like(values[0], dtype=reduce(torch.promote_types, [v.dtype for v in values]))
     return max(values, key=lambda number: (bool, int, float, complex).index(type(number)))

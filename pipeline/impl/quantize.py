@@ -1,4 +1,4 @@
-"""Quantized tensors as quantize and dequantize layers, which TensorRT fuses with matmuls."""
+"""Add quantize and dequantize layers, which TensorRT fuses with matmuls."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from pipeline.trt import to_trt, trt, trt_dtype
 NAMES: Final = MappingProxyType(
     {"int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn_x2", "e8m0": "float8_e8m0fnu"}
 )
-"""The network's dtype of each quantized type, by torch's name."""
+"""For each quantized type, the dtype in the network, by torch's name."""
 
 
 def axis_of_scales(block: Sequence[int]) -> int | None:
-    """Return the dim of per-axis scales; None for other block shapes."""
+    """Return the dim along which each index has its own scale; None if blocks have another shape."""
     ones = [dim for dim, each in enumerate(block) if each == 1]
     return ones[0] if len(ones) == 1 and sum(each == -1 for each in block) == len(block) - 1 else None
 
 
 @building_block
 def constant_codes(net: Net, value: torch.Tensor, type: str) -> ITensor:
-    """Add a constant of quantized values in their TensorRT dtype (4-bit values are packed)."""
+    """Add a constant of quantized values in the type's TensorRT dtype; the tensor may store packed 4-bit values."""
     shape = (*value.shape[:-1], 2 * value.shape[-1]) if is_packed(value, type) else tuple(value.shape)
     return net.add("constant", shape, net.ctx.trt_quantized_weights(value, NAMES[type], shape)).get_output(0)
 
 
 @building_block
 def layer_scale(net: Net, scale: Value, block: Sequence[int], dtype: torch.dtype) -> ITensor:
-    """Return scales in the layers' layout: per tensor, per axis or per block. Per-block scales have ``dtype``; other
-    scales are float32, since INT8 matmuls accumulate in the dtype of the scales."""
+    """Return scales in the shape that TensorRT's layers expect, per tensor, per axis or per block. Scales per block
+    have ``dtype``, other scales float32, since INT8 matmuls accumulate in the dtype of the scales."""
     if isinstance(scale, trt.ITensor):
         return scale
     if scale.dtype == torch.float8_e8m0fnu:
@@ -50,14 +50,14 @@ def layer_scale(net: Net, scale: Value, block: Sequence[int], dtype: torch.dtype
 
 
 def _reshaped_constant(net: Net, value: torch.Tensor, shape: tuple[int, ...]) -> ITensor:
-    """Add a constant with another shape, without a reshape layer before its reader."""
+    """Add a constant with another shape; a reshape layer before its reader would prevent fusion."""
     output: ITensor = net.add("constant", shape, net.ctx.trt_weights(value)).get_output(0)
     return output
 
 
 @building_block
 def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int], dtype: torch.dtype) -> ITensor:
-    """Dequantize a constant tensor or the result of `quantize`.
+    """Add a layer that dequantizes a constant tensor or the result of `quantize`.
 
     RTX 1.6 multiplies INT4 by float32 in one kernel, which fails on an H200 ("cuDNN graph compilation failed"); a
     barrier keeps the matmul in a separate kernel.
@@ -85,13 +85,13 @@ def _set_axis(layer: Any, block: Sequence[int]) -> ITensor:
 
 @building_block
 def fake_quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
-    """Quantize and dequantize: a pair of layers, which TensorRT fuses into matmuls."""
+    """Add a quantize and a dequantize layer, a pair that TensorRT fuses into matmuls."""
     return dequantize(net, quantize(net, x, scale, type, block), scale, type, block, base.dtype_of(x))
 
 
 @building_block
 def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> ITensor:
-    """Quantize to integers and dequantize by elementwise layers (one scale), if TensorRT has no quantized kernel."""
+    """Quantize to integers and dequantize by elementwise layers with one scale, if no quantized kernel exists."""
     dtype, kind = base.dtype_of(x), TYPES[type]
     each = layer_scale(net, scale, (), torch.float32)
     scaled = elementwise.binary(net, "PROD", base.tensor(net, x, torch.float32), base.unary(net, "RECIP", each))
@@ -102,7 +102,8 @@ def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> IT
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """Quantize and dequantize with scales computed per block of the last dim: E8M0, or E4M3 times ``scale``."""
+    """Quantize and dequantize with scales computed at run time, per block of the last dim: E8M0, or E4M3 times
+    ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = trt_dtype(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, trt_dtype(NAMES[type]), of_scales)

@@ -1,4 +1,4 @@
-"""Recurrent layers. One matmul computes the contribution of the inputs at all steps."""
+"""Add recurrent layers. One matmul computes the contribution of the inputs at all steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pipeline.network.net import Net
 
 @frozen
 class Weights:
-    """The weights of one layer in one direction: ``input`` [gates * hidden, features], ``hidden`` [gates * hidden,
-    output], ``biases`` of both or (None, None), ``projection`` [output, hidden] of an LSTM or None."""
+    """The weights of a recurrent layer in one direction: ``input`` [gates * hidden, features], ``hidden`` [gates *
+    hidden, output], ``biases`` of both or (None, None), ``projection`` [output, hidden] of an LSTM or None."""
 
     input: Value
     hidden: Value
@@ -30,8 +30,8 @@ class Weights:
 
 @frozen
 class Cell:
-    """A cell: a function of (network, input contribution, state, weights) that returns the next state, whose first
-    tensor is the output. ``late_bias``: the hidden state's bias must not be added to the input contribution."""
+    """A recurrent cell. ``step``: a function of (network, input contribution, state, weights) that returns the next
+    state, whose first tensor is the output. ``late_bias``: whether the step itself adds the hidden state's bias."""
 
     step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False
@@ -42,8 +42,8 @@ def _hidden_gates(net: Net, input: ITensor, state: State, weights: Weights) -> I
 
 
 def _multiply_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
-    """Multiply the state by a weight. A matmul with K = 1 is not computed elementwise, since TensorRT would repeat that
-    in each later gate and step (31 MB for a GRU of eight steps)."""
+    """Multiply a state by a weight. A matmul with K = 1 is not computed elementwise here, since TensorRT would repeat
+    it in each later gate and step (31 MB for a GRU of eight steps)."""
     return linear(net, state, weight, bias, outer=False)
 
 
@@ -85,7 +85,7 @@ def _sigmoid(net: Net, x: ITensor) -> ITensor:
 
 
 def _split_gates(net: Net, x: ITensor, count: int) -> list[ITensor]:
-    """Split [batch, count * hidden] into gates."""
+    """Split [batch, count * hidden] into ``count`` gates [batch, hidden]."""
     size = base.dims(x)[1] // count
     return [slice.narrow(net, x, 1, i * size, size) for i in range(count)]
 
@@ -102,9 +102,9 @@ def recurrent(
 ) -> tuple[ITensor, ...]:
     """Run all layers of a recurrent module.
 
-    x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
-    direction. inside: bool [steps, batch, 1], whether a step is within its sequence; steps beyond it keep the state and
-    output 0. Return the output [steps, batch, directions * hidden] and the last states, in the shapes of ``states``.
+    x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: by layer, then direction.
+    is_inside: bool [steps, batch, 1], whether a step is within its sequence; later steps keep the state and output 0.
+    Return the output [steps, batch, directions * hidden] and the last states, in the shapes of ``states``.
     """
     x, directions = base.tensor(net, x), 1 + bidirectional
     first = [base.tensor(net, state) for state in states]
@@ -124,7 +124,7 @@ def recurrent(
 def _run_layer(
     net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, is_inside: ITensor | None, *, reverse: bool
 ) -> tuple[ITensor, State]:
-    """Run one layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
+    """Run one layer in one direction, from inputs [steps, batch, features] to outputs [steps, batch, hidden]."""
     given = linear(net, x, weights.input, weights.biases[0])
     if weights.biases[1] is not None and not cell.late_bias:
         given = binary(net, "SUM", given, weights.biases[1])

@@ -1,5 +1,5 @@
-"""Reductions along dims: half precision accumulates in float32, integers in int64. Variance, norms and log-sum-exp are
-computed in float32 and rounded once; histograms count the elements above each bin edge."""
+"""Add reductions along dims: half precision accumulates in float32, integers in int64. Variance, norms and log-sum-exp
+are computed in float32 and rounded once; histograms count the elements above each bin edge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Dims = Sequence[int] | int | None
 
 
 def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Return non-negative dims; all dims if none are given."""
+    """Return the non-negative indices of dims; all dims of the tensor if none are given."""
     if rank == 0:
         return ()
     if isinstance(dim, int):
@@ -35,9 +35,9 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 @block
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
-    """Add a reduce layer, by the name of its ``trt.ReduceOperation``. Dims of size 1 are squeezed instead, since that
-    kernel has a bug on padded data (`sums-of-one`). A possibly empty dim is padded with the neutral element, since a
-    kernel without elements does not write its other results (`empty-loops`)."""
+    """Add a reduce layer by the name of its ``trt.ReduceOperation``. Dims of size 1 are squeezed instead, since
+    TensorRT's kernel has a bug on padded data (`sums-of-one`). A possibly empty dim is padded with the neutral element,
+    since a kernel without elements does not write its other results (`empty-loops`)."""
     if base.rank(x) == 0:
         return x
     known = base.known_sizes(net, x)
@@ -69,7 +69,7 @@ def _add_layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdi
 
 
 def neutral_element(operation: str, dtype: torch.dtype) -> int | float:
-    """Return the neutral element of ``SUM``, ``PROD``, ``MAX`` or ``MIN``."""
+    """Return the value that does not change a ``SUM``, ``PROD``, ``MAX`` or ``MIN``."""
     if operation == "SUM":
         return -0.0 if dtype.is_floating_point else 0
     if operation == "PROD":
@@ -82,14 +82,14 @@ def neutral_element(operation: str, dtype: torch.dtype) -> int | float:
 
 @block
 def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype) -> ITensor:
-    """``SUM``, ``PROD`` or ``AVG`` in a dtype; half precision accumulates in float32 and is rounded once."""
+    """Return the ``SUM``, ``PROD`` or ``AVG`` over dims in ``dtype``; half precision accumulates in float32."""
     value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
     return base.cast(net, reduce(net, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
 
 
 @block
 def extremum(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """``MAX`` or ``MIN``, for bools any or all; NaN, which TensorRT's layer ignores, propagates."""
+    """Return the ``MAX`` or ``MIN`` over dims (any or all of bools). NaN propagates; TensorRT's layer ignores it."""
     dtype, dims = base.dtype_of(x), all_dims(dim, base.rank(x))
     value = base.tensor(net, x, arithmetic_dtype(dtype))
     result = base.cast(net, reduce(net, operation, value, dims, keepdim), dtype)
@@ -130,7 +130,7 @@ def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) ->
 
 
 def _degrees_of_freedom(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Value:
-    """Return the number of reduced elements minus the correction, at least 0."""
+    """Return the number of reduced elements minus the correction, or 0 if that is negative."""
     sizes = [base.known_sizes(net, x)[d] for d in dims]
     if all(isinstance(s, int | SymbolicInt) for s in sizes):
         count: Value = size_product([s for s in sizes if s is not None])
@@ -146,7 +146,7 @@ def _degrees_of_freedom(net: Net, x: Value, dims: tuple[int, ...], correction: f
 
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
-    """Return the norm of an order; infinite: the largest or smallest magnitude, 0: the number of nonzero elements."""
+    """Return the norm of an order over dims; inf and -inf: the largest and smallest magnitude, 0: the nonzero count."""
     value, dims = absolute(net, to_float32(net, x)), all_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
@@ -165,7 +165,7 @@ def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> I
 
 @block
 def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """``log(sum(exp(x)))`` without overflow: the largest element is factored out."""
+    """Return ``log(sum(exp(x)))`` over dims; the largest element is factored out, so that nothing overflows."""
     value, dims = to_float32(net, x), all_dims(dim, base.rank(x))
     largest = reduce(net, "MAX", value, dims, keepdim=True)
     largest = where(net, base.unary(net, "ISINF", largest), 0.0, largest)
@@ -177,7 +177,7 @@ def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
 
 @block
 def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor:
-    """Count the elements in each of the equal bins from ``low`` to ``high``; the last includes ``high``."""
+    """Count the elements in each of ``bins`` equal bins from ``low`` to ``high``; the last bin includes ``high``."""
     dtype = base.dtype_of(x)
     edges = _bin_edges(bins, low, high, dtype)
     column = base.reshape(net, base.tensor(net, x), [-1, 1])
@@ -189,8 +189,8 @@ def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor
 
 
 def _bin_edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return the smallest element of each bin, and the largest element of the last. Integers, which eager supports only
-    on a GPU, belong to bin ``(x - low) * bins // (high - low)``."""
+    """Return the smallest element of each bin, and the largest element of the last bin. Integers, which eager supports
+    only on a GPU, belong to bin ``(x - low) * bins // (high - low)``."""
     if dtype.is_floating_point:
         return torch.linspace(low, high, bins + 1, dtype=dtype)
     first, width = int(low), int(high) - int(low)

@@ -1,5 +1,5 @@
-"""Cumulative operators (scans) along a dim: sums by TensorRT's Cumulative layer; products, extrema and log-sum-exp by a
-parallel scan, which combines each element with the element 1, 2, 4, … positions before it."""
+"""Add cumulative operators (scans) along a dim: sums by TensorRT's Cumulative layer; products, extrema and log-sum-exp
+by a parallel scan, which combines each element with the element 1, 2, 4, … positions before it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.network.net import Net
 from pipeline.trt import trt
 
 LONGEST = (1 << 31) - 1
-"""The assumed maximum of a dim without bounds, the most elements of a TensorRT tensor."""
+"""The maximum length that is assumed for a dim without an upper bound: a TensorRT tensor has no more elements."""
 
 
 @block
 def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """Return the cumulative sum along a dim in a dtype."""
+    """Return the cumulative sum along a dim, computed in ``dtype``."""
     value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
     if base.rank(value) == 0:
         return base.cast(net, value, dtype)
@@ -33,7 +33,7 @@ def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
 
 @block
 def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """Return the cumulative product along a dim in a dtype."""
+    """Return the cumulative product along a dim, computed in ``dtype``."""
     length = _dim_length(net, x, dim)
     value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
     one = base.tensor(net, 1, base.dtype_of(value))
@@ -74,7 +74,7 @@ def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
 
 
 def _replaces(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:
-    """Return whether the later element replaces the earlier one: it is NaN, or at least as extreme."""
+    """Return whether the later element becomes the new extremum: it is NaN, or at least as extreme."""
     equal = base.elementwise(net, "EQUAL", later, earlier)
     wins = base.elementwise(net, "OR", base.elementwise(net, operation, later, earlier), equal)
     if not base.dtype_of(later).is_floating_point:
@@ -101,13 +101,13 @@ def _dim_length(net: Net, x: Value, dim: int) -> Size:
 
 
 def _distances(net: Net, length: Size) -> list[int]:
-    """Return the distances 1, 2, 4, … below the dim's maximum; each needs a round of layers."""
+    """Return the distances 1, 2, 4, … below the dim's maximum size; a scan has a round of layers for each distance."""
     longest = LONGEST if isinstance(length, trt.ITensor) else bounds_of(net, expression(length))[1]
     return [1 << k for k in range(int(min(max(longest, 1), LONGEST) - 1).bit_length())]
 
 
 def _shift(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
-    """Shift by ``step`` positions along a dim; the first positions get ``fill``, or the first element."""
+    """Shift by ``step`` positions along a dim; the first positions get ``fill``, or the first element if it is None."""
     mode = "CLAMP" if fill is None else "FILL"
     axis = base.axis(dim, base.rank(x))
     return strided_slice(net, x, [axis], [-step], [length], mode=mode, fill=fill)

@@ -1,5 +1,5 @@
 """Resize the last dims, and sample at given coordinates, by TensorRT's layers. If a layer's coordinates differ from
-eager's, each result is instead a weighted sum of elements at positions known at build time, computed dim by dim."""
+eager's, each result is instead a weighted sum of elements at positions known at build time (taps), dim by dim."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLING = ("FILL", "CLAMP", "REFLECT")
 
 @frozen
 class Resize:
-    """The options of a resize; ``mode`` is ``nearest``, ``nearest-exact``, ``linear`` or ``cubic``."""
+    """The options of a resize: ``mode`` is ``nearest``, ``nearest-exact``, ``linear`` or ``cubic``."""
 
     mode: str
     align_corners: bool = False
@@ -37,7 +37,7 @@ class Resize:
 
 @block
 def resize(net: Net, x: ITensor, options: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
-    """Resize the last dims to ``sizes``, or by ``scales``, which then also determine the coordinates.
+    """Resize the last dims to ``sizes``, or by ``scales``, which then also determine the sampled coordinates.
 
     [N, C, L] with a dynamic L is resized as [N, C, 1, L], since RTX 1.4 and 1.6.1 fail to build a resize after a loop
     over L ("insert_point is not in bb").
@@ -77,7 +77,7 @@ def _set_mode(layer: Any, options: Resize) -> None:
 
 @block
 def grid_sample(net: Net, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool) -> ITensor:
-    """Sample [N, C, H, W] at ``grid`` [N, h, w, 2] in -1 … 1. Half-precision coordinates are cast to float32."""
+    """Sample ``x`` [N, C, H, W] at ``grid`` [N, h, w, 2] in -1 … 1; half-precision coordinates are cast to float32."""
     wide = [base.cast(net, value, torch.float32) for value in (x, grid)]
     layer = net.add("grid_sample", *wide)
     layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]
@@ -100,7 +100,7 @@ def resize_by_taps(
     after: Sequence[Any],
     scales: Sequence[float | None],
 ) -> ITensor:
-    """Resize the last dims from sizes ``before`` to ``after``; None leaves a dim as it is."""
+    """Resize the last dims from sizes ``before`` to ``after`` by weighted sums; None leaves a dim unchanged."""
     dtype, first = base.dtype_of(x), base.rank(x) - len(before)
     result = x if options.is_nearest else base.cast(net, x, torch.float32)
     for i, (size, wanted, scale) in enumerate(zip(before, after, scales, strict=True)):
@@ -121,7 +121,7 @@ def _weighted_gather(net: Net, x: ITensor, dim: int, positions: Array, weights: 
 
 
 def _taps(options: Resize, before: int, after: int, scale: float | None) -> Taps:
-    """Return the input positions of each result, and their weights."""
+    """Return the input positions for each element of a resized dim, and the weight of each position."""
     step = _sample_distance(options, before, after, scale)
     index = np.arange(after, dtype=F)
     if options.antialias:
@@ -141,7 +141,7 @@ def _taps(options: Resize, before: int, after: int, scale: float | None) -> Taps
 
 
 def _sample_distance(options: Resize, before: int, after: int, scale: float | None) -> Any:
-    """Return the distance between neighbouring results in input coordinates, in float32 as in eager."""
+    """Return the distance in the input between neighbouring elements of the result, in float32 as in eager."""
     if options.align_corners:
         return F((before - 1) / (after - 1)) if after > 1 else F(0)
     return F(before / after) if scale is None else F(1 / scale)
@@ -156,7 +156,7 @@ def _linear_kernel(distance: Array, a: float) -> Array:
 
 
 def _cubic_kernel(distance: Array, a: float) -> Array:
-    """Evaluate Keys' cubic convolution kernel."""
+    """Evaluate Keys' cubic convolution kernel with the parameter ``a`` at each distance."""
     d, c = np.abs(distance), F(a)
     near = ((c + 2) * d - (c + 3)) * d * d + 1
     far = ((c * d - 5 * c) * d + 8 * c) * d - 4 * c
@@ -164,7 +164,7 @@ def _cubic_kernel(distance: Array, a: float) -> Array:
 
 
 def _antialiased_taps(options: Resize, before: int, step: Any, index: Array) -> Taps:
-    """Return positions and weights that average the input under each result's kernel."""
+    """Return positions and weights for an antialiased resize, which averages the input under each result's kernel."""
     stretch = max(step, F(1))
     support = (1 if options.mode == "linear" else 2) * stretch
     kernel = _linear_kernel if options.mode == "linear" else _cubic_kernel

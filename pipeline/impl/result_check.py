@@ -1,4 +1,4 @@
-"""Check a converter's result against the operator's."""
+"""Check that a converter's result has the dtype and shape of the operator's result."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def check_tensor(
 ) -> None:
     """Raise `NetworkError` if a result is not a tensor, or differs from the expected dtype, rank or static dims.
 
-    A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48. A
-    dim may also have the only size that the program's relations leave: a number of patches that is added to 98 rows is
-    98, whatever the image's height and width are.
+    A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48. It may
+    also have the only size that the program's relations allow: patches that are added to 98 rows are 98 patches,
+    whatever the image's height and width are.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
         raise NetworkError(_describe_result(result))
@@ -43,7 +43,7 @@ def check_tensor(
 
 
 def _describe_result(value: object) -> str:
-    """Describe what a converter returned in place of a tensor, and what it should return."""
+    """Return an error text: what a converter returned instead of a tensor, and what it should return."""
     if value is None:
         return "the converter returned None, expected a tensor: end it with return"
     name = type(value).__name__
@@ -54,7 +54,7 @@ def _describe_result(value: object) -> str:
 
 
 def _may_have_size(size: Expr, value: int, symbols: Symbols, inputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether a dynamic size may be ``value``: its only value, or an argument's size if data-dependent."""
+    """Return whether a dynamic size may be ``value``: if it is the only possible value, or the size of an argument."""
     if isinstance(size, int):
         return False
     is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in inputs)
@@ -65,7 +65,7 @@ def _may_have_size(size: Expr, value: int, symbols: Symbols, inputs: Sequence[to
 
 
 def _must_have_size(size: Expr, value: int, relations: Sequence[Relation]) -> bool:
-    """Return whether a relation says that a size is ``value``, or that a multiple of their difference is 0."""
+    """Return whether a relation states that a size is ``value``, or that a multiple of their difference is 0."""
     equal = [each.condition for each in relations if isinstance(each.condition, sympy.Eq)]
     wanted = normalized_terms(size - value)
     return wanted is not None and any(normalized_terms(each.lhs - each.rhs) == wanted for each in equal)

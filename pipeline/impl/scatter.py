@@ -1,5 +1,5 @@
-"""Scatter. TensorRT's layer supports only distinct indices; if indices may repeat, every position is compared with all
-indices, and the matching values are reduced. TensorRT's KVCacheUpdate layer writes rows of a KV cache in place."""
+"""Add scatters and cache updates. TensorRT's scatter supports only distinct indices; if indices may repeat, every
+position is compared with all indices, and the matching values are reduced. Its KVCacheUpdate layer writes in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.trt import CAPABILITIES, trt
 
 @block
 def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITensor:
-    """Return ``x`` after ``x[index[i][j]][j] = source[i][j]`` (``dim=0``); ``source`` may be larger, or a number."""
+    """Return ``x`` after ``x[index[i][j]][j] = source[i][j]`` (``dim=0``); ``source`` may be larger or a number."""
     if base.rank(x) == 0:
         source = base.tensor(net, source, rank=1) if isinstance(source, (trt.ITensor, torch.Tensor)) else source
         row = base.unsqueeze(net, x, [0])
@@ -42,7 +42,7 @@ def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITen
 
 @block
 def fit_to_sizes(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dtype) -> ITensor:
-    """Crop a tensor to these sizes, or broadcast a number to them."""
+    """Crop a tensor to these sizes, or broadcast a number or a 0-d tensor to them."""
     if base.rank(source) == 0:
         return base.expand(net, base.tensor(net, source, dtype), sizes)
     value = base.tensor(net, source, dtype)
@@ -67,7 +67,7 @@ def _scatter_flattened(net: Net, x: ITensor, dim: int, index: ITensor, source: I
 
 @block
 def scatter_rows(net: Net, x: ITensor, index: ITensor, source: ITensor) -> ITensor:
-    """Return ``x`` after ``x[index] = source``, which has the dims of ``index``, then those of ``x[0]``."""
+    """Return ``x`` after ``x[index] = source``; ``source`` has the dims of ``index``, then the dims of ``x[0]``."""
     index = base.unsqueeze(net, index, [base.rank(index)])
     return net.add("scatter", x, index, source, trt.ScatterMode.ND).get_output(0)
 
@@ -83,15 +83,15 @@ def scatter_along(net: Net, x: ITensor, dim: int, index: Value, source: ITensor)
 
 
 OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin": "MIN"}
-"""TensorRT's names of eager's reductions."""
+"""The name of TensorRT's operation for each of eager's reductions."""
 
 
 @block
 def scatter_reduce(
     net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
-    """Reduce all values with the same index, together with the element of ``x`` (``include_self``) or in its place.
-    ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
+    """Reduce, for each position, all values with this index, with the element of ``x`` if ``include_self``. ``index``
+    broadcasts to ``source``, whose other dims are those of ``x``."""
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide_dtype(given)
     dtype = _elementwise.arithmetic_dtype(dtype)
@@ -118,7 +118,7 @@ def scatter_reduce(
 
 
 def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """If they may be empty, pad indices and source by an index that matches no position. The kernel of the first sum
+    """Pad indices and source by an index that matches no position, if they may be empty. The kernel of the first sum
     also writes the comparison's positions for other kernels, but only if its loop has elements (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
     if not is_avoided("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_zero(net, size):
@@ -131,7 +131,7 @@ def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[
 
 
 def _index_matches(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
-    """Compare each index with each position; positions are a new dim before the dim of the indices."""
+    """Compare each index with each position; the positions are a new dim before the dim of the indices."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
     places = base.cast(net, places, base.dtype_of(index))
@@ -139,7 +139,7 @@ def _index_matches(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
 
 
 def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
-    """Divide a sum by the count, rounded down for integers."""
+    """Divide sums by their numbers of values, rounded down for integers."""
     dtype = base.dtype_of(total)
     number = _elementwise.binary(net, "SUM" if include_self else "MAX", count, 1)
     divisor = base.cast(net, number, dtype)
@@ -148,7 +148,7 @@ def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITens
 
 @block
 def extend(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
-    """Extend ``x`` with ``fill`` to these sizes."""
+    """Extend ``x`` to these sizes; new elements have the value ``fill``."""
     known = base.known_sizes(net, x)
     axes = [i for i, s in enumerate(sizes) if s != known[i]]
     if not axes:
@@ -158,7 +158,7 @@ def extend(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
 
 
 CACHE_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""The dtypes of TensorRT's cache update layer; it refuses others at the build."""
+"""The dtypes that TensorRT's cache update layer supports; it fails to build for other dtypes."""
 
 
 @block

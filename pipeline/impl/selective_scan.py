@@ -1,5 +1,5 @@
-"""Mamba's selective scan: one token by the recurrence, several tokens by a parallel scan, many tokens in chunks. The
-scan combines each state with the decayed state 1, 2, 4, … tokens before it."""
+"""Add Mamba's selective scan: by the recurrence for one token, by a parallel scan for several, in chunks for many
+tokens. The scan combines each state with the decayed state 1, 2, 4, … tokens before it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
 
 AT_ONCE: Final = 1024
-"""The most tokens that form a single chunk; each has a state in memory."""
+"""The maximum number of tokens that form a single chunk; the state of each token is stored in memory."""
 CHUNK: Final = 256
-"""Tokens per chunk if there may be more."""
+"""The number of tokens per chunk if there may be more than `AT_ONCE` tokens."""
 MOST: Final = 16
-"""The most chunks of a static number of tokens, which are unrolled: chunks are longer if need be, since a loop with a
-static trip count does not build."""
+"""The maximum number of chunks for a static number of tokens. They are unrolled, since a loop with a static trip count
+fails to build; chunks are longer if necessary."""
 
 
 @block
 def selective_scan(
     net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """Return the output [B, D, L] and the last state [B, D, N] of `aten.own_ops.selective_scan`."""
+    """Return the output [B, D, L] and the last state [B, D, N] of the selective scan `aten.own_ops.selective_scan`."""
     dtypes = [base.dtype_of(input), base.dtype_of(state)]
     given = [in_float32(net, each) for each in (input, step, b, c)]
     rates, state = in_float32(net, a), in_float32(net, state)
@@ -65,7 +65,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 def _scan(
     net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
-    """Process tokens by a parallel scan: combine each state with the state 1, 2, 4, … tokens before it."""
+    """Process tokens by a parallel scan, which combines each state with the state 1, 2, 4, … tokens before it."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
@@ -80,7 +80,7 @@ def _scan(
 
 
 def _chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Process tokens in chunks; padding tokens in the last chunk do not change the state."""
+    """Process tokens in chunks of ``chunk`` tokens; padding tokens in the last chunk do not change the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
 
@@ -95,10 +95,10 @@ def _chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chu
 
 
 def _decay_factor(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
-    """Return the decay factor of a state after steps."""
+    """Return the factor by which a state decays over time steps: ``exp(rates * steps)``."""
     return base.unary(net, "EXP", binary(net, "PROD", rates, steps))
 
 
 def _shift_right(net: Net, x: ITensor, positions: int, length: Size) -> ITensor:
-    """Shift right by ``positions`` positions along the last dim, filling with 0."""
+    """Shift a tensor to the right along its last dim, and fill the first ``positions`` positions with 0."""
     return strided_slice(net, x, [3], [-positions], [length], mode="FILL")

@@ -1,4 +1,4 @@
-"""Tensor creation from sizes and numbers; size expressions; layers that concatenate, repeat and slice."""
+"""Create tensors from sizes and numbers, compute with sizes, and add layers that concatenate, repeat and slice."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pipeline.trt import to_trt, trt
 
 @block
 def full(net: Net, shape: Sequence[Size], value: Value, dtype: torch.dtype) -> ITensor:
-    """Broadcast a constant of one element."""
+    """Return a tensor of a shape in which every element is ``value``."""
     return base.expand(net, base.tensor(net, value, dtype), shape)
 
 
 @block
 def arange(net: Net, start: Value, step: Value, length: Size, dtype: torch.dtype) -> ITensor:
-    """``start + i * step`` for each i below the length, computed in a dtype that LINSPACE supports, then cast."""
+    """Return ``start + i * step`` for each i below the length, computed in a dtype that LINSPACE has, then cast."""
     other = torch.float32 if dtype.is_floating_point else torch.int32
     compute = dtype if dtype in (torch.int32, torch.int64) else other
     layer = net.add("fill", (1,), trt.FillOperation.LINSPACE, to_trt(compute))
@@ -37,13 +37,13 @@ def arange(net: Net, start: Value, step: Value, length: Size, dtype: torch.dtype
 
 
 def sizes_of(value: torch.Tensor) -> list[Size]:
-    """Return the sizes of a fake tensor: ints, or ``SymbolicInt`` if dynamic."""
+    """Return the sizes of a fake tensor, as ints or as ``SymbolicInt``s if dynamic."""
     return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(value)]
 
 
 @fact
 def result_sizes(net: Net) -> list[Size]:
-    """Return the sizes of the node's (first) result."""
+    """Return the sizes of the current node's result; of the first result if there are several."""
     assert net.node is not None
     value = net.node.meta["val"]
     return sizes_of(value if isinstance(value, torch.Tensor) else value[0])
@@ -54,17 +54,17 @@ def expression(size: Size) -> Any:
 
 
 def as_size(expr: Any) -> Size:
-    """Return an expression as a size, an int if it is constant."""
+    """Convert an expression to a size: an int if it is constant, else a ``SymbolicInt``."""
     return int(expr) if expr.is_number else SymbolicInt(expr)
 
 
 def size_product(sizes: Sequence[Size]) -> Size:
-    """Return the product of sizes."""
+    """Return the product of sizes as a size."""
     return as_size(sympy.Mul(*map(expression, sizes)))
 
 
 def size_sum(sizes: Sequence[Size]) -> Size:
-    """Return the sum of sizes."""
+    """Return the sum of sizes as a size."""
     return as_size(sympy.Add(*map(expression, sizes)))
 
 
@@ -74,7 +74,7 @@ def negate(size: Size) -> Size:
 
 @fact
 def bounds_of(net: Net, expr: Any) -> tuple[float, float]:
-    """Return the bounds of an expression; infinite if a symbol has none."""
+    """Return the smallest and largest value of a size expression; infinite if a symbol has no bound."""
     if expr.is_number:
         return int(expr), int(expr)
     if any(str(symbol) not in net.ctx.ranges for symbol in expr.free_symbols):
@@ -85,7 +85,7 @@ def bounds_of(net: Net, expr: Any) -> tuple[float, float]:
 
 @block
 def concatenate(net: Net, tensors: Sequence[Value], dim: int, dtype: torch.dtype) -> ITensor:
-    """Concatenate along a dim, each tensor cast to ``dtype``; a single tensor is not copied."""
+    """Concatenate tensors along a dim, after casting them to ``dtype``; a single tensor is not copied."""
     parts = [base.tensor(net, t, dtype) for t in tensors]
     if len(parts) == 1:
         return parts[0]
@@ -96,7 +96,7 @@ def concatenate(net: Net, tensors: Sequence[Value], dim: int, dtype: torch.dtype
 
 @block
 def repeat(net: Net, x: ITensor, repeats: Sequence[Size], shape: Sequence[Size]) -> ITensor:
-    """Repeat ``x``, of the result's rank, along each dim by a slice that wraps around."""
+    """Repeat a tensor along each dim by a slice that wraps around; the tensor must have the rank of the result."""
     known = base.known_sizes(net, x)
     axes = [i for i, r in enumerate(repeats) if r != 1]
     if all(known[i] == 1 for i in axes):
@@ -118,7 +118,7 @@ def strided_slice(
     mode: str = "STRICT_BOUNDS",
     fill: ITensor | None = None,
 ) -> ITensor:
-    """Slice along axes; ``mode`` (of ``trt.SampleMode``) determines the elements outside of ``x``."""
+    """Slice a tensor along axes; ``mode`` (of ``trt.SampleMode``) determines the elements outside of the tensor."""
     given = [start, sizes, [1] * len(axes) if stride is None else stride]
     plain = [all(isinstance(v, int) for v in values) for values in given]
     layer = net.add("slice", x, *(tuple(v) if p else (0,) * len(axes) for v, p in zip(given, plain, strict=True)))

@@ -1,5 +1,5 @@
-"""Slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic. Padding uses slices
-that extend beyond their tensor."""
+"""Add slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic. Padding uses
+slices that extend beyond their tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.network.net import Net
 
 @block
 def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 1) -> ITensor:
-    """Slice ``size`` elements along a dim from ``start`` on; return ``x`` itself if that is all of it."""
+    """Return ``size`` elements along a dim from ``start`` on; return ``x`` itself if that is the whole dim."""
     if start == 0 and step == 1 and size == base.known_sizes(net, x)[dim]:
         return x
     return strided_slice(net, x, [dim], [start], [size], stride=[step])
@@ -27,7 +27,7 @@ def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 
 
 @fact
 def slice_start(net: Net, bound: Size | None, size: Size) -> Size:
-    """Return a slice's start in a dim of this size, wrapped and clamped."""
+    """Return the start of a slice in a dim of this size, counted from the end if negative, then clamped to the dim."""
     if bound is None:
         return 0
     low, high, value = sympy.Integer(0), expression(size), expression(bound)
@@ -37,14 +37,14 @@ def slice_start(net: Net, bound: Size | None, size: Size) -> Size:
 
 @fact
 def is_data_dependent(net: Net, size: Size) -> bool:
-    """Return whether a size is read from a tensor's element, which TensorRT would need on the host."""
+    """Return whether a size was read from a tensor's element; TensorRT would need such a size on the host."""
     symbols = size.expr.free_symbols if isinstance(size, SymbolicInt) else ()
     return any(net.ctx.symbols.get(str(s), (None, 0))[1] is None for s in symbols)
 
 
 @block
 def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
-    """Select an element of a dim, and remove the dim."""
+    """Select the element at an index along a dim, and remove the dim."""
     sizes = base.known_sizes(net, x)
     one = narrow(net, x, dim, slice_start(net, index, sizes[dim]), 1)
     rest = [s for i, s in enumerate(sizes) if i != dim]
@@ -54,7 +54,7 @@ def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
 
 
 def _wrap_negative(net: Net, value: Any, size: Any) -> Any:
-    """Wrap a negative index; ``Max(0, Min(1, -v))`` is ``v < 0`` at run time."""
+    """Convert a negative index to count from the start; ``Max(0, Min(1, -v))`` is 1 if ``v < 0`` at run time."""
     low, high = bounds_of(net, value)
     if low >= 0:
         return value
@@ -62,14 +62,14 @@ def _wrap_negative(net: Net, value: Any, size: Any) -> Any:
 
 
 def _clamp(net: Net, value: Any, low: Any, high: Any) -> Any:
-    """Clamp to ``low..high``, omitting bounds that the value's range already implies."""
+    """Clamp a size expression to ``low..high``; omit a bound if the ranges of the symbols already imply it."""
     inside = sympy.Max(value, low) if bounds_of(net, value - low)[0] < 0 else value
     return sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside
 
 
 @block
 def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
-    """Reverse ``x`` along dims."""
+    """Reverse the order of elements along dims."""
     sizes = base.known_sizes(net, x)
     axes = sorted(a for a in {base.axis(d, len(sizes)) for d in dims} if sizes[a] not in (0, 1))
     if not axes:
@@ -79,7 +79,7 @@ def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
 
 
 def _last_position(net: Net, size: Size) -> Size:
-    """Return the last position of a dim; 0 for an empty one, since TensorRT refuses -1."""
+    """Return the last position in a dim; 0 for an empty dim, since TensorRT rejects -1."""
     last = size_sum([size, -1])
     if not may_be_zero(net, size):
         return last
@@ -88,7 +88,7 @@ def _last_position(net: Net, size: Size) -> Size:
 
 @block
 def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> ITensor:
-    """Roll ``x`` along dims."""
+    """Rotate the elements along dims by shifts, as torch.roll."""
     sizes = base.known_sizes(net, x)
     moves: dict[int, Size] = {}
     for shift, dim in zip(shifts, dims, strict=True):
@@ -104,7 +104,7 @@ def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> I
 
 @block
 def flatten_dims(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
-    """Move two dims to the end and merge them; also return the order of dims, and their sizes before the merge."""
+    """Move two dims to the end and merge them; also return the order of dims, and their sizes before it."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]
@@ -114,28 +114,28 @@ def flatten_dims(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, l
 
 
 def diagonal_start(offset: int, columns: Size) -> Size:
-    """Return the start of a diagonal in a flattened matrix; its elements are ``columns + 1`` apart."""
+    """Return the position at which a diagonal starts in a flattened matrix; its elements are ``columns + 1`` apart."""
     return offset if offset >= 0 else size_product([-offset, columns])
 
 
 @block
 def diagonal(net: Net, x: ITensor, offset: int, dim1: int, dim2: int, count: Size) -> ITensor:
-    """Return a diagonal of the matrices in two dims, as the last dim."""
+    """Return a diagonal of the matrices in two dims, as a new last dim with ``count`` elements."""
     flat, _, sizes = flatten_dims(net, x, dim1, dim2)
     start = 0 if count == 0 else diagonal_start(offset, sizes[-1])
     return strided_slice(net, flat, [len(sizes) - 2], [start], [count], stride=[size_sum([sizes[-1], 1])])
 
 
 MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circular": "WRAP"}
-"""TensorRT's ``SampleMode`` of eager's modes."""
+"""The name of the ``trt.SampleMode`` for each of eager's padding modes."""
 
 
 @block
 def pad(
     net: Net, x: ITensor, amounts: Sequence[Size], shape: Sequence[Size], mode: str = "constant", value: Value = 0
 ) -> ITensor:
-    """Pad both ends of the last dims, or crop where an amount is negative. ``amounts``: (before, after) of the last
-    dim, then of the one before it, …. ``shape``: the result's."""
+    """Pad both ends of the last dims, or crop an end whose amount is negative. ``amounts``: before and after the last
+    dim, then before and after the dim before it, …. ``shape``: the shape of the result."""
     rank = base.rank(x)
     amount = {rank - 1 - i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
     axes = sorted(a for a, both in amount.items() if both != (0, 0))
@@ -150,7 +150,7 @@ def pad(
 
 
 def _crop(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
-    """Crop by the negative amounts, before the remainder is padded."""
+    """Crop the ends whose amount is negative, before the other ends are padded."""
     axes, known = sorted(amount), base.known_sizes(net, x)
     less = {a: [size_sum([n, negate(_positive_part(n))]) for n in amount[a]] for a in axes}
     sizes = [size_sum([known[a], *less[a]]) for a in axes]

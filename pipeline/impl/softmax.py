@@ -1,4 +1,4 @@
-"""Softmax and log-softmax, in float32 for every input dtype."""
+"""Add softmax and log-softmax, computed in float32 for every input dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.network.net import Net
 
 @block
 def softmax(net: Net, x: ITensor, dim: int) -> ITensor:
-    """``exp(x) / sum(exp(x))`` over a dim, NaN for a row of -inf as in eager. The result has ``x``'s dtype."""
+    """Return ``exp(x) / sum(exp(x))`` over a dim in the dtype of ``x``; NaN for a row of -inf, as in eager."""
     rank = base.rank(x)
     wide = base.raise_rank(net, base.cast(net, x, torch.float32), 2)  # TensorRT requires two dims
     layer = net.add("softmax", wide)
@@ -24,7 +24,7 @@ def softmax(net: Net, x: ITensor, dim: int) -> ITensor:
 
 @block
 def log_softmax(net: Net, x: ITensor, dim: int) -> ITensor:
-    """``x - log(sum(exp(x)))`` over a dim, without overflow. The result has ``x``'s dtype."""
+    """Return ``x - log(sum(exp(x)))`` over a dim in the dtype of ``x``, computed without overflow."""
     rank = base.rank(x)
     wide = base.raise_rank(net, base.cast(net, x, torch.float32), 1)
     dims = [base.axis(dim, base.rank(wide))]

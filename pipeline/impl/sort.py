@@ -1,4 +1,4 @@
-"""Top-k, sort and argmax along a dim, by TensorRT's TopK layer."""
+"""Add top-k, sort and argmax along a dim by TensorRT's TopK layer."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pipeline.network.net import Net
 from pipeline.trt import trt
 
 MAX_K = 3840
-"""The largest k that TopK takes."""
+"""The largest k that TensorRT's TopK layer accepts."""
 
 TOWARDS_ZERO = 1 - 2**-24
-"""Multiplying by it moves a normal float32 to its neighbour towards zero."""
+"""The factor that changes a normal float32 to the next number towards zero."""
 
 LAST_DIMS = 4
-"""TopK takes one of the last four dims."""
+"""TensorRT's TopK layer accepts only the last four dims of a tensor."""
 
 Pair = tuple[ITensor, ITensor]
 
 
 @block
 def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
-    """Return the ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN is the largest."""
+    """Return the ``k`` largest (or smallest) elements along a dim in order, and their indices; NaN is the largest."""
     values, indices, _ = _topk_with_keys(net, x, k, dim, largest)
     return values, indices
 
 
 def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tuple[ITensor, ITensor, ITensor]:
-    """Return the values and indices of ``topk``, and the keys by which they are ordered."""
+    """Return the values and indices of ``topk``, and the sort keys by which TensorRT ordered them."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     value = base.tensor(net, x, arithmetic_dtype(dtype), rank=2)  # TopK requires two dims
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
@@ -52,7 +52,7 @@ def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tup
 
 
 def _sort_keys(net: Net, x: ITensor) -> ITensor:
-    """Return sort keys in eager's order of floats: infinity for NaN, and the largest float32 for infinity.
+    """Return keys that TensorRT sorts in eager's order of floats: infinity for NaN, the largest float32 for infinity.
 
     Each larger float32 is replaced by its neighbour towards zero. Subnormal numbers and the smallest normal number
     stay, so only that number and the next one become equal.
@@ -65,7 +65,7 @@ def _sort_keys(net: Net, x: ITensor) -> ITensor:
 
 
 def _topk(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
-    """Run TopK; a dim that is not among the last four is moved to the end."""
+    """Add a TopK layer; a dim that is not among the last four is moved to the end for it."""
     rank = base.rank(x)
     if rank - axis <= LAST_DIMS:
         return _add_topk(net, x, k, axis, largest)
@@ -86,7 +86,7 @@ def _add_topk(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
 
 @block
 def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
-    """Return the largest (or smallest) element along a dim and its index: the first of equal elements or NaNs."""
+    """Return the largest (or smallest) element along a dim and its index; of equal elements or NaNs, the first."""
     values, indices = _extremum_or_nan(net, largest, x, dim)
     if keepdim or base.rank(x) == 0:
         return values, indices
@@ -95,7 +95,7 @@ def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair
 
 
 def _extremum_or_nan(net: Net, largest: bool, x: Value, dim: int) -> Pair:
-    """Find the extremum; if there is a NaN, the first NaN."""
+    """Return the extremum along a dim and its index; the first NaN if there is one."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     if not dtype.is_floating_point:
         return topk(net, x, 1, dim, largest)
@@ -122,7 +122,7 @@ def index_of_extremum(net: Net, largest: bool, x: Value, dim: int | None, keepdi
 
 @block
 def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
-    """Sort along a dim; return values and indices. ``stable``: equal elements keep their order."""
+    """Return the sorted values along a dim, and their indices. ``stable``: equal elements keep their order."""
     if base.rank(x) == 0:
         return topk(net, x, 1, 0, descending)
     length = base.known_sizes(net, x)[dim]
@@ -132,7 +132,7 @@ def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
 
 
 def _sort_runs(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
-    """Sort indices within each run of equal keys, by sorting the run's number times a constant plus the index."""
+    """Sort the indices within each run of equal keys, by a sort of the run's number times a constant plus the index."""
     rank = base.rank(keys)
     axis = base.axis(dim, rank)
     before = strided_slice(net, keys, [axis], [-1], [length], mode="CLAMP")

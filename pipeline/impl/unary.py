@@ -1,4 +1,4 @@
-"""Functions of one tensor."""
+"""Add functions of one tensor."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from pipeline.network.net import Net
 
 @block
 def to_floating(net: Net, x: Value) -> ITensor:
-    """Convert integers and bools to float32."""
+    """Convert integers and bools to float32; leave floats unchanged."""
     dtype = base.dtype_of(x)
     return base.tensor(net, x, dtype if dtype.is_floating_point else torch.float32)
 
 
 @block
 def to_float32(net: Net, x: Value) -> ITensor:
-    """Cast to float32, for functions of several layers that round once at the end, as in eager."""
+    """Cast a tensor to float32, for functions of several layers that round only once at the end, as in eager."""
     return base.tensor(net, x, torch.float32)
 
 
 @block
 def real(net: Net, operation: str, x: Value) -> ITensor:
-    """Apply a function of floats; integers become float32."""
+    """Add a function of floats by the name of its ``trt.UnaryOperation``; integers are converted to float32."""
     return base.unary(net, operation, to_floating(net, x))
 
 
 @block
 def signed_function(net: Net, operation: str, x: Value) -> ITensor:
-    """``ABS``, ``NEG`` or ``SIGN``, also of integers."""
+    """Return ``ABS``, ``NEG`` or ``SIGN`` of floats or integers."""
     dtype = base.dtype_of(x)
     result = base.unary(net, operation, base.tensor(net, x, arithmetic_dtype(dtype)))
     return base.cast(net, result, dtype)
@@ -42,7 +42,7 @@ def signed_function(net: Net, operation: str, x: Value) -> ITensor:
 
 @block
 def sign(net: Net, x: Value) -> ITensor:
-    """-1, 0 or 1; 0 for NaN, for which TensorRT's layer returns NaN."""
+    """Return -1, 0 or 1 by the sign of each element; 0 for NaN, for which TensorRT's layer returns NaN."""
     result = signed_function(net, "SIGN", x)
     if not base.dtype_of(result).is_floating_point:
         return result
@@ -51,13 +51,13 @@ def sign(net: Net, x: Value) -> ITensor:
 
 @block
 def absolute(net: Net, x: ITensor) -> ITensor:
-    """``|x|``."""
+    """Return the absolute value ``|x|``."""
     return base.unary(net, "ABS", x)
 
 
 @block
 def is_negative(net: Net, x: ITensor) -> ITensor:
-    """Return whether a float has its sign bit set; the reciprocal shows it for -0."""
+    """Return whether the sign bit of each float is set, also for -0, which its reciprocal shows."""
     below = layer(net, "LESS", x, 0.0, base.dtype_of(x))
     zero = layer(net, "LESS", base.unary(net, "RECIP", x), 0.0, base.dtype_of(x))
     return base.elementwise(net, "OR", below, zero)
@@ -65,14 +65,14 @@ def is_negative(net: Net, x: ITensor) -> ITensor:
 
 @block
 def rounding_function(net: Net, operation: str, x: Value) -> ITensor:
-    """``FLOOR``, ``CEIL`` or ``ROUND`` (ties to even); integers are unchanged."""
+    """Return ``FLOOR``, ``CEIL`` or ``ROUND`` (ties to even) of floats; integers are unchanged."""
     x = base.tensor(net, x)
     return base.unary(net, operation, x) if base.dtype_of(x).is_floating_point else x
 
 
 @block
 def truncate(net: Net, x: Value) -> ITensor:
-    """Round toward zero."""
+    """Round each element toward zero."""
     x = base.tensor(net, x)
     if not base.dtype_of(x).is_floating_point:
         return x
@@ -82,7 +82,7 @@ def truncate(net: Net, x: Value) -> ITensor:
 
 @block
 def rsqrt(net: Net, x: Value) -> ITensor:
-    """``1 / sqrt(x)``; half precision is computed in float32 and rounded once."""
+    """Return ``1 / sqrt(x)``; half precision is computed in float32 and rounded once."""
     x = to_floating(net, x)
     dtype = base.dtype_of(x)
     root = base.unary(net, "SQRT", base.cast(net, x, wide_dtype(dtype)))
@@ -91,14 +91,14 @@ def rsqrt(net: Net, x: Value) -> ITensor:
 
 @block
 def logarithm(net: Net, base_: float, x: Value) -> ITensor:
-    """The logarithm to a base."""
+    """Return the logarithm of ``x`` to the base ``base_``."""
     natural = base.unary(net, "LOG", to_float32(net, x))
     return layer(net, "PROD", natural, 1 / math.log(base_), torch.float32)
 
 
 @block
 def log1p(net: Net, x: Value) -> ITensor:
-    """``log(1 + x)``; near zero ``2 atanh(x / (2 + x))``, since the sum would lose digits."""
+    """Return ``log(1 + x)``; near zero as ``2 atanh(x / (2 + x))``, since the sum would lose digits."""
     x = to_float32(net, x)
     ratio = base.elementwise(net, "DIV", x, layer(net, "SUM", x, 2.0, torch.float32))
     near = layer(net, "PROD", base.unary(net, "ATANH", ratio), 2.0, torch.float32)
@@ -108,7 +108,7 @@ def log1p(net: Net, x: Value) -> ITensor:
 
 @block
 def expm1(net: Net, x: Value) -> ITensor:
-    """``exp(x) - 1``; near zero ``2 sinh(x / 2) exp(x / 2)``, since the difference would lose digits."""
+    """Return ``exp(x) - 1``; near zero as ``2 sinh(x / 2) exp(x / 2)``, since the difference would lose digits."""
     x = to_float32(net, x)
     half = layer(net, "PROD", x, 0.5, torch.float32)
     product = base.elementwise(net, "PROD", base.unary(net, "SINH", half), base.unary(net, "EXP", half))
@@ -123,7 +123,7 @@ def _is_near_zero(net: Net, x: ITensor, bound: float) -> ITensor:
 
 @block
 def is_nan_or_infinite(net: Net, operation: str, x: Value) -> ITensor:
-    """``ISNAN`` or ``ISINF``; False for integers."""
+    """Return ``ISNAN`` or ``ISINF`` of each element; False for integers."""
     x = base.tensor(net, x)
     if base.dtype_of(x).is_floating_point:
         return base.unary(net, operation, x)
@@ -150,7 +150,7 @@ def atan2(net: Net, y: Value, x: Value) -> ITensor:
 
 @block
 def round_decimals(net: Net, x: Value, decimals: int) -> ITensor:
-    """Round to a number of decimals, ties to even; negative ones round before the decimal point."""
+    """Round to a number of decimals, ties to even; a negative number rounds digits before the decimal point."""
     scale = 10.0 ** abs(decimals)
     before, after = ("PROD", "DIV") if decimals > 0 else ("DIV", "PROD")
     moved = layer(net, before, to_float32(net, x), scale, torch.float32)

@@ -1,6 +1,6 @@
-"""Passes that rewrite a program's graph so that TensorRT builds faster networks. Each can be left out by its name.
+"""Passes that rewrite a program's graph so that TensorRT builds faster networks. Users can skip a pass by its name.
 
-A pass is a function with the name of its module, declared by `improvement`, which also states the preceding pass.
+A pass is a function with the name of its module; its decorator `improvement` also names the pass that runs before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 
 
 def _passes() -> tuple[Improvement, ...]:
-    """Return the passes of this package in the order in which they run."""
+    """Return the passes of this package, sorted in the order in which they run."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     found = (getattr(importlib.import_module(f"{__name__}.{name}"), name, None) for name in names)
     passes = {each.name: each for each in found if isinstance(each, Improvement)}
@@ -36,6 +36,6 @@ RENAMED: Final = {
     "products": "merge_linears",
     "heads": "merge_head_views",
 }
-"""Former names of passes, with the new names for the error message."""
+"""The current name of each renamed pass, by its former name; error messages suggest it."""
 
 __all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

@@ -17,19 +17,19 @@ from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype
 from pipeline.shapes.environment import shape_of
 
 LARGE: Final = 1 << 20
-"""The minimum elements of a product: below this, permuting the factors for a matmul costs as much."""
+"""The minimum number of elements of a product: for fewer, permuting the factors costs what the matmul saves."""
 
 TIMES: Final = 4
-"""The minimum ratio between the elements of a product and the elements of its factors and its sum together."""
+"""The minimum ratio of a product's elements to the elements of its two factors and of the sum together."""
 
 
 @improvement(after="split_doubles")
 def contract_products(rewriting: Rewriting) -> None:
     """Replace ``(a[:, :, None] * b[None]).sum(1)`` by ``a @ b``, for any expanded and summed dims.
 
-    TensorRT computes each product of elements, and stores some of them. A layer of Mamba-2 1.3B, as transformers 5.17
-    implements it, multiplies 1.9 billion pairs for 512 tokens, from tensors with at most 8 million elements. Like every
-    float32 matmul, the new matmul rounds its operands to TF32 on GPUs that do so.
+    Without the pass, TensorRT multiplies all pairs of elements. A layer of Mamba-2 1.3B in transformers 5.17 multiplies
+    1.9 billion pairs for 512 tokens, from tensors with at most 8 million elements. Like every float32 matmul, the new
+    matmul rounds its operands to TF32 on GPUs that do so.
     """
     for node in rewriting.nodes(aten.sum.dim_IntList):
         product = node.args[0]
@@ -72,7 +72,7 @@ def _replace_product(rewriting: Rewriting, node: Node, product: Node) -> None:
 
 
 def _einsum_letters(shape: Sequence[Argument], rank: int) -> str:
-    """Return an einsum letter for each dim of the product whose size is not 1, by the position of the dim."""
+    """Return an einsum letter for each dim of a tensor whose size is not 1; dims are aligned from the last."""
     places = ascii_letters[rank - len(shape) : rank]
     return "".join(letter for letter, size in zip(places, shape, strict=True) if not _is_size_one(size))
 
@@ -82,7 +82,7 @@ def _is_size_one(size: Argument) -> bool:
 
 
 def _skip_expansion(x: Node, other: Node) -> Node:
-    """Return the source of an expanded factor if the other factor has the expanded sizes; else the factor itself."""
+    """Return the input of an expansion ``x`` if ``other`` broadcasts it to the same sizes in a product; else ``x``."""
     if x.target is not aten.expand.default or not isinstance(source := x.args[0], Node):
         return x
     theirs = shape_of(other.meta["val"])

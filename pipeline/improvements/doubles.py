@@ -19,7 +19,7 @@ Parts: TypeAlias = tuple[Tensor, ...]
 
 
 class Format(enum.Enum):
-    """The representation of a float64 value: tensors of float32, except for CONSTANT."""
+    """The representations of a float64 value as float32 tensors; CONSTANT is a float64 value known while compiling."""
 
     CONSTANT = "the value itself, known while compiling"
     SPLIT = "the coarse and the fine part of an input or a constant"
@@ -32,10 +32,10 @@ class Format(enum.Enum):
 
 
 GRID: Final = 4096
-"""The resolution of angles: float32 adds multiples of ``1 / GRID`` of a few turns exactly."""
+"""An angle's coarse part is a multiple of ``1 / GRID`` of a turn; float32 adds such multiples exactly."""
 
 TURN: Final = 6.28125
-"""2 pi in 8 bits: its product with a multiple of ``1 / GRID`` of a turn is exact."""
+"""2 pi rounded to 8 bits, so that its product with a multiple of ``1 / GRID`` of a turn is exact in float32."""
 
 _TERMS: Final = [(2 * math.pi) ** k / math.factorial(k) * (-1) ** (k // 2) for k in range(11)]
 SINE: Final = (2 * math.pi - TURN, *_TERMS[3::2])
@@ -46,63 +46,63 @@ COSINE: Final = tuple(_TERMS[2::2])
 
 
 def keep_parts(x: Parts) -> Parts:
-    """Return the parts unchanged."""
+    """Return the parts of a value unchanged; used where two formats have the same tensors."""
     return x
 
 
 def as_single(x: Tensor) -> Parts:
-    """Return a tensor as one part: rounded to float32."""
+    """Round a tensor to float32, and return it as a tuple of one part."""
     return (x.float(),)
 
 
 def split_single(x: Parts) -> Parts:
-    """Split a float32 that is a single part into a coarse and a fine part."""
+    """Split a float32 tensor, given as a tuple of one part, into a coarse and a fine part."""
     return split(x[0])
 
 
 def split(x: Tensor) -> Parts:
-    """Split a tensor into a coarse and a fine part: all bits of a float32, 32 bits of an integer, 33 of a float64."""
+    """Split a tensor into a coarse and a fine part, which keep 32 bits of an integer and 33 bits of a float64."""
     exact = x if x.dtype == torch.float64 else x.float() if x.is_floating_point() else x.long()
     coarse = exact.to(torch.bfloat16).float()
     return coarse, (exact - coarse.to(exact.dtype)).float()
 
 
 def multiply(x: Parts, y: Parts) -> Parts:
-    """Return a product as two parts: an exact 16-bit number, and a remainder of at most 1/64 of that number."""
+    """Multiply coarse and fine parts. Return an exact 16-bit number, and a remainder of at most 1/64 of this number."""
     return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
 
 
 def divide(x: Parts, y: Tensor) -> Parts:
-    """Return ``x / y`` for a float64 constant ``y``, as two parts like `multiply`."""
+    """Return ``x / y`` for a float64 constant ``y``, as two numbers like those of `multiply`."""
     return multiply(x, split(y.reciprocal()))
 
 
 def split_product(parts: Parts) -> Parts:
-    """Split a product (`multiply`) into a coarse and a fine part."""
+    """Convert the two numbers that `multiply` returns to a coarse and a fine part."""
     coarse = (parts[0] + parts[1]).to(torch.bfloat16).float()
     return coarse, (parts[0] - coarse) + parts[1]
 
 
 def add_parts(parts: Parts) -> Parts:
-    """Return the sum of two parts, rounded to float32."""
+    """Return the sum of the two parts of a value, rounded to float32."""
     return (parts[0] + parts[1],)
 
 
 def add(x: Parts, y: Parts) -> Parts:
-    """Return a sum, rounded to float32. Coarse parts are added exactly if the operands nearly cancel."""
+    """Add two values and round the sum to float32; coarse parts that nearly cancel are added exactly."""
     return ((x[0] + y[0]) + (x[1] + y[1]),)
 
 
 def subtract(x: Parts, y: Parts) -> Parts:
-    """Return a difference, rounded to float32."""
+    """Subtract two values and round the difference to float32."""
     return ((x[0] - y[0]) + (x[1] - y[1]),)
 
 
 def angle_in_turns(x: Parts, rate: Tensor) -> Parts:
     """Return the angle ``x * rate`` for a float64 constant ``rate``, in turns without the integer part.
 
-    ``x`` is split into three parts of 8 bits, and the turns per unit into two parts of 16 bits and a remainder, so that
-    the products are exact.
+    ``x`` is split into three parts of 8 bits, and ``rate`` in turns into two parts of 16 bits and a remainder, so that
+    the products of parts are exact.
     """
     middle = x[1].to(torch.bfloat16).float()
     rate = rate * (0.5 / math.pi)
@@ -118,33 +118,33 @@ def angle_in_turns(x: Parts, rate: Tensor) -> Parts:
 
 
 def turns_by_period(x: Parts, period: Tensor) -> Parts:
-    """Return the angle ``x / period``, in turns, for a float64 constant."""
+    """Return the angle ``x / period``, in turns, for a float64 constant ``period``."""
     return angle_in_turns(x, period.reciprocal())
 
 
 def to_turns(x: Tensor) -> Parts:
-    """Convert an angle in radians to turns."""
+    """Convert an angle in radians to turns without the integer part."""
     return angle_in_turns(split(x), torch.ones((), dtype=torch.float64, device=x.device))
 
 
 def to_circle(x: Tensor) -> Parts:
-    """Return the sine and cosine (`sine_and_cosine`) of an angle in radians."""
+    """Return the sine and cosine of an angle in radians, in the format of `sine_and_cosine`."""
     return sine_and_cosine(to_turns(x))
 
 
 def _first_bits(x: Tensor) -> Tensor:
-    """Return the first 16 of the 53 bits of a float64, by Veltkamp's splitting. PyTorch runs it, on constants."""
+    """Return the first 16 of a float64's 53 bits, by Veltkamp's splitting; used only for constants, in PyTorch."""
     scaled = x * (2**37 + 1)
     return scaled - (scaled - x)
 
 
 def _stack_broadcast(tensors: list[Tensor], rank: int) -> Tensor:
-    """Stack tensors in a new first dim, broadcast to the given rank."""
+    """Broadcast tensors to the given rank, and stack them in a new first dim."""
     return torch.stack([x[(None,) * (rank - x.dim())] if x.dim() < rank else x for x in tensors])
 
 
 def sine_and_cosine(parts: Parts) -> Parts:
-    """Return the sine and cosine of an angle relative to the nearest quarter turn, and that quarter, from -2 to 2."""
+    """Return an angle's sine and cosine relative to the nearest quarter turn, and that quarter, from -2 to 2."""
     coarse = parts[0] - parts[0].round()
     quarters = (coarse * 4).round()
     coarse = coarse - quarters * 0.25
@@ -188,7 +188,7 @@ GIVEN: Final = {
     Format.CIRCLE: to_circle,
     Format.SUM: as_single,
 }
-"""The functions that create each format of an input: of a tensor that is not float64, or of a constant."""
+"""For each format, the function that converts to it a constant or a tensor whose dtype is not float64."""
 
 DERIVED: Final = (
     (Format.SPLIT, Format.PARTS, keep_parts),
@@ -199,4 +199,4 @@ DERIVED: Final = (
     (Format.SINGLE, Format.SUM, keep_parts),
     (Format.TERMS, Format.SUM, add_parts),
 )
-"""The functions that create a format of a value from another format of it; the first match applies."""
+"""Conversions between formats of a value: from a format, to a format, and the function. The first match applies."""

@@ -1,4 +1,4 @@
-"""exact_convolutions: compute float16 convolutions, which TensorRT accumulates in float16, as matmuls in float32."""
+"""exact_convolutions: replace float16 convolutions, which TensorRT sums in float16, by matmuls summed in float32."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ TERMS, MAPS = 2304, 320
 """The minimum number of terms of a sum and of output channels for which the pass uses a matmul by default: the error in
 float16 grows with the terms, and all output channels share the cost of reading the windows."""
 WINDOWS = 256 << 20
-"""By default, the maximum bytes of windows that are written to memory: 65,536 pixels of 3 x 3 x 228 channels."""
+"""The default maximum bytes of windows that are written to memory: those of 65,536 pixels with 3 x 3 x 228 channels."""
 WINDOWS_AT_MOST = 1 << 30
-"""The maximum bytes of windows if `use_fp32_acc` is True."""
+"""The maximum bytes of windows that are written to memory if the setting `use_fp32_acc` is True."""
 FEW_PIXELS = 4096
-"""The maximum number of pixels for which a convolution of many terms runs in float32 by default if a matmul of its
-windows does not pay. It then takes 2.5 times as long: a small part of a network's time."""
+"""The default maximum number of pixels for which a convolution with many terms runs in float32, if a matmul of its
+windows would be slow. In float32 it takes 2.5 times as long, but a small part of a network's time."""
 FEW_TERMS = 128
-"""The maximum terms for which a float16 sum is as exact as eager's: a depthwise kernel of 7 x 7 has 49 terms."""
+"""The maximum number of terms for which a float16 sum is as exact as eager's; a depthwise 7 x 7 kernel has 49 terms."""
 ALIGNED = 8
-"""A fast float16 matmul needs a multiple of this number of terms."""
+"""The number of terms of a fast float16 matmul must be a multiple of this."""
 TAPS = 27
-"""The maximum number of kernel elements: a separate slice reads the pixels for each element."""
+"""The maximum number of elements of a convolution kernel: each element needs a separate slice of the image."""
 MOSTLY = 0.8
-"""The minimum share of multiplications in matmuls for which 1 x 1 convolutions become matmuls, too: TensorRT stores
-channels last around its convolutions and channels first around matmuls, and each change of layout costs a copy."""
+"""From this share of multiplications in matmuls on, 1 x 1 convolutions become matmuls, too. TensorRT stores channels
+last around its convolutions and channels first around matmuls, and each change of layout costs a copy."""
 
 
 @improvement(after="patch_embedding")
 def exact_convolutions(rewriting: Rewriting) -> None:
-    """Replace float16 convolutions by a matmul of weights and windows (channels last), or of weights and pixels.
+    """Replace float16 convolutions by a matmul of weights with windows of the image, or with pixels for 1 x 1 kernels.
 
     TensorRT-RTX accumulates float16 convolutions in float16 (quirk ``convolution-sums``). By default the pass replaces
     convolutions whose sums have many terms, with many output channels and few pixels; the matmuls took 0.7 to 1.5 times
-    as long on an H200, each by itself (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms and few
+    as long on an H200, each alone (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms and few
     pixels run in float32. ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if the windows would
     need too much memory; ``use_fp32_acc=False`` replaces none.
     """
@@ -65,8 +65,8 @@ def exact_convolutions(rewriting: Rewriting) -> None:
 
 @frozen
 class Convolution:
-    """A float16 convolution by constant weights [maps, channels / groups, …]. ``pixels``: the output pixels of all
-    batches, at the sizes that the program is tuned for. ``terms``: the number of terms of each sum."""
+    """A float16 convolution with constant weights [maps, channels / groups, …]. ``pixels``: the number of output pixels
+    in all batches, at the profiles' opt sizes. ``terms``: the number of products in each sum."""
 
     node: Node
     pixels: int
@@ -86,12 +86,12 @@ class Convolution:
 
     @property
     def is_worthwhile(self) -> bool:
-        """Return whether a matmul takes about as long as TensorRT's convolution and is much more exact."""
+        """Return whether a matmul of windows takes about as long as TensorRT's convolution and is much more exact."""
         return self.terms >= TERMS and self.maps >= MAPS and self.fits_in_memory(all_exact=False)
 
     @property
     def is_small(self) -> bool:
-        """Return whether the convolution has many terms and few pixels, like a grouped convolution over positions."""
+        """Return whether a convolution has many terms and few pixels, so that float32 costs little time."""
         return self.terms >= TERMS and self.taps > 1 and self.pixels <= FEW_PIXELS
 
     @property
@@ -101,18 +101,18 @@ class Convolution:
         return self.taps == 1 and self.groups == 1 and is_dense
 
     def fits_in_memory(self, all_exact: bool) -> bool:
-        """Return whether the tensor of all windows fits in memory."""
+        """Return whether the windows of all output pixels fit in the memory that the pass may use for them."""
         size = self.pixels * self.terms * 2
         return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if all_exact else WINDOWS)
 
     def per_dim(self, name: str) -> list[int]:
-        """Return the value of an argument for each spatial dim."""
+        """Return a convolution argument, such as the stride, as a list with a value for each spatial dim."""
         value: list[int] = list(argument(self.node, name))
         return value * (len(self.kernel) if len(value) == 1 else 1)
 
 
 def _match_convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
-    """Return a node's convolution, if it is in float16 with constant weights and no data-dependent size; else None."""
+    """Match a node as a float16 convolution with constant weights and no data-dependent size; else return None."""
     x, weight = node.args[:2]
     if not isinstance(x, Node) or not isinstance(weight, Node) or argument(node, "transposed"):
         return None
@@ -153,7 +153,7 @@ def _use_windows(create: NewCalls, convolution: Convolution) -> bool:
 
 
 def _slice_windows(create: NewCalls, convolution: Convolution, image: Node) -> list[Node]:
-    """Return a slice of ``image`` [N, …, C] for each element of the kernel: the pixels that this element multiplies."""
+    """Return for each element of the kernel the slice of ``image`` [N, …, C] with the pixels that it multiplies."""
     counts = shape_of(convolution.node.meta["val"])[2:]
     strides, dilations = convolution.per_dim("stride"), convolution.per_dim("dilation")
     parts: list[Node] = []
@@ -190,16 +190,16 @@ def _use_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool
 
 
 def _append_bias_column(create: NewCalls, matrix: Node, bias: Argument) -> Node:
-    """Return the weights with the bias as a further column, to multiply by 1; zeros pad them for alignment."""
+    """Append the bias to the weight matrix as a column that is multiplied by 1; zero columns pad the matrix."""
     column = create(aten.reshape.default, bias, [matrix.meta["val"].shape[0], 1])
     padded = create(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)
     return create(aten.cat.default, [matrix, padded], 1)
 
 
 def _replace_by_float32(create: NewCalls) -> None:
-    """Replace a convolution by a float32 convolution between casts.
+    """Replace a float16 convolution by a float32 convolution between casts.
 
-    The maximum of the result and itself, in one dim, ends the convolution's kernel (quirk ``rounded-convolutions``).
+    Then a flat maximum of the result with itself keeps later layers out of its kernel (quirk ``rounded-convolutions``).
     """
     x, weight, bias, *options = create.node.args
     wide = [each if each is None else create.cast(each, torch.float32) for each in (x, weight, bias)]  # type: ignore[arg-type]

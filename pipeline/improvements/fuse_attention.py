@@ -42,15 +42,15 @@ PRODUCTS = (aten.matmul.default, aten.bmm.default)
 NOT = (aten.logical_not.default, aten.bitwise_not.default)
 
 BLOCKED = -1e4
-"""The largest number that counts as masking a score."""
+"""Scores that are filled with this number or a lower one count as masked."""
 
 
 @frozen
 class Scores:
-    """The input of a softmax: the matmul of query and key, times a scale, with masks.
+    """Attention scores, the input of a softmax: the matmul of query and key, times a scale, with masks.
 
-    ``allowed``: boolean masks, each with whether True marks allowed or masked positions. ``finite``: masked positions
-    are filled with a large negative number, so that a completely masked row averages all values.
+    ``allowed``: boolean masks, each with a flag: whether its True elements are the unmasked positions. ``finite``:
+    masked positions are filled with a large negative number, so that a completely masked row averages all values.
     """
 
     query: Node
@@ -63,7 +63,7 @@ class Scores:
 
 @improvement(after="fuse_gelu")
 def fuse_attention(rewriting: Rewriting) -> None:
-    """Replace matmuls around a softmax by one scaled_dot_product_attention."""
+    """Replace two matmuls with a softmax between them by one scaled_dot_product_attention."""
     for node in rewriting.nodes(*PRODUCTS):
         weights, value = node.args[:2]
         softmax = _skip_copies_and_casts(weights)
@@ -97,14 +97,14 @@ def _is_softmax(node: object) -> bool:
 
 
 def _skip_copies_and_casts(node: object) -> Argument:
-    """Return the node that copies and casts lead back to."""
+    """Return the input of a chain of copies and casts that ends at ``node``; ``node`` itself if it is neither."""
     while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
 
 
 def _is_only_reader_of_chain(node: object, first: Node, reader: Node) -> bool:
-    """Return whether ``reader`` is the only reader of the chain from ``first`` to ``node``."""
+    """Return whether ``reader`` alone reads ``node``, and each node from ``first`` on is read only by the next node."""
     while isinstance(node, Node) and only_reader(node) is reader:
         if node is first:
             return True
@@ -113,7 +113,7 @@ def _is_only_reader_of_chain(node: object, first: Node, reader: Node) -> bool:
 
 
 def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
-    """Match a node as attention scores; None if it does not match, or if another node than ``reader`` reads it."""
+    """Match a node as attention scores that only ``reader`` reads; return None if it does not match."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
     if node.target in PRODUCTS:
@@ -132,7 +132,7 @@ def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Sco
 
 
 def _match_scaled_scores(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Match attention scores times a number, and fold the number into their scale; None if a mask was added before."""
+    """Match attention scores that are multiplied or divided by a number; None if a mask is applied before it."""
     for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else both_orders(node):
         factor = rewriting.number(other)
         found: Scores | None = (yield _match_scores, rewriting, inner, node) if factor else None
@@ -152,7 +152,7 @@ def _match_added_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Return scores that ``where`` masks: large negative numbers where a condition is true, or where it is false."""
+    """Match scores masked by ``where`` or ``masked_fill``: a condition selects a large negative number."""
     allows = False
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
         inner, condition, filled = node.args[:3]
@@ -178,7 +178,7 @@ def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _has_unmasked_positions(rewriting: Rewriting, scores: Scores) -> bool:
-    """Return whether every row provably has an unmasked position."""
+    """Return whether boolean masks with known values leave at least one unmasked position in every row."""
     known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
     if len(rows) < len(known):
@@ -187,7 +187,7 @@ def _has_unmasked_positions(rewriting: Rewriting, scores: Scores) -> bool:
 
 
 def _transpose_key(rewriting: Rewriting, key: Node, before: Node) -> Node:
-    """Return the key for attention: its last two dims are transposed."""
+    """Return the key with its last two dims swapped, as attention reads it; undo the model's transposition."""
     source = _skip_copies_and_casts(key)
     if is_transposed(source) and dtype_of(source) == dtype_of(key):
         rank, order = rank_of(source), permuted_dims(source)
@@ -197,7 +197,7 @@ def _transpose_key(rewriting: Rewriting, key: Node, before: Node) -> Node:
 
 
 def _merge_masks(create: NewCalls, scores: Scores) -> Node | None:
-    """Merge the masks into one: boolean if there are only conditions, else in the query's dtype; None without masks.
+    """Merge all masks into one: boolean if all are boolean, else in the query's dtype; None if there are none.
 
     Attention requires a mask of at least two dims, while scores broadcast with any rank.
     """

@@ -1,4 +1,4 @@
-"""fuse_gelu: recognize GPT-2's implementation of GELU, and fuse it into one operator."""
+"""fuse_gelu: fuse the separate operators of GPT-2's GELU (tanh approximation) into one operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _is_cube(node: Argument, x: Node) -> bool:
 
 
 def _other_operand(rewriting: Rewriting, node: object, target: Target, number: float) -> Argument:
-    """Return the other operand of a node that adds or multiplies this number; None if the node does neither."""
+    """Return the operand that a node adds to or multiplies by ``number``; None if the node does not match."""
     call = _skip_casts(node)
     if _is_call_of(call, target) and not call.kwargs:
         for a, b in both_orders(call):
@@ -56,7 +56,7 @@ def _is_call_of(node: object, target: object) -> bool:
 
 
 def _skip_casts(node: object) -> Argument:
-    """Return the node behind casts between floating-point dtypes."""
+    """Return the input of a chain of casts between floating-point dtypes that ends at a node; other nodes unchanged."""
     while isinstance(node, Node) and is_cast(node):
         node = node.args[0]
     return node

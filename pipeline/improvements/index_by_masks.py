@@ -1,4 +1,4 @@
-"""index_by_masks: write with a mask as index, instead of with the positions at which the mask is true."""
+"""index_by_masks: index by a mask itself, instead of by the positions at which the mask is true."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, imp
 from pipeline.shapes.environment import shape_of
 
 POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
-"""Operators that return the coordinates at which a mask is true, one tensor for each dim."""
+"""Operators that return the coordinates of a mask's true elements, as one tensor for each dim."""
 
 
 @improvement(after="simplify_masks")
@@ -26,7 +26,7 @@ def index_by_masks(rewriting: Rewriting) -> None:
 
 
 def _mask_of_coordinates(x: Argument, indices: object) -> Node | None:
-    """Return the mask if these indices of ``x`` are its coordinates, one index for each dim of the mask; else None."""
+    """Return the mask whose coordinates, one tensor for each of its dims, are the indices of ``x``; else None."""
     if not isinstance(indices, list | tuple) or not indices:
         return None
     if not all(isinstance(each, Node) and is_item(each) for each in indices):
@@ -40,6 +40,6 @@ def _mask_of_coordinates(x: Argument, indices: object) -> Node | None:
 
 
 def is_mask_of(mask: Node, x: Node) -> bool:
-    """Return whether a tensor is boolean, and its sizes are the leading sizes of ``x``."""
+    """Return whether a mask is boolean and has the sizes of the leading dims of ``x``."""
     sizes = shape_of(mask.meta["val"])
     return bool(sizes) and dtype_of(mask) == torch.bool and sizes == shape_of(x.meta["val"])[: len(sizes)]

@@ -40,7 +40,7 @@ from pipeline.shapes.environment import bounds, shape_of
 
 @frozen
 class Projection:
-    """The linear layer after an attention: its result [B, Q, N], and its bias, the result for rows of zeros."""
+    """The linear layer that follows an attention: its result [B, Q, N], and its bias, the result for zero rows."""
 
     node: Node
     bias: Node | None
@@ -48,7 +48,7 @@ class Projection:
 
 @frozen
 class OpenedMask:
-    """A mask that leaves a key in every row; where the original mask does, as [B, H, Q, 1] and [B, Q, 1]."""
+    """A mask with a key in every row; and which rows of the original mask have a key, as [B, H, Q, 1] and [B, Q, 1]."""
 
     mask: Node
     alive: Node
@@ -57,8 +57,8 @@ class OpenedMask:
 
 @improvement(after="update_by_masks")
 def masked_rows(rewriting: Rewriting) -> None:
-    """Return 0 for completely masked rows, as eager does, at the least cost: from values of 0 if a whole batch is
-    masked, else by a selection after the linear layer that follows the attention."""
+    """Return 0 for completely masked rows of attentions, as eager does, at the least cost: set the values to 0 if a
+    whole batch is masked, else replace the result of the linear layer that follows by its bias."""
     opened: dict[Node, OpenedMask | None] = {}
 
     def open_once(mask: Node, before: Node) -> OpenedMask | None:
@@ -88,8 +88,8 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 
 def _has_one_query(rewriting: Rewriting, node: Node) -> bool:
-    """Return whether an attention has one query, at least in a profile; its result is then smaller than the values. The
-    build of RTX 1.4 crashes for one query of one batch, if one condition selects both in the mask and in the values."""
+    """Return whether an attention has a single query in some profile; its result is then smaller than its values. The
+    build of RTX 1.4 crashes for one query in one batch if one condition selects in mask and values."""
     shapes = rewriting.program.shapes
     length = shape_of(node.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]
@@ -97,7 +97,7 @@ def _has_one_query(rewriting: Rewriting, node: Node) -> bool:
 
 
 def _row_mask(rewriting: Rewriting, mask: object) -> Node | None:
-    """Return the one-row mask that this mask expands to all queries and heads; None if there is none."""
+    """Return the mask with a single row that ``mask`` repeats for all queries and heads; None if there is none."""
     while isinstance(mask, Node):
         if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):
             return mask
@@ -111,7 +111,7 @@ def _row_mask(rewriting: Rewriting, mask: object) -> Node | None:
 
 
 def _zero_masked_values(rewriting: Rewriting, node: Node, opened: OpenedMask) -> None:
-    """Set an attention's values to 0 in batches that are masked completely."""
+    """Set the values of an attention to 0 in batches whose keys are all masked."""
     create, value = rewriting.before(node), node.args[2]
     zero = create(aten.full.default, [], 0.0, dtype=dtype_of(node))
     values = create(aten.where.self, opened.alive, value, zero)
@@ -121,7 +121,7 @@ def _zero_masked_values(rewriting: Rewriting, node: Node, opened: OpenedMask) ->
 
 
 def _match_projection(node: Node) -> Projection | None:
-    """Return the linear layer that alone reads an attention [B, H, Q, D], as [B, Q, H · D]; None if there is none."""
+    """Match the linear layer that alone reads an attention [B, H, Q, D], reshaped to [B, Q, H · D]; else None."""
     if rank_of(node) != 4:
         return None
     batch, heads, length, width = shape_of(node.meta["val"])
@@ -139,7 +139,7 @@ def _match_projection(node: Node) -> Projection | None:
 
 
 def _match_linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection | None:
-    """Return the linear layer or matmul of ``x`` at this node, with these leading dims; None for other nodes."""
+    """Match a node as a linear layer or matmul of ``x`` whose result has these leading dims; else return None."""
     bias = None
     if node.target is aten.linear.default and node.args[0] is x:
         bias = argument(node, "bias")
@@ -158,7 +158,7 @@ def _match_linear(node: Node, x: Node, leading: tuple[object, object]) -> Projec
 
 
 def _open_mask(rewriting: Rewriting, mask: Node, before: Node) -> OpenedMask | None:
-    """Return the mask with completely masked rows opened; None if converters do not accept the new operators."""
+    """Create a mask without completely masked rows: unmask all their keys. None if no converter accepts the nodes."""
     create = rewriting.before(before)
     if dtype_of(mask) in FLOATS:
         alive = create(aten.any.dim, create(aten.ne.Scalar, mask, -math.inf), -1, True)
@@ -175,7 +175,7 @@ def _open_mask(rewriting: Rewriting, mask: Node, before: Node) -> OpenedMask | N
 
 
 def _select_bias_in_masked_rows(rewriting: Rewriting, projection: Projection, opened: OpenedMask) -> bool:
-    """Replace a linear layer's result by its bias in completely masked rows."""
+    """Replace the result of a linear layer by its bias in completely masked rows; return whether that was possible."""
     node, bias = projection.node, projection.bias
     reader = min(node.users)
     if bias is None:

@@ -1,4 +1,4 @@
-"""merge_head_views: reshape a merged projection to heads once, before slicing it into queries, keys and values."""
+"""merge_head_views: reshape a projection to attention heads before slicing it into queries, keys and values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def merge_head_views(rewriting: Rewriting) -> None:
 
 @frozen
 class HeadSlice:
-    """A slice of a last dim, beginning at ``start``, that ``view`` reshapes to ``heads`` of ``width`` elements."""
+    """A slice from ``start`` of a projection's last dim, with the reshape to [``heads``, ``width``] that reads it."""
 
     view: Node
     start: int
@@ -46,7 +46,7 @@ class HeadSlice:
 
 
 def _head_slices(node: Node) -> Iterator[HeadSlice]:
-    """Yield the slices of a node's last dim whose only readers reshape them to heads."""
+    """Yield the slices of a node's last dim that are only read by a reshape to heads."""
     for piece, start in last_dim_slices(node):
         view = only_reader(piece)
         if view is not None and _splits_dim(view, piece) and not is_output(view):
@@ -54,7 +54,7 @@ def _head_slices(node: Node) -> Iterator[HeadSlice]:
 
 
 def last_dim_slices(node: Node) -> Iterator[tuple[Node, int]]:
-    """Yield the slices of a node's last dim, each with its start."""
+    """Yield the slices of a node's last dim, each with the index at which it starts."""
     for user in node.users:
         if user.op != "call_function" or user.args[0] is not node:
             continue

@@ -1,4 +1,4 @@
-"""merge_linears: compute linear layers that read the same tensor (queries and keys, for example) as one matmul."""
+"""merge_linears: merge linear layers that read the same tensor (for queries and keys, for example) into one matmul."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def merge_linears(rewriting: Rewriting) -> None:
 
 
 def _is_mergeable(rewriting: Rewriting, node: Node) -> bool:
-    """Return whether a converter accepts the layer, only it reads its constants, and it is not an output."""
+    """Return whether a converter accepts a linear layer, only it reads its constants, and it is not an output."""
     x, *constants = node.args
     alone = all(c.op == "placeholder" and rewriting.owns_constant(node, c) for c in constants if isinstance(c, Node))
     return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""merge_slices: merge equal chains of operators on adjacent slices (rotary embeddings of queries and keys)."""
+"""merge_slices: run equal chains of operators on adjacent slices once (the rotary embeddings of queries and keys)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 
 MOVES = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)
-"""The operators that may read a chain's results: TensorRT fuses none of them into the preceding kernel."""
+"""The kinds of operators that may read a chain's results: TensorRT fuses none of them into the preceding kernel."""
 
 
 @improvement(after="merge_head_views")
 def merge_slices(rewriting: Rewriting) -> None:
     """Compute equal chains of operators on two adjacent slices of a tensor once, and slice the result.
 
-    The rotary embeddings of queries and keys from one projection are such chains. A step of a Llama-like decoder saves
-    a kernel in each layer: the kernel that writes keys into the cache also rotates the queries. A chain must end where
-    a kernel ends, before a matmul, a view or a write: merging half of a chain would add a kernel.
+    The rotary embeddings of queries and keys from one projection are such chains. A decoder step of a Llama-like model
+    saves a kernel in each layer: the kernel that writes keys into the cache also rotates the queries. A chain must end
+    where a kernel ends, before a matmul, a view or a write: merging half of a chain would add a kernel.
     """
     for node in list(rewriting.graph.nodes):
         slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
@@ -38,7 +38,7 @@ def merge_slices(rewriting: Rewriting) -> None:
 
 @frozen
 class _Slice:
-    """Rows ``[start, stop)`` of a dim of the tensor that ``node`` slices."""
+    """The slice ``[start, stop)`` along a dim, which ``node`` takes of its input."""
 
     node: Node
     dim: int
@@ -47,7 +47,7 @@ class _Slice:
 
 
 def _slices(source: Node) -> Iterator[_Slice]:
-    """Yield the slices of ``source`` at constant positions along one dim, the dim of the first such slice."""
+    """Yield the slices of ``source`` with constant bounds along one dim: the dim of the first slice that is found."""
     found: int | None = None
     for user in source.users:
         if user.target is not aten.slice.Tensor or user.args[0] is not source or argument(user, "step") != 1:
@@ -62,7 +62,7 @@ def _slices(source: Node) -> Iterator[_Slice]:
 
 
 class _Chain:
-    """Two equal chains of operators: pairs of nodes in order, and the dim of each node that holds the rows."""
+    """Two equal chains of operators on two slices: pairs of corresponding nodes, and each node's dim of rows."""
 
     def __init__(self, one: _Slice, other: _Slice) -> None:
         self.pairs: dict[Node, Node] = {one.node: other.node}
@@ -78,7 +78,7 @@ class _Chain:
                 waiting |= set(node.users)
 
     def _find_partner(self, node: Node, dim: int) -> Node | None:
-        """Return the node that computes the same on the other slice; None if no node does."""
+        """Return the node of the other chain that computes the same as ``node``; None if there is none."""
         source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
@@ -88,7 +88,7 @@ class _Chain:
         return None
 
     def _row_dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
-        """Return the dim of a result with the rows, if each is computed from the inputs' same row; else None."""
+        """Return the dim of a node's result whose rows each depend on the same row of the inputs; else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
@@ -102,7 +102,7 @@ class _Chain:
         return next((dim for dim in range(rank_of(node)) if dims_read_by_row(node, dim) == own), None) if own else None
 
     def _computes_same(self, node: Node, reader: Node, dim: int) -> bool:
-        """Return whether two nodes of the two chains compute the same. Only their sizes in the rows' dim may differ."""
+        """Return whether two nodes, one of each chain, compute the same, except for their sizes along ``dim``."""
         if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
             return False
         given, others = list(node.args), list(reader.args)
@@ -120,18 +120,18 @@ class _Chain:
         return type(x) is type(y) and x == y
 
     def readers(self, pair: tuple[Node, Node]) -> list[Node]:
-        """Return the nodes outside the chain that read a node of this pair."""
+        """Return the nodes outside both chains that read a node of this pair."""
         inside = {*self.pairs, *self.pairs.values()}
         return [user for node in pair for user in node.users if user not in inside]
 
     @property
     def ends(self) -> list[tuple[Node, Node]]:
-        """Return the pairs, other than the slices, that nodes outside the chain read."""
+        """Return the pairs of nodes, other than the slices, that are read outside the chains."""
         return list(filter(self.readers, list(self.pairs.items())[1:]))
 
     @property
     def is_worthwhile(self) -> bool:
-        """Return whether the chain computes something, and each reader outside the chain begins a kernel."""
+        """Return whether merging saves time: the chains compute something, and readers outside begin kernels."""
         readers = [reader for pair in self.ends for reader in self.readers(pair)]
         begin_kernels = all(op_kind(reader.target) in BEHIND for reader in readers)
         return bool(readers) and begin_kernels and any(map(is_pointwise, self.pairs))

@@ -1,4 +1,4 @@
-"""patch_embedding: compute a convolution over disjoint patches, as in vision transformers, as a matmul."""
+"""patch_embedding: replace a convolution over disjoint patches, as in vision transformers, by a matmul."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64
-"""The minimum number of elements of a large kernel."""
+"""The minimum number of elements for which a convolution kernel counts as large."""
 
 
 @improvement(after="fold_batch_norm")
@@ -28,7 +28,7 @@ def patch_embedding(rewriting: Rewriting) -> None:
 
 
 def _has_disjoint_patches(node: Node) -> bool:
-    """Return whether the windows cover the image exactly, without overlap; its sizes must be static."""
+    """Return whether the windows of a convolution cover an image of static size exactly, without overlap."""
     kernel = _shape(node.args[1])[2:]
     plain = not argument(node, "transposed") and argument(node, "groups") == 1
     shifted = any(argument(node, "padding")) or any(d != 1 for d in argument(node, "dilation"))

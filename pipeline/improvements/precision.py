@@ -24,10 +24,10 @@ Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | 
 
 @frozen
 class Rule:
-    """The dtype in which an operator is computed, and the reason.
+    """A rule of mixed precision: how the dtype of an operator is chosen, and the reason.
 
-    ``"half"``: float32 inputs are cast to half precision. ``"float32"``: in the dtypes of the model. ``"inputs"``: in
-    the widest dtype of the inputs except parameters. ``"said"``: the call states its dtype, or has none.
+    ``"half"``: float32 inputs are cast to half precision. ``"float32"``: the model's dtypes. ``"inputs"``: the widest
+    dtype of inputs that are no parameters. ``"said"``: the call itself states a dtype, or has none.
     """
 
     mode: Mode
@@ -51,7 +51,7 @@ BY_TRAIT: Final[Mapping[Kind, Rule]] = {
     Kind.RESAMPLES: WINDOWS,
     Kind.POINTWISE: POINTWISE,
 }
-"""The rules by the kind of operator."""
+"""The rule of mixed precision for each kind of operator."""
 
 TABLE: Final[Mapping[Rule, str]] = {
     EXPONENTS: """
@@ -67,21 +67,21 @@ TABLE: Final[Mapping[Rule, str]] = {
     WINDOWS: "avg_pool1d avg_pool2d avg_pool3d batch_norm _native_batch_norm_legit_no_training",
     OTHERS: "grid_sampler grid_sampler_2d grid_sampler_3d",
 }
-"""The rules of operators whose kind does not determine them: these take precedence."""
+"""The operators with a rule that differs from the rule of their kind, by rule."""
 
 BY_NAME: Final = {name: rule for rule, names in TABLE.items() for name in names.split()}
 
 STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
-"""Batch norms, whose statistics retain their own dtype: they are folded into one multiplication and one addition."""
+"""Batch norms, whose statistics stay in their own dtype: they are folded into one multiplication and one addition."""
 
 
 def op_name(target: object) -> str:
-    """Return the operator's name, ``softmax`` for ``aten.softmax.int``; empty if it is not an operator of ATen."""
+    """Return an operator's name without namespace and overload (``softmax``); an empty string for other targets."""
     return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
 
 
 def rule_for(node: torch.fx.Node) -> Rule:
-    """Return the rule for a call in a graph."""
+    """Return the rule of mixed precision for a call in a graph."""
     target, name = node.target, op_name(node.target)
     if not isinstance(target, OpOverload | torch._ops.HigherOrderOperator):
         return SAID
@@ -97,7 +97,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
 
 
 def check_excluded(value: object) -> tuple[Excluded, ...]:
-    """Check the entries of ``exclude``: raise a `TypeError` for anything but an operator, a pattern or a predicate."""
+    """Check the setting ``exclude``; raise a `TypeError` for any entry but an operator, pattern or predicate."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"exclude takes a collection of operators, patterns or predicates, not {value!r}")
     entries = tuple(value)
@@ -108,7 +108,7 @@ def check_excluded(value: object) -> tuple[Excluded, ...]:
 
 
 def excludes(entry: Excluded, target: object, path: str) -> bool:
-    """Return whether an entry of ``exclude`` matches this operator, the module at this path, or a module around it."""
+    """Return whether an entry of ``exclude`` matches an operator, the module at a path, or a module around it."""
     if isinstance(entry, OpOverload):
         return target is entry
     if isinstance(entry, OpOverloadPacket):

@@ -1,4 +1,4 @@
-"""push_down_slices: select rows before the layers that compute each row independently, not after them.
+"""push_down_slices: select rows before layers that compute each row independently, instead of after these layers.
 
 A classifier that reads one token needs only that token of the last layer.
 
@@ -38,11 +38,11 @@ from pipeline.shapes.environment import Expr, shape_of
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 
 Dims: TypeAlias = Mapping[int, int]
-"""For each argument, by position, the dim along which it is read row by row; other arguments are read completely."""
+"""The dim along which each argument is read row by row, by the argument's index; others are read completely."""
 
 
 def dims_read_by_row(node: Node, dim: int) -> Dims | None:
-    """Return the dims along which the arguments are read row by row to compute rows of ``dim``; else None."""
+    """Return the dim of each argument whose rows correspond to rows of the result's ``dim``; None if rows mix."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
@@ -53,7 +53,7 @@ def dims_read_by_row(node: Node, dim: int) -> Dims | None:
 
 
 def _dims_of_broadcast(node: Node, dim: int) -> Dims | None:
-    """Handle broadcast arguments: an argument of one row, or without the dim, is the same for all rows."""
+    """Return row dims of an elementwise operator's arguments; an argument of one row is the same for all rows."""
     found = {}
     size = shape_of(node.meta["val"])[dim]
     for i, value in enumerate(node.args):
@@ -71,25 +71,25 @@ def _dims_of_broadcast(node: Node, dim: int) -> Dims | None:
 
 
 def _dims_of_leading(node: Node, dim: int) -> Dims | None:
-    """Handle operators that compute the leading dims of the first argument independently."""
+    """Return the row dim of an operator (linear layer, norm) that computes leading dims independently."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
     return {0: dim} if dim < rank_of(node) - last else None
 
 
 def _dims_of_matmul(node: Node, dim: int) -> Dims | None:
-    """Handle matmuls, which multiply every row by the same matrix."""
+    """Return the row dim of a matmul that multiplies every row by the same matrix; None for batches of matrices."""
     x, y = node.args
     plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
     return {0: dim} if plain and dim < rank_of(node) - 1 else None
 
 
 def _dims_of_slice(node: Node, dim: int) -> Dims | None:
-    """Handle slices of another dim, and slices of everything."""
+    """Return the row dim of a slice along another dim or of a slice that covers everything."""
     return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
 
 
 def _dims_of_reshape(node: Node, dim: int) -> Dims | None:
-    """Handle reshapes: the rows are in the input dim that as many elements precede as precede the dim of the result."""
+    """Return the row dim of a reshape's input: the dim of equal size that equally many elements precede."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     if node.target is aten.unflatten.int:
         first = argument(node, "dim") % len(before)
@@ -111,16 +111,16 @@ READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...]
     (operators_of_kind(Kind.TRANSPOSES), lambda node, dim: {0: permuted_dims(node)[dim]}),
     (operators_of_kind(Kind.COPIES, Kind.CASTS), lambda node, dim: {0: dim}),
 )
-"""Operators that compute each row from the same row of their inputs; pointwise operators do so, too."""
+"""Operators that compute each row from one row of the inputs, with a function for the row dims of the inputs."""
 
 
 WORTH = (Kind.PROJECTS, Kind.MULTIPLIES, Kind.NORMALIZES)
-"""A selection moves only if it passes an operator of these kinds: TensorRT fuses other operators into their readers."""
+"""A selection moves only past an operator of these kinds, since TensorRT fuses other operators into their readers."""
 
 
 @frozen
 class Selection:
-    """A fixed number of rows ``[start, stop)`` of dim ``dim`` of ``source``."""
+    """The rows ``[start, stop)`` of ``source`` along ``dim``, with a fixed number of rows."""
 
     source: Node
     dim: int
@@ -140,7 +140,7 @@ def push_down_slices(rewriting: Rewriting) -> None:
 
 
 def _match_selection(node: Node) -> Selection | None:
-    """Return the rows that a node selects, if they are at most half; else None."""
+    """Match a node as a selection of at most half of the rows of its input; return None for other nodes."""
     source = source_of(node)
     if not isinstance(source, Node) or source.op != "call_function" or node.kwargs:
         return None
@@ -160,7 +160,7 @@ def _match_selection(node: Node) -> Selection | None:
 
 
 def _find_region(chosen: Selection) -> dict[Node, int]:
-    """Return the nodes of which only the selected rows are read, each with the dim of the rows."""
+    """Return the nodes of whose results only the selected rows are read, each with the dim of these rows."""
     found: dict[Node, int] = {}
     waiting = {chosen.source}
     while waiting:
@@ -175,7 +175,7 @@ def _find_region(chosen: Selection) -> dict[Node, int]:
 
 
 def _dim_of_selected_rows(node: Node, chosen: Selection, region: Mapping[Node, int]) -> int | None:
-    """Return the dim of a node along which its readers read only the selected rows; None if they read anything else."""
+    """Return the dim along which all readers of a node read only the selected rows; None if a reader reads more."""
     dims: set[int | None] = {None} if is_output(node) else set()
     for reader in node.users:
         if reader in region:
@@ -190,11 +190,11 @@ def _dim_of_selected_rows(node: Node, chosen: Selection, region: Mapping[Node, i
 
 
 def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
-    """Compute only the rows of a region, and replace all selections of them; do nothing if a converter is missing."""
+    """Compute only the selected rows in a region of nodes. Change nothing if a converter is missing."""
     made: dict[tuple[Argument, int], Node] = {}
 
     def rows_of(value: Argument, dim: int, reader: Node) -> Node:
-        """Return the rows of an argument: computed alone, or selected once for all readers."""
+        """Return the selected rows of an argument, computed in the region or sliced once for all readers."""
         if (value, dim) not in made:
             cut = (value, dim, chosen.start, chosen.stop)
             made[value, dim] = rewriting.create(aten.slice.Tensor, cut, {}, reader)

@@ -1,4 +1,4 @@
-"""Quantize weights by rounding to nearest: supported operators and types, and the computation of scales."""
+"""Quantize weights by rounding to nearest: define the supported operators and types, and how to compute scales."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node
 
 LENGTHS: Final = (128, 64, 32)
-"""The lengths of INT4's blocks along a row; the first that divides the row is used."""
+"""The possible lengths of INT4 blocks along a row of the weight; the first length that divides the row is used."""
 
 WEIGHTS: Final = MappingProxyType({Kind.PROJECTS: "weight", Kind.CONVOLVES: "weight"})
-"""The name of the weight argument for each kind of operator."""
+"""The name of the argument with the weight, by the kind of operator."""
 
 
 def weight_of(node: Node) -> Node | None:
-    """Return the weight of an operator that can be quantized; None for any other."""
+    """Return the weight of a node whose operator supports quantized weights; None for other operators."""
     kind = op_kind(node.target)
     name = WEIGHTS.get(kind) if kind is not None else None
     if name is None or not any(a.name == name for a in node.target._schema.arguments):  # type: ignore[union-attr]
@@ -31,7 +31,7 @@ def weight_of(node: Node) -> Node | None:
 
 
 def scale_block(type: str, node: Node) -> tuple[int, ...] | None:
-    """Return the block that shares a scale: an output, or in INT4 part of a row; None if no length divides the row."""
+    """Return the shape of blocks that share a scale: a row, or in INT4 part of a row; None if no length fits."""
     weight = weight_of(node)
     assert weight is not None
     shape = weight.meta["val"].shape
@@ -44,7 +44,7 @@ def scale_block(type: str, node: Node) -> tuple[int, ...] | None:
 
 
 def fake_quantize_weight(weight: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Quantize and dequantize a weight. The greatest magnitude in a block determines its scale."""
+    """Quantize and dequantize a weight, with scales from the largest magnitude in each block."""
     rows, *rest = weight.shape
     length = block[-1] if block[-1] > 1 else -1
     groups = weight.float().reshape(rows, -1, length) if length > 1 else weight.float().reshape(rows, 1, -1)

@@ -32,11 +32,11 @@ Node: TypeAlias = torch.fx.Node
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 SMALL = 1 << 22
-"""The most elements of a constant whose values passes may examine."""
+"""Passes examine the values of a constant only if it has at most this number of elements."""
 
 
 class Rewriting:
-    """A copy of a program's graph that passes change. ``changed_program`` returns the result."""
+    """A copy of a program's graph that passes change; the method ``changed_program`` returns the changed program."""
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
@@ -49,8 +49,8 @@ class Rewriting:
         self._constant: dict[tuple[Argument, ...], bool] = {}
 
     def run_protected(self, improvement: Improvement) -> None:
-        """Apply a pass without touching calls that a user's HIGH converter may accept: `partial` hides their targets,
-        so the pass does not recognise the calls. The pass is undone if one of the calls is no longer needed."""
+        """Apply a pass without changing calls that a user's HIGH converter may accept: their targets are hidden in
+        `partial`, so that the pass does not recognise them. Undo the pass if it makes one of these calls unused."""
         if not self.claims.high:
             return self._run(improvement)
         for node in self.graph.nodes:
@@ -66,7 +66,7 @@ class Rewriting:
                 node.target = node.target.func
 
     def _run(self, improvement: Improvement) -> None:
-        """Apply a pass. A node stays unchanged if the pass asks a data-dependent question about its sizes."""
+        """Apply a pass; skip each change for which the pass would need the value of a data-dependent size."""
         self.created.clear()
         self._constant.clear()
         try:
@@ -75,17 +75,17 @@ class Rewriting:
             self.erase_unread()
 
     def _hidden_calls_read(self) -> list[str]:
-        """Return the names of the hidden calls that another node reads."""
+        """Return the names of the hidden calls, those for users' converters, that another node reads."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
     def nodes(self, *targets: object) -> Iterator[Node]:
-        """Yield the calls of these operators, in order; the graph may change during the iteration."""
+        """Yield the calls of these operators in graph order; the caller may change the graph meanwhile."""
         for node in list(self.graph.nodes):
             if node.op == "call_function" and node.target in targets and not node._erased:
                 yield node
 
     def create(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], before: Node) -> Node:
-        """Create a call before a node and on behalf of it, with its fake value."""
+        """Create a call before a node, with that node's origin as metadata and a computed fake value."""
         key = f"{target} {argument_key(args)} {argument_key(kwargs)}"
         if key not in self.made:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
@@ -96,13 +96,13 @@ class Rewriting:
         return node
 
     def before(self, node: Node) -> NewCalls:
-        """Return a function that creates calls before a node and on behalf of it, and collects them."""
+        """Return a list that creates calls before a node, with the node's origin as metadata, and collects them."""
         return NewCalls(self, node)
 
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
     ) -> Node | None:
-        """Replace ``old`` by a call; change nothing and return None if no converter accepts it or its type differs."""
+        """Replace ``old`` by a call; return None and change nothing if no converter accepts it or its type differs."""
         new = self.create(target, args, kwargs or {}, old)
         if self.accepted(new) and self.replace(old, new):
             return new
@@ -110,11 +110,11 @@ class Rewriting:
         return None
 
     def accepted(self, node: Node) -> bool:
-        """Return whether a converter accepts a node, or PyTorch runs it because it is faster there."""
+        """Return whether a converter accepts a node, or PyTorch executes it because PyTorch is faster."""
         return self.claims.accepts_surely(node) or self.is_slow_attention(node)
 
     def is_slow_attention(self, node: Node) -> bool:
-        """Return whether a node is an attention that PyTorch runs because it is faster there."""
+        """Return whether a node is an attention that PyTorch executes because its kernel is faster than TensorRT's."""
         return is_slow_attention(node, self.program.settings)
 
     def replace(self, old: Node, new: Node) -> bool:
@@ -143,7 +143,7 @@ class Rewriting:
                 self.graph.erase_node(dead)
 
     def erase_unread(self) -> None:
-        """Erase the unread nodes that the current pass created."""
+        """Erase the nodes that the current pass created and that no node reads."""
         for node in reversed(self.created):
             self.erase(node)
 
@@ -162,30 +162,30 @@ class Rewriting:
         return found
 
     def owns_constant(self, node: Node, value: object) -> bool:
-        """Return whether a value is a constant of the model that no other node reads."""
+        """Return whether a value is a constant of the model that only ``node`` reads."""
         return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
 
     def literal(self, node: Argument) -> torch.Tensor | None:
-        """Return the value of a small constant, except the model's parameters and buffers; None for any other node."""
+        """Return the value of a node that is a small constant, but no parameter or buffer; None for any other node."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
         return recipe.evaluate(self.program.parameters)
 
     def number(self, value: object) -> float | None:
-        """Return a Python number, or the only element of a constant without parameters; None for other values."""
+        """Return a Python number, or the element of a node that is a constant of one element; None for other values."""
         if isinstance(value, bool | int | float):
             return float(value)
         found = self.literal(value)
         return float(found) if found is not None and found.numel() == 1 else None
 
     def changed_program(self) -> Program:
-        """Return the changed program. Nodes that have become constant are folded, with their recipes."""
+        """Return the program with the changed graph; nodes that have become constant are folded, with recipes."""
         return fold_constants(self.program.with_graph(self.graph))
 
 
 class NewCalls(list[Node]):
-    """The calls that a pass creates before a node and on behalf of it, such as the calls that replace it."""
+    """New calls that a pass creates before a node, with the node's origin as metadata, to replace the node."""
 
     def __init__(self, rewriting: Rewriting, node: Node) -> None:
         super().__init__()
@@ -196,16 +196,16 @@ class NewCalls(list[Node]):
         return self[-1]
 
     def cast(self, x: Node, dtype: torch.dtype | None) -> Node:
-        """Return a node in this dtype: the node itself, or a cast of it."""
+        """Return a node cast to a dtype, or the node itself if it has the dtype already."""
         return x if dtype_of(x) == dtype else self(aten._to_copy.default, x, dtype=dtype)
 
     def size(self, x: Node, dim: int) -> Argument:
-        """Return the size of a node's dim, as an int or a node."""
+        """Return the size of one dim of a node: an int, or a node that computes the dynamic size."""
         size = x.meta["val"].shape[dim]
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
     def trace(self, function: Function, *args: Argument) -> Argument:
-        """Trace a function of tensors and return its result; None if it asks for a data-dependent size."""
+        """Add the calls of a traced function and return its result; None if it needs a data-dependent size."""
         template = self.rewriting.templates.find(function, None, args, {}, None)
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Node:
@@ -215,18 +215,18 @@ class NewCalls(list[Node]):
 
     @property
     def accepted(self) -> bool:
-        """Return whether converters accept all calls."""
+        """Return whether converters accept all of the new calls."""
         return all(map(self.rewriting.accepted, self))
 
     def replace(self, new: Node) -> bool:
-        """Replace the node by the last of its calls if converters accept all calls and the types are equal. Erase
-        unread calls; return whether the node was replaced."""
+        """Replace the original node by ``new`` if converters accept all new calls and the types are equal. Erase unread
+        calls; return whether the node was replaced."""
         done = self.accepted and self.rewriting.replace(self.node, new)
         self.erase_unread()
         return done
 
     def erase_unread(self) -> None:
-        """Erase the calls that nothing reads."""
+        """Erase the new calls that no node reads."""
         for node in reversed(self):
             self.rewriting.erase(node)
 
@@ -234,7 +234,7 @@ class NewCalls(list[Node]):
 @frozen
 class Improvement:
     """A pass: its name, the function that changes a graph, and the name of the pass that it follows. A pass changes
-    only patterns that it recognises for certain."""
+    only patterns that it recognises with certainty."""
 
     name: str
     apply: Callable[[Rewriting], None]
@@ -255,14 +255,14 @@ def improvement(*, after: str) -> Callable[[Callable[[Rewriting], None]], Improv
 def improvement(
     function: Callable[[Rewriting], None] | None = None, /, *, after: str = ""
 ) -> Improvement | Callable[[Callable[[Rewriting], None]], Improvement]:
-    """Declare a function as a pass of its name; ``@improvement(after="fuse_gelu")`` names the pass that it follows."""
+    """Declare a function as a pass with its name; ``@improvement(after="fuse_gelu")`` runs it after that pass."""
     if function is None:
         return lambda function: Improvement(function.__name__, function, after)
     return Improvement(function.__name__, function, after)
 
 
 def same_type(a: Node, b: Node) -> bool:
-    """Return whether two nodes are tensors of equal dtype, device and shape, or else have values that print alike."""
+    """Return whether two nodes are tensors of equal dtype, device and shape, or other values with equal text."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.dtype == y.dtype and x.device == y.device and shape_of(x) == shape_of(y)
@@ -279,7 +279,7 @@ def dtype_of(node: object) -> torch.dtype | None:
 
 
 def is_copy(node: Node) -> bool:
-    """Return whether a node copies its input. A slice of everything does, which torch 2.11 emits for ``:``."""
+    """Return whether a node copies its input, as also a slice of a whole dim does (torch 2.11 emits one for ``:``)."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and same_type(node, source_of(node))
     return op_kind(node.target) is Kind.COPIES
@@ -303,24 +303,24 @@ def rank_of(node: Node) -> int:
 
 
 def source_of(node: Node) -> Argument:
-    """Return a node's first argument."""
+    """Return the first argument of a node."""
     return node.args[0]
 
 
 def both_orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
-    """Yield the two operands of a node, in either order."""
+    """Yield the two operands of a node as pairs (first, second) and (second, first)."""
     a, b = node.args[:2]
     yield from ((a, b), (b, a))
 
 
 def only_reader(node: Node) -> Node | None:
-    """Return the only reader of a node; None if there are several, or if it is the output."""
+    """Return the node that is the only reader of a node; None if there are several, or if it is the graph's output."""
     readers = list(node.users)
     return readers[0] if len(readers) == 1 and readers[0].op != "output" else None
 
 
 def is_output(node: Node) -> bool:
-    """Return whether a program returns a node."""
+    """Return whether a node is an output of the program."""
     return any(user.op == "output" for user in node.users)
 
 
@@ -335,7 +335,7 @@ def is_transposed(node: Node) -> bool:
 
 
 def permuted_dims(node: Node) -> list[int]:
-    """Return the input dims of a transposing node in the order of its result, by transposing a tensor on "meta"."""
+    """Return the input dims of a transposing node in the order of its result, found by transposing a meta tensor."""
     sizes = range(2, rank_of(node) + 2)
     turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return [sizes.index(size) for size in turned.shape]

@@ -1,4 +1,4 @@
-"""round_before_views: cast to bfloat16 before views and permutations, so that TensorRT rounds in a matmul's kernel."""
+"""round_before_views: move casts to bfloat16 before views, so that TensorRT rounds in the preceding matmul's kernel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ VIEWS = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 
 @improvement(after="split_products")
 def round_before_views(rewriting: Rewriting) -> None:
-    """Move a cast from float32 to bfloat16 before views, directly after the operator that computes; results are equal.
+    """Move a cast from float32 to bfloat16 before the views that precede it. The results are equal.
 
-    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The layer that makes such
-    a kernel correct must follow the cast directly (`impl.base.cast`), or it would be in the next kernel.
+    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The barrier that avoids a
+    bug of such kernels must directly follow the cast (`impl.base.cast`).
     """
     if not is_avoided("halves-behind-matmuls"):
         return
@@ -38,7 +38,7 @@ def round_before_views(rewriting: Rewriting) -> None:
 
 
 def _view_chain(node: Node) -> list[Node]:
-    """Return the chain of views before a cast, in order. Only the next node in the chain reads each view."""
+    """Return the chain of views that ends at a cast's input, in order, if only the next node reads each view."""
     found: list[Node] = []
     while op_kind(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
         found.insert(0, node)

@@ -1,4 +1,4 @@
-"""select_parts: select equal parts of a projection from a single view of it, if several profiles share its weights."""
+"""select_parts: select equal parts of a projection from one reshaped view, if several profiles share the weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 
 @improvement(after="transpose_weights")
 def select_parts(rewriting: Rewriting) -> None:
-    """Replace slices that cut a projection's last dim into equal parts (gates, say) by selections from one view.
+    """Replace slices that cut a projection's last dim into equal parts (for example gates) by selections from one view.
 
     For slices TensorRT-RTX 1.4 cuts or transposes the weights, differently for each profile, and the engine stores both
     versions: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and another for
@@ -27,7 +27,7 @@ def select_parts(rewriting: Rewriting) -> None:
 
 
 def _are_equal_parts(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
-    """Return whether parts of the same width cover a node in order, and nothing else reads the node."""
+    """Return whether parts of the same width, in order, cover a node's last dim, and nothing else reads the node."""
     width = parts[0][0].meta["val"].shape[-1]
     alike = all(part.meta["val"].shape[-1] == width for part, _ in parts)
     starts = [*(start for _, start in parts), node.meta["val"].shape[-1]]

@@ -1,5 +1,5 @@
 """simplify_masks: simplify attention masks that are known at compile time to hide nothing or only later positions. Mark
-masks as open if they hide with a finite number, or open completely masked rows.
+a mask as open if every row provably has an unmasked key.
 
 Models compute such masks from ranges of positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.
 """
@@ -34,7 +34,7 @@ from pipeline.improvements.rewriting import (
 from pipeline.shapes.environment import shape_of
 
 WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
-"""Operators that leave the last two dims of a mask unchanged, except for changes that their shapes show."""
+"""Operators that return the elements of a mask's last two dims unchanged, unless the sizes of these dims change."""
 
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
@@ -42,8 +42,8 @@ OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
 
 @improvement(after="fuse_attention")
 def simplify_masks(rewriting: Rewriting) -> None:
-    """Drop masks that hide nothing, replace masks that hide later positions by ``is_causal``, and wrap masks that leave
-    a key in every row in ``pipeline.open_mask``."""
+    """Remove masks that hide nothing; replace masks that hide later positions by ``is_causal``; and wrap masks that
+    leave a key unmasked in every row in ``pipeline.open_mask``."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
@@ -63,20 +63,20 @@ def simplify_masks(rewriting: Rewriting) -> None:
 
 
 def replace_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
-    """Replace the mask of an attention, and its values if ``value`` is given, if a converter accepts the result."""
+    """Replace the mask (and the values, if ``value`` is given) of an attention, if a converter accepts the new call."""
     query, key, own, _, *options = node.args
     rewriting.offer(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
 
 
 def uniform_value(rewriting: Rewriting, node: object) -> float | None:
-    """Return the number that all elements of a tensor equal; None if they differ or are unknown."""
+    """Return the number that every element of a tensor equals; None if elements differ or are unknown."""
     bounds = evaluate(_bounds, rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
 def is_provably_open(mask: Any) -> bool:
-    """Return whether a mask's computation proves that every row leaves a key: the mask has no minus infinity, or it
-    opens the completely masked rows of another mask."""
+    """Return whether the operators that compute a mask prove that each row has an unmasked key: they exclude minus
+    infinity, or unmask the completely masked rows of another mask."""
     while isinstance(mask, Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     if not isinstance(mask, Node):
@@ -93,7 +93,7 @@ def is_provably_open(mask: Any) -> bool:
 
 
 def _is_fully_masked_rows(rows: Any, mask: Any) -> bool:
-    """Return whether a tensor marks the completely masked rows of another tensor: ``~mask.any(-1, keepdim=True)``."""
+    """Return whether ``rows`` marks the completely masked rows of ``mask``, as ``~mask.any(-1, keepdim=True)`` does."""
     some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
     if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
         return False
@@ -105,7 +105,7 @@ def _is_fully_masked_rows(rows: Any, mask: Any) -> bool:
 
 
 def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
-    """Return whether an additive mask that each call computes has only finite elements."""
+    """Return whether an additive mask, which is computed in each call, provably has only finite elements."""
     if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask):
         return False
     bounds = evaluate(_bounds, rewriting, mask)
@@ -113,7 +113,7 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
 
 
 Bounds: TypeAlias = tuple[float, float]
-"""The least and greatest possible element of a tensor, rounded to its dtype: values out of range are infinite."""
+"""The smallest and largest possible element of a tensor, rounded to its dtype; infinite if out of its range."""
 
 ANY_BOOL: Bounds = (0.0, 1.0)
 
@@ -136,7 +136,7 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
 
 
 def _bounds_of_result(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
-    """Return the bounds of an operator's result before rounding to the result's dtype."""
+    """Return bounds of a node's elements, before they are rounded to its dtype; None if unknown."""
     args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf
@@ -185,7 +185,7 @@ def _cast_bounds(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype 
 
 
 def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
-    """Return whether a boolean mask is true exactly where the key's position is not after the query's position."""
+    """Return whether a boolean mask is causal: true exactly where the key's position is at most the query's."""
     node = copy_source(node)
     found = rewriting.literal(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
@@ -211,14 +211,14 @@ def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
 
 @frozen
 class Range:
-    """A tensor that counts up by 1 from ``start`` along one dim, the ``dim``-th from the last."""
+    """A tensor that counts up by 1 from ``start`` along one dim, the ``dim``-th from the last (1: the last dim)."""
 
     dim: int
     start: int
 
 
 def _match_range(rewriting: Rewriting, node: object) -> Steps[Range | None]:
-    """Describe how a tensor counts up; return None if it does not."""
+    """Match a tensor as a range that counts up by 1 along one dim; return None if it is not one."""
     if not isinstance(node, Node):
         return None
     node = copy_source(node)
@@ -239,7 +239,7 @@ def _match_range(rewriting: Rewriting, node: object) -> Steps[Range | None]:
 
 
 def _match_constant_range(values: torch.Tensor) -> Range | None:
-    """Describe how a constant counts up along its only dim whose size is not 1; return None if it does not."""
+    """Match a constant as a range that counts up by 1 along its only dim whose size is not 1; else return None."""
     dims = [dim for dim, size in enumerate(values.shape) if size > 1]
     if len(dims) != 1 or values.dtype not in (torch.int32, torch.int64):
         return None

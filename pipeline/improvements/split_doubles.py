@@ -1,4 +1,4 @@
-"""split_doubles: compute float64 values that end in a cast to float32, such as rotary positions, in float32 parts."""
+"""split_doubles: compute float64 values that are later cast to float32, such as rotary positions, as float32 parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READS: Final = (
     *(aten.slice.Tensor, aten.select.int, aten.index_select.default, aten.gather.default, aten.index.Tensor),
     aten.neg.default,
 )
-"""Operators besides `MOVES` that apply to each part of their first argument separately."""
+"""Operators, in addition to the kinds in `MOVES`, that can be applied to each float32 part of their first argument."""
 
 ARANGES: Final = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 SUMS: Final = {aten.add.Tensor: doubles.add, aten.sub.Tensor: doubles.subtract}
@@ -32,16 +32,16 @@ EXACT: Final = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torc
 MOVED: Final = (Format.SPLIT, Format.SINGLE, Format.TURNS, Format.TERMS, Format.PARTS, Format.SUM)
 
 MAX_RANK: Final = 7
-"""The maximum rank of an angle, whose computation adds a dim: TensorRT's limit is 8."""
+"""The maximum rank of an angle: its computation adds a dim, and TensorRT's maximum rank is 8."""
 
 Build: TypeAlias = Callable[..., Argument]
 Recipe: TypeAlias = tuple[Sequence[tuple[Argument, Format]], Build]
-"""How to compute a node in a format: the arguments, each in the format that it needs, and the function to apply."""
+"""How to compute a node in a format: the arguments with the format that each needs, and the function to apply."""
 
 
 @improvement
 def split_doubles(rewriting: Rewriting) -> None:
-    """Compute float64 values that end in a cast to float32 or half precision as parts in float32.
+    """Compute float64 values that are later cast to float32 or half precision as sums of float32 parts.
 
     Before: ``(positions * rates).cos().float()`` with rates in float64, which TensorRT lacks. After: the same
     computation in float32, as exact as float64 rounded to float32. Supported are products and quotients by constants
@@ -77,7 +77,7 @@ class _Values:
                 yield node
 
     def create_parts(self, casts: list[Node]) -> bool:
-        """Create the nodes that the casts need, each format before its node. Return whether all could be created."""
+        """Create the nodes that the casts need, in each required format. Return whether all could be created."""
         needed: dict[Argument, set[Format]] = {}
         for cast in casts:
             needed.setdefault(cast.args[0], set()).add(Format.SUM)
@@ -96,7 +96,7 @@ class _Values:
         return None not in self.created.values()
 
     def replace_casts(self, casts: list[Node]) -> None:
-        """Replace the casts by the new nodes, and read sizes from them instead of from float64 values."""
+        """Replace the casts by the new nodes, and read sizes from these instead of from float64 values."""
         for (node, form), parts in self.created.items():
             for user in list(node.users) if isinstance(form, Format) else ():
                 if user.target is aten.sym_size.int:
@@ -110,7 +110,7 @@ class _Values:
             self.rewriting.replace(cast, value)
 
     def _record(self, node: Node) -> None:
-        """Record how to create each format of a node: from its arguments, or from another format of the node."""
+        """Record how to compute a node in each possible format, from its arguments or from another format of it."""
         found = {form: way for form, way in self._recipes(node) if all(its in self._formats(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
             found.pop(Format.TURNS, None)
@@ -128,7 +128,7 @@ class _Values:
         return (Format.CONSTANT, *doubles.GIVEN) if constant else tuple(self.recipes.get(value, ()))
 
     def _recipes(self, node: Node) -> Iterator[tuple[Format, Recipe]]:
-        """Yield recipes for formats of a node from formats of its arguments, even if an argument lacks the format."""
+        """Yield ways to compute a node in a format from formats of its arguments; some may not be available."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._trace(doubles.multiply))
@@ -149,7 +149,7 @@ class _Values:
                 yield form, ((), self._build_from(function, dtype))
 
     def _parts(self, value: Argument, form: Format, before: Node) -> Argument:
-        """Return an argument's tensors in a format. For the format of a constant, return the argument itself."""
+        """Return the tensors that represent an argument in a format; for CONSTANT, the argument itself."""
         if (value, form) in self.created:
             return self.created[value, form]
         if not isinstance(value, Node):
@@ -167,7 +167,7 @@ class _Values:
         return lambda node, *parts: self.rewriting.before(node).trace(function, *parts)
 
     def _build_from(self, function: Build, dtype: torch.dtype) -> Build:
-        """Return a function that creates a format of a filled tensor from the same tensor in another, exact dtype."""
+        """Return a function that creates a filled tensor in an exact dtype and converts it to a format."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)
@@ -176,7 +176,7 @@ class _Values:
         return build
 
     def _move_parts(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
-        """Return a value's parts after an operator that only moves elements, by moving each part."""
+        """Apply an operator that only moves elements to each part of its arguments, and return the new parts."""
         parts = [dict(zip(_moved_arguments(node), each, strict=True)) for each in zip(*values, strict=True)]
         if op_kind(node.target) is Kind.CASTS:
             return tuple(values[0])
@@ -186,14 +186,14 @@ class _Values:
 
 
 def _moved_arguments(node: Node) -> Sequence[Argument]:
-    """Return the arguments of an operator whose elements it moves."""
+    """Return the arguments of an operator whose elements appear in its result."""
     if node.target in JOINS:
         return node.args[0]  # type: ignore[return-value]
     return node.args[: 2 if node.target in WRITES else 1]
 
 
 def _exact_dtype(node: Node) -> torch.dtype | None:
-    """Return a dtype that represents the elements of a filled float64 tensor exactly; None if no dtype does."""
+    """Return a dtype that represents a filled float64 tensor exactly in fewer bits or as integers; else None."""
     if node.target in ARANGES:
         return torch.int64 if all(isinstance(x, int | Node) for x in node.args) else None
     if node.target is not aten.full.default or not isinstance(value := node.args[1], int | float):

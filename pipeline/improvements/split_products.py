@@ -1,4 +1,4 @@
-"""split_products: split the contraction of a matmul of few rows, for which TensorRT leaves most of a GPU idle."""
+"""split_products: split the summed dim of a matmul with few rows, for which TensorRT leaves most of a GPU idle."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pipeline.shapes.environment import bounds, shape_of
 
 HALVES = (torch.float16, torch.bfloat16)
 FEW = 64
-"""The maximum number of rows that counts as few: the weights are read once for all of them."""
+"""Only matmuls with at most this number of rows are split."""
 COLUMNS = 128
-"""The columns of a result that one multiprocessor computes."""
+"""The number of columns of a matmul's result that one multiprocessor computes."""
 BLOCKS = 128
-"""The blocks (columns times parts) that occupy a large GPU: an H200 has 132 multiprocessors."""
+"""The number of thread blocks (columns times parts) that occupy a large GPU: an H200 has 132 multiprocessors."""
 LONG, SHORTEST = 1024, 256
-"""The minimum length of a sum whose parts gain more than adding them costs, and the shortest part that was measured."""
+"""The minimum length of a sum for which splitting saves time, and the length of the shortest part that was measured."""
 MOST, MOST_BESIDE_MANY = 8, 4
-"""The maximum parts, alone and beside a profile with many rows: 8 make a prompt 10 % slower there, 4 make it 3.5 %."""
+"""The maximum number of parts, and the maximum if a profile has many rows: 8 parts slow those by 10 %, 4 by 3.5 %."""
 
 
 @improvement(after="select_parts")
 def split_products(rewriting: Rewriting) -> None:
-    """Replace a matmul of 2 to 64 rows by a constant, in float16 or bfloat16, by a batched matmul over parts of the
-    contracted dim; the rounded results are added in float32.
+    """Split a half-precision matmul of 2 to 64 rows with a constant into a batched matmul over parts of the summed dim;
+    their rounded results are added in float32.
 
     On TensorRT-RTX 1.4 every 128 columns of such a result occupy one multiprocessor, for the whole length of the sum:
-    16 of an H200's 132 for a layer of 2,048. A single row (GEMV) has other kernels, and many rows have enough blocks.
-    Six layers of a Llama-like decoder with 8 rows took 0.99 ms, in 2, 4 and 8 parts 0.73, 0.61 and 0.59 ms.
+    16 of an H200's 132 for 2,048 columns. A single row (GEMV) has other kernels, and many rows have enough blocks. Six
+    layers of a Llama-like decoder took 0.99 ms for 8 rows, and 0.73, 0.61 and 0.59 ms in 2, 4 and 8 parts.
     """
     if not is_avoided("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
         return
@@ -46,8 +46,8 @@ def split_products(rewriting: Rewriting) -> None:
 
 
 def number_of_parts(rows: Sequence[int], inner: int, columns: int) -> int:
-    """Return the number of parts for a matmul [·, K] @ [K, N], a power of two that occupies each multiprocessor for the
-    rows that each profile is tuned for; 1 leaves the matmul unchanged."""
+    """Return into how many parts (a power of two) to split a matmul [·, K] @ [K, N] so that it occupies all
+    multiprocessors at the rows that each profile is tuned for; 1 leaves the matmul unchanged."""
     if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
         return 1
     parts = MOST if max(rows) <= FEW else MOST_BESIDE_MANY
@@ -68,13 +68,13 @@ class Product:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes K and N."""
+        """The sizes K and N of the constant matrix."""
         first, second = self.weight.meta["val"].shape
         return (second, first) if self.is_linear else (first, second)
 
 
 def _match_product(rewriting: Rewriting, node: Node) -> Product | None:
-    """Match a node as a half-precision matmul of rows by a constant that nothing else reads; else return None."""
+    """Match a node as a half-precision matmul of rows with a constant that only this node reads; else return None."""
     if node.target is aten.addmm.default:
         bias, x, weight = node.args[:3]
         plain = argument(node, "alpha") == argument(node, "beta") == 1
@@ -91,14 +91,14 @@ def _match_product(rewriting: Rewriting, node: Node) -> Product | None:
 
 
 def _rows_per_profile(rewriting: Rewriting, x: Node) -> list[int]:
-    """Return the number of rows that each profile is tuned for."""
+    """Return, for each profile, the number of rows of ``x`` that the profile is tuned for."""
     count, program = math.prod(shape_of(x.meta["val"])[:-1]), rewriting.program
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
 def _replace_by_parts(create: NewCalls, product: Product, parts: int) -> None:
-    """Replace a matmul by the sum of its parts, if converters accept all new nodes. Parts, a power of two, are added in
-    pairs, since a reduction of more than four elements would be a separate kernel."""
+    """Replace a matmul by the sum of its parts, if converters accept all new nodes. The parts are added in pairs, since
+    a reduction of more than four elements would be a separate kernel."""
     inner, columns = product.sizes
     x, last = product.x, rank_of(product.x) - 1
     rows = create(aten.flatten.using_ints, x, 0, last - 1) if last > 1 else x

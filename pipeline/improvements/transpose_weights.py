@@ -1,4 +1,4 @@
-"""transpose_weights: store matmul weights in the layout of linear layers, if several profiles share them."""
+"""transpose_weights: replace matmuls by linear layers, so that several profiles can share one copy of the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 
 @improvement(after="merge_slices")
 def transpose_weights(rewriting: Rewriting) -> None:
-    """Replace a matmul by a constant ``[K, N]``, as in GPT-2, by a linear layer with weights ``[N, K]``.
+    """Replace a matmul with a constant ``[K, N]``, as in GPT-2, by a linear layer with weights ``[N, K]``.
 
     TensorRT-RTX 1.4 transposes such a constant in the profile for single tokens, but not in the profile for prompts: an
     engine with both profiles stores it twice. The weights of a linear layer are transposed in neither profile.
@@ -29,7 +29,7 @@ def transpose_weights(rewriting: Rewriting) -> None:
 
 
 def _adds_only_vector(node: Node, bias: Sequence[Argument]) -> bool:
-    """Return whether a matmul adds nothing, or adds a vector without a factor."""
+    """Return whether a matmul adds no bias, or adds a vector without a factor, as a linear layer does."""
     if not bias:
         return True
     [added] = bias

@@ -1,4 +1,4 @@
-"""update_by_masks: compute an update of masked elements for all elements, and select the result with the mask."""
+"""update_by_masks: compute an update of masked elements for all elements, then select results by the mask."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def update_by_masks(rewriting: Rewriting) -> None:
 
 @frozen
 class _Update:
-    """A masked write, and facts about the values from which the written elements are computed."""
+    """A write by a mask, with queries about the values from which the written elements are computed."""
 
     rewriting: Rewriting
     node: Node
@@ -48,7 +48,7 @@ class _Update:
     _whole: dict[Node, Argument] = field(factory=dict)
 
     def reads(self, value: Argument, within: int = DEEPEST) -> bool:
-        """Return whether a value depends on the masked elements."""
+        """Return whether a value depends on masked elements, those that ``y[mask]`` reads."""
         if not isinstance(value, Node) or not within:
             return False
         if value not in self._reads:
@@ -57,7 +57,7 @@ class _Update:
         return self._reads[value]
 
     def can_compute_all(self, value: Argument) -> bool:
-        """Return whether a value can be computed for all elements."""
+        """Return whether a value, computed for masked elements only, can be computed for all elements instead."""
         if not isinstance(value, Node) or self._is_masked_read(value):
             return True
         if not self.reads(value):
@@ -65,7 +65,7 @@ class _Update:
         return all(map(self.can_compute_all, value.all_input_nodes))
 
     def compute_all(self, value: Argument) -> Argument:
-        """Compute a value for all elements."""
+        """Create the nodes that compute a value for all elements, not only masked elements; return its node."""
         if not isinstance(value, Node) or not self.reads(value):
             return value
         if value not in self._whole:
@@ -77,7 +77,7 @@ class _Update:
         return self._whole[value]
 
     def _is_masked_read(self, value: Argument) -> bool:
-        """Return whether a value is ``y[mask]``, where ``y`` has the rank of the written tensor."""
+        """Return whether a value is ``y[mask]``, with this write's mask and a ``y`` of the written tensor's rank."""
         if not isinstance(value, Node) or value.target is not aten.index.Tensor:
             return False
         picked, written = argument(value, "self"), argument(self.node, "self")
@@ -85,21 +85,21 @@ class _Update:
         return found is not None and _is_same_computation(found, self.mask)
 
     def _is_uniform(self, value: Node) -> bool:
-        """Return whether a value is the same for each masked element."""
+        """Return whether a value is the same number for all masked elements."""
         sizes = shape_of(value.meta["val"])
         picked = rank_of(argument(self.node, "self")) - rank_of(self.mask) + 1
         return len(sizes) < picked or (len(sizes) == picked and sizes[0] == 1)
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Return whether an operator computes each element independently and raises for no element."""
+    """Return whether an operator computes each element independently and never raises, whatever the values."""
     if not is_pointwise(node) and op_kind(node.target) is not Kind.CASTS:
         return False
     return not conditional_reason(node.target, node.args, node.meta["val"])
 
 
 def _is_same_computation(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
-    """Return whether two values have the same computation, as when a model repeats a mask expression."""
+    """Return whether two values are computed in the same way, for example a mask expression that a model repeats."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
     if not within or a.op != "call_function" or a.target != b.target or op_kind(a.target) is Kind.DRAWS:
@@ -109,7 +109,7 @@ def _is_same_computation(a: Argument, b: Argument, within: int = DEEPEST) -> boo
 
 
 def _single_mask(x: Argument, indices: object) -> Node | None:
-    """Return the mask if it is the only index and its sizes are the leading sizes of ``x``; else None."""
+    """Return the only index if it is a mask with the sizes of the leading dims of ``x``; else None."""
     if not isinstance(indices, list | tuple) or len(indices) != 1 or not isinstance(indices[0], Node):
         return None
     return indices[0] if is_mask_of(indices[0], x) else None

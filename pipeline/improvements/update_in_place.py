@@ -1,7 +1,7 @@
-"""update_in_place: update buffers that a program writes rows to, such as a KV cache, in place.
+"""update_in_place: write rows to a program's buffers, such as a KV cache, in place.
 
 A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place. Its cache is the buffer or
-the buffer's first batches, reshaped to [B, N, S, D]. A further output reports rows outside of the buffer.
+the buffer's first batches, reshaped to [B, N, S, D]. An additional output reports rows outside of the buffer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pipeline.shapes.environment import Expr, shape_of
 from pipeline.trt import CAPABILITIES
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes of TensorRT's cache update layer."""
+"""The dtypes that TensorRT's cache update layer supports."""
 
 SMALL = 1 << 16
-"""The minimum bytes of a buffer for which an engine is cut: copying a smaller buffer takes no longer than a launch."""
+"""The minimum bytes of a buffer for which PyTorch writes between two engines: copying less in an engine is as fast."""
 
 
 @frozen
@@ -41,7 +41,7 @@ class BufferWrite:
 
 @frozen
 class PositionCheck:
-    """The condition for a valid write: ``start + length <= size``."""
+    """A condition for writing rows inside a buffer: ``start + length <= size``, and no negative start."""
 
     starts: Node
     update: Node
@@ -52,7 +52,7 @@ class PositionCheck:
 
 @improvement(after="contract_products")
 def update_in_place(rewriting: Rewriting) -> None:
-    """Replace writes of consecutive rows to buffers by in-place updates, with a check of their positions."""
+    """Replace writes of consecutive rows to buffers by in-place updates, and check their positions at run time."""
     program = rewriting.program
     if any(output.kind == "check" for output in program.outputs):
         return
@@ -79,7 +79,7 @@ def update_in_place(rewriting: Rewriting) -> None:
 
 
 def _match_buffer_write(placeholder: Node, whole: Node) -> BufferWrite | None:
-    """Return the write to a buffer, if only it reads the old value; None if engines cannot run the write in place."""
+    """Match a write to a buffer whose old value nothing else reads; None if engines cannot run it in place."""
     value = placeholder.meta["val"]
     if whole.op == "placeholder" or not value.numel():
         return None
@@ -95,14 +95,14 @@ def _match_buffer_write(placeholder: Node, whole: Node) -> BufferWrite | None:
 
 
 def _is_overwritten(view: Node) -> bool:
-    """Return whether a slice is read only by copies that overwrite it, which need only its shape."""
+    """Return whether a slice is read only by copies that overwrite it, so that only its shape matters."""
     return view.target is aten.slice.Tensor and all(
         user.target is aten.copy.default and user.args[0] is view for user in view.users
     )
 
 
 def _is_first_batches(placeholder: Node, whole: Node) -> bool:
-    """Return whether a buffer's new value replaces only the first batches of the old value, and only they are read."""
+    """Return whether a buffer's new value replaces only its first batches, and only these batches are read."""
     if whole.target is not aten.slice_scatter.default or whole.args[0] is not placeholder:
         return False
     first = argument(whole, "dim") == 0 and argument(whole, "start") in (None, 0) and argument(whole, "step") == 1
@@ -110,14 +110,14 @@ def _is_first_batches(placeholder: Node, whole: Node) -> bool:
 
 
 def _is_same_slice(view: Node, whole: Node) -> bool:
-    """Return whether a slice selects the part that the write changed."""
+    """Return whether a slice selects the part of a buffer that the write changed."""
     return view.target is aten.slice.Tensor and all(
         argument(view, key) == argument(whole, key) for key in ("dim", "end", "step")
     )
 
 
 def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, index: int) -> tuple[Node, PositionCheck] | None:
-    """Replace a write, output number ``index``, by an in-place update; return its cache and the condition to check."""
+    """Replace the write of output ``index`` by an in-place update; return its cache and the condition to check."""
     can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
     write = match_write(rewriting, buffer.written) if can else None
     if write is None:
@@ -140,7 +140,7 @@ def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, index: int) -> 
 
 
 def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, index: int) -> None:
-    """Let PyTorch write rows to a large buffer at indices, if engines would copy the buffer and may be cut there."""
+    """Let PyTorch write rows to a large buffer by index, if an engine would copy the buffer and may be split there."""
     value = buffer.placeholder.meta["val"]
     if rewriting.program.settings.require_full_compilation or buffer.written is not buffer.whole:
         return
@@ -168,7 +168,7 @@ def _reshape(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: 
 
 
 def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tuple[Expr, ...]) -> Node:
-    """Add a placeholder for the update's view of the buffer: the buffer's memory from the start, in this shape."""
+    """Add a placeholder of the given shape that is a view of the buffer's memory from its start."""
     source = buffer.placeholder if buffer.written is buffer.whole else buffer.written.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
     if buffer.written is buffer.whole and shape_of(value) == shape:
@@ -184,7 +184,7 @@ def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tup
 
 
 def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, readers_value: Node, index: int) -> None:
-    """Replace the written value by the update in all readers, and make the program return the update."""
+    """Replace the written value by the update in all readers, and return the update from the program."""
     output = rewriting.graph.output_node()
     returned = list(results_of(rewriting.graph))
     returned[index] = update
@@ -197,7 +197,7 @@ def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, re
 
 
 def _erase_unused(rewriting: Rewriting, placeholder: Node) -> None:
-    """Erase a placeholder whose only readers are slices that only unread copies read, for their shape."""
+    """Erase a placeholder of which only the shape is read, by slices and copies without readers."""
     for view in list(placeholder.users):
         for copy in list(view.users):
             rewriting.erase(copy)
@@ -214,7 +214,7 @@ def _unique_checks(rewriting: Rewriting, checks: list[PositionCheck]) -> list[Po
 
 
 def _add_check(rewriting: Rewriting, checks: list[PositionCheck]) -> None:
-    """Add an output to the program: whether a row is outside of its buffer."""
+    """Add an output to the program that tells whether a written row is outside of its buffer."""
     output = rewriting.graph.output_node()
     create, outside = rewriting.before(output), []
     for check in checks:

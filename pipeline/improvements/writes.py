@@ -1,5 +1,5 @@
-"""Recognise writes of consecutive rows by different operators (``index_copy``, ``index_put``, ``slice_scatter``), and
-find the first position, if the graph shows that an index counts up from it."""
+"""Recognise writes of consecutive rows (``index_copy``, ``index_put``, ``slice_scatter``), and find the first written
+position, if the graph shows that an index counts up from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.program import READS_DATA
 from pipeline.shapes.environment import Expr, Shape, expression, shape_of
 
 Start: TypeAlias = "Node | int"
-"""The first position: a tensor whose last dim is 1 or absent, a size, or a number."""
+"""The position of the first written row: a tensor whose last dim is 1 or absent, a size, or a number."""
 
 INTS = (torch.int64, torch.int32)
 RANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
@@ -26,7 +26,7 @@ PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def first_position(rewriting: Rewriting, index: Node) -> Start | None:
-    """Return the first position of an index if the graph shows that its last dim counts up by 1; else None."""
+    """Return the first element of each row of an index, if the graph shows that the rows count up by 1; else None."""
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
@@ -34,7 +34,7 @@ def first_position(rewriting: Rewriting, index: Node) -> Start | None:
 
 
 def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
-    """Return the first position of a tensor that counts up by 1 along its last dim; None if unknown."""
+    """Return the first element of each row of a tensor whose rows provably count up by 1; None for other tensors."""
     if not isinstance(node, Node):
         return None
     if node.op == "placeholder":
@@ -65,7 +65,7 @@ def _start_of_constant(rewriting: Rewriting, node: Node) -> Start | None:
 
 
 def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
-    """Return the first position of a sum of a range and a start."""
+    """Return the first element of the sum of a tensor that counts up by 1 and an offset; None for other sums."""
     if argument(node, "alpha") != 1 or dtype_of(node) not in INTS:
         return None
     for counting, other in both_orders(node):
@@ -96,7 +96,7 @@ def _reshapes_one_row(node: Node) -> bool:
 @frozen
 class Write:
     """A write of rows along ``dim``. ``update`` has the shape of the written tensor, except for its size along ``dim``.
-    ``starts`` is [1], or [B] if each index of dim 0 has a separate start."""
+    ``starts``, the first positions, is [1], or [B] if each index of dim 0 has its own."""
 
     dim: int
     starts: Node
@@ -104,7 +104,7 @@ class Write:
 
 
 def match_write(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return the rows that a node writes to its first argument; None if the rows may not be consecutive."""
+    """Match a node as a write of consecutive rows to its first argument; return None if they may not be consecutive."""
     if node.target is aten.slice_scatter.default:
         found = _match_slice_write(rewriting, node)
     elif node.target in (aten.index_copy.default, *PUTS):
@@ -120,7 +120,7 @@ def match_write(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def match_index_copy(node: Node) -> tuple[int, Node, Node] | None:
-    """Return dim, index [L] and source of a node that writes rows like ``index_copy``; None for other nodes."""
+    """Match a node that writes rows like ``index_copy``: return dim, index [L] and source; None for other nodes."""
     found = _match_single_index(node)
     if found is None:
         return None
@@ -129,7 +129,7 @@ def match_index_copy(node: Node) -> tuple[int, Node, Node] | None:
 
 
 def _match_single_index(node: Node) -> tuple[int, Node, Node] | None:
-    """Return dim, index [L] and values of a node that writes with a single index; None for other nodes."""
+    """Match a node that writes with a single index tensor: return dim, index [L] and values; None for other nodes."""
     if node.target is aten.index_copy.default:
         x, dim, index, source = bind(node.target, node.args, node.kwargs)
         return (dim % rank_of(x), index, source) if rank_of(x) and rank_of(index) == 1 else None
@@ -141,7 +141,7 @@ def _match_single_index(node: Node) -> tuple[int, Node, Node] | None:
 
 
 def _match_index_put(node: Node) -> tuple[dict[int, Node], Node]:
-    """Return the indices of an ``index_put`` by dim, and its values; no indices for other nodes."""
+    """Match an ``index_put`` without accumulation: return the index of each dim, and the values; {} for other nodes."""
     if node.target not in PUTS:
         return {}, node
     _, indices, values, accumulate = bind(node.target, node.args, node.kwargs)
@@ -165,7 +165,7 @@ def _match_slice_write(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def _skip_expansion(source: Node, dim: int, length: Expr) -> Node:
-    """Return the value copied to a slice, before the value was expanded to the slice's size."""
+    """Return the value that is copied to a slice, without the views and expansions to the slice's size."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
         known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)
@@ -195,13 +195,13 @@ def _match_index_write(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def _selected_shape(x: Argument, dim: int, index: Node) -> Shape:
-    """Return the shape of the rows that an index [L] selects."""
+    """Return the shape of the rows of ``x`` that an index [L] selects along a dim."""
     shape = shape_of(x.meta["val"])
     return (*shape[:dim], *shape_of(index.meta["val"]), *shape[dim + 1 :])
 
 
 def _match_batch_write(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return a write whose index is separate for every batch, [B] or [B, L]; None for other indices."""
+    """Match a write with a separate index [B] or [B, L] for every batch; return None for other nodes."""
     x: Argument = node.args[0]
     named, values = _match_index_put(node)
     if len(named) != 2 or 0 not in named:
@@ -224,7 +224,7 @@ def _match_batch_write(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def _selects_every_batch(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
-    """Return whether an index [B] or [B, 1] selects every batch in order."""
+    """Return whether an index [B] or [B, 1] counts all batches in order."""
     shape = shape_of(index.meta["val"])
     if shape not in ((batches,), (batches, 1)):
         return False
@@ -237,7 +237,7 @@ def _selects_every_batch(rewriting: Rewriting, index: Node, batches: Expr) -> bo
 
 
 def _wrap_starts(rewriting: Rewriting, start: Start, index: Node, dim: int, node: Node) -> Node:
-    """Return starts with negative positions wrapped to count from the end; only a single row's may be negative."""
+    """Return start positions; negative ones of a single row are converted to count from the beginning."""
     starts = _as_vector(rewriting, start, node)
     if start is not index:
         return starts
@@ -248,7 +248,7 @@ def _wrap_starts(rewriting: Rewriting, start: Start, index: Node, dim: int, node
 
 
 def _as_vector(rewriting: Rewriting, start: Start, node: Node) -> Node:
-    """Return a start as a 1-D tensor."""
+    """Return a start position as a 1-D tensor."""
     if isinstance(start, Node) and start.target in READS_DATA and isinstance(start.args[0], Node):
         start = start.args[0]  # Python reads it from this very tensor
     if not isinstance(start, Node) or not isinstance(start.meta.get("val"), torch.Tensor):

@@ -1,1 +1,1 @@
-"""TensorRT networks: the context in which converters add layers, the frozen description, and its replay."""
+"""Represent TensorRT networks: the context in which converters add layers, a frozen description, and its replay."""

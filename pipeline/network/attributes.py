@@ -1,4 +1,4 @@
-"""The attributes and weights of every layer kind, and the functions that read and write each attribute."""
+"""Define the attributes and weights of every kind of TensorRT layer, and functions to read and write each attribute."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ Read: TypeAlias = Callable[[Any, str], Value]
 
 
 def exists_always(layer: object, name: str) -> bool:
-    """Return True: every version of TensorRT has the attribute."""
+    """Return True, as the existence test for attributes that layers have in every version of TensorRT."""
     return True
 
 
 @attrs.frozen
 class Type:
-    """A type of attributes: its reader, and its writer if attributes can be set after adding the layer."""
+    """The type of an attribute: a function that reads it, and one that sets it on an existing layer, or None."""
 
     read: Read
     write: Callable[[Any, str, Any], None] | None = None
@@ -28,7 +28,7 @@ class Type:
 
 @attrs.frozen
 class Attribute:
-    """An attribute of a layer kind: its type, the input that replaces it, and whether this TensorRT has it."""
+    """An attribute of a kind of layer: its type, the index of the input that replaces it, and an existence test."""
 
     name: str
     type: Type
@@ -37,17 +37,17 @@ class Attribute:
 
 
 def make_writer(encode: Callable[[Any], object]) -> Callable[[object, str, Any], None]:
-    """Return a writer that sets an attribute to ``encode(value)``."""
+    """Return a function that sets an attribute of a layer to ``encode(value)``."""
     return lambda layer, name, value: setattr(layer, name, encode(value))
 
 
 def axes_to_bits(axes: Sequence[int]) -> int:
-    """Return a set of axes as TensorRT's bit mask."""
+    """Convert axes to TensorRT's bit mask, in which bit ``i`` stands for axis ``i``."""
     return sum(1 << axis for axis in axes)
 
 
 def read_dims(holder: object, name: str) -> tuple[int, ...] | None:
-    """Read dims as a tuple; None if TensorRT has none (their length is -1 on 1.4, and None or an error since)."""
+    """Read dims as a tuple; None if unset (their length is -1 on 1.4, and None or an error in later versions)."""
     try:
         value = getattr(holder, name)
         return None if value is None else tuple(value)
@@ -65,18 +65,18 @@ def _read_axes(layer: trt.ILayer, name: str) -> Value:
 
 
 def _read_permutation(layer: trt.ILayer, name: str) -> Value:
-    """Read a permutation, which has eight entries for any rank; None for the identity, the default."""
+    """Read a permutation, which TensorRT stores as eight entries for any rank; None for the identity (default)."""
     order = tuple(getattr(layer, name))
     return None if order == tuple(range(len(order))) else order
 
 
 def _read_scales(layer: trt.ILayer, name: str) -> Value:
-    """Read scales only if no output shape is set: TensorRT warns when scales that are not set are read."""
+    """Read the scales of a resize; None if it has an output shape, since TensorRT warns when unset scales are read."""
     return tuple(map(float, getattr(layer, name))) if read_dims(layer, "shape") is None else None
 
 
 def _read_number(layer: trt.ILayer, name: str) -> Value:
-    """Read alpha and beta of a fill: floats, or int64 if they were set as integers."""
+    """Read the alpha or beta of a fill layer: an int if the layer has integer parameters, else a float."""
     value = getattr(layer, name)
     return int(value) if layer.is_alpha_beta_int64() else float(value)
 
@@ -92,19 +92,19 @@ number = Type(_read_number, setattr)
 
 
 def attention_type(type: Type) -> Type:
-    """Return the type of an attribute of a boundary layer's attention."""
+    """Return a type that reads an attribute from the attention to which a boundary layer belongs."""
     return Type(lambda layer, name: type.read(layer.attention, name))
 
 
 def read_quantized_type(layer: trt.ILayer, name: str) -> Value:
-    """Read the quantized type only if there is a scale: TensorRT logs an error for an unset type."""
+    """Read an attention's quantized type; None if it has no scale, since TensorRT logs an error for an unset type."""
     attention = layer.attention
     return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
 
 
 def read_collective(layer: trt.ILayer, name: str) -> Value:
-    """Read a collective's operation or reduction, which the bindings do not return, from the layer's metadata, where
-    `converters.collectives` writes them."""
+    """Read the operation or reduction of a collective from the layer's metadata, where `converters.collectives` writes
+    them: TensorRT's bindings do not return them."""
     operation, _, reduction = str(layer.metadata).partition(" ")
     if operation not in trt.CollectiveOperation.__members__:
         raise ValueError(
@@ -119,7 +119,7 @@ def read_plugin(layer: trt.ILayer, name: str) -> Value:
 
 
 def read_plugin_state(layer: trt.ILayer, name: str) -> Value:
-    """Read a V2 plugin's serialized state as a digest."""
+    """Return a digest of the serialized state of a V2 plugin layer."""
     return digest(layer.plugin.serialize())
 
 
@@ -128,7 +128,7 @@ def read_id(layer: trt.ILayer, name: str) -> Value:
 
 
 def read_fields(layer: trt.ILayer, name: str) -> Value:
-    """Read a V3 plugin's serialized state: (name, type, digest of the data) of each field."""
+    """Return (name, type, digest of the data) for each serialized field of a V3 plugin layer."""
     runtime = layer.plugin.get_capability_interface(trt.PluginCapabilityType.RUNTIME)
     return tuple((str(f.name), enum_name(f.type), digest(f.data)) for f in runtime.get_fields_to_serialize())
 
@@ -140,7 +140,7 @@ def digest(data: Any) -> str:
 def rows(
     type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = exists_always
 ) -> tuple[Attribute, ...]:
-    """Return attributes of the same type, or with the same reader; ``exists=hasattr`` if a TensorRT may lack them."""
+    """Return attributes with these names and the same type or reader; ``exists=hasattr`` if some versions lack them."""
     return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 
@@ -149,7 +149,7 @@ def has_on_attention(layer: trt.ILayer, name: str) -> bool:
 
 
 def has_no_causal_kind(layer: trt.ILayer, name: str) -> bool:
-    """Return whether this version has `causal`, which `causal_kind` replaced in RTX 1.5 and 11.0."""
+    """Return whether attentions have `causal` in this version; RTX 1.5 and 11.0 replaced it by `causal_kind`."""
     return not hasattr(layer.attention, "causal_kind")
 
 

@@ -1,4 +1,4 @@
-"""``canonical``: a network's structure without its names, for comparing networks."""
+"""Describe the structure of a network without its names (``canonical``), to compare networks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 class _Numbering(dict[str, str]):
-    """Numbers for names, in order of first use: ``t0``, ``t1`` …"""
+    """A dictionary that assigns numbered names, ``t0``, ``t1`` …, to names in order of first use."""
 
     def __init__(self, letter: str) -> None:
         self.letter = letter
@@ -29,9 +29,9 @@ class Canonical:
     """A network's description with numbers instead of names for tensors, layers, weights and dimensions.
 
     Attributes:
-        text: equal for networks that differ only in names.
+        text: the description; it is equal for networks that differ only in names.
         bindings: the names of the inputs and outputs, in order.
-        weights: the names of the weights, in the order of their numbers.
+        weights: the original names of the weights, in the order of their numbers.
     """
 
     text: str
@@ -40,12 +40,12 @@ class Canonical:
 
 
 def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[str, str] = NOWHERE) -> Canonical:
-    """Describe a network by structure alone.
+    """Return a network's description without its names, equal for networks of the same structure.
 
     Args:
         network: the network.
         sizes: the names of inputs that are sizes, not tensors.
-        places: the program's value of each input or output, by name.
+        locations: where each input or output is found in the program, by name.
     """
     tensors, weights, dimensions = _Numbering("t"), _Numbering("w"), _Numbering("d")
 
@@ -72,5 +72,5 @@ def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[
 
 
 def match_names(names: Iterable[str], others: Iterable[str]) -> FrozenDict[str, str]:
-    """Return a mapping from names in ``names`` to different names at the same positions in ``others``."""
+    """Return a mapping from each name to the name at the same position in ``others``, if the names differ."""
     return FrozenDict({our: their for our, their in zip(names, others, strict=True) if our != their})

@@ -1,4 +1,4 @@
-"""``ConversionContext``: the network to which converters append layers, and information about the current node."""
+"""Define ``ConversionContext``: the network to which converters add layers, and the state of the conversion."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SymbolicInt:
 
 
 class NetworkError(PipelineError):
-    """TensorRT rejected a layer; ``convert`` adds the node and raises ``pipeline.ConversionError``."""
+    """TensorRT rejected a layer. ``convert`` adds the node's name and raises it as ``pipeline.ConversionError``."""
 
 
 @define(eq=False)
@@ -60,19 +60,19 @@ class ConversionContext:
         literals: the weights that are not parameters, by content-derived names.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        made: the cache of `cached`.
+        made: the cached results of the method `cached`.
         squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
             that tensor.
         rounded_apart: the dtypes to which a tensor is cast after a barrier, and the kernel bug, by ``id``, with the
             tensor.
         held_sizes: the sizes stored in tensors, by ``id``, with the tensor.
-        stand_ins: replacements for the network's values in code written for other compilers.
+        stand_ins: objects that replace the network's tensors in converters written for other compilers.
         shapes: tensors with their symbolic shapes (ints and expressions), by ``id`` of the tensor.
         ranges: the range of each symbol.
         marks: the nodes at which the network works around bugs of TensorRT's kernels.
         in_place: tensors that share memory with a network's input; as outputs they are not copied.
         inside: the names of the segment's nodes.
-        constant_nodes: the names of the nodes that are its constants.
+        constant_nodes: the names of the segment's nodes that are constants.
     """
 
     net: trt.INetworkDefinition
@@ -102,7 +102,7 @@ class ConversionContext:
     _used: Counter[str] = field(factory=Counter)
 
     def record_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
-        """Record a tensor's symbolic shape: equal sizes can then be recognized, and a data-dependent size can be read
+        """Record a tensor's symbolic shape, so that equal sizes are recognized, and a data-dependent size can be read
         from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
@@ -110,7 +110,7 @@ class ConversionContext:
                 self.symbols.setdefault(str(size), (tensor, dim))
 
     def record_result_shapes(self, result: Any, value: Any) -> None:
-        """Record the shapes of a node's results, given its fake tensors."""
+        """Record the shapes of a node's results, as its fake tensors state them."""
         if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
             self.record_shape(result, shape_of(value))
         elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
@@ -118,7 +118,7 @@ class ConversionContext:
                 self.record_result_shapes(made, each)
 
     def cached(self, kind: str, source: object, make: Callable[[], T], *indices: int) -> T:
-        """Return ``make``'s result for a source; cached. A source other than an int or string is identified by its
+        """Return the cached result of ``make`` for a source. A source other than an int or string is identified by its
         ``id``, so the cache keeps it alive."""
         key = (kind, source if isinstance(source, int | str) else id(source), *indices)
         if key not in self.made:
@@ -127,13 +127,13 @@ class ConversionContext:
         return made
 
     def make_unique_name(self, name: str) -> str:
-        """Return a unique layer name: the name itself the first time, then ``name.1``, ``name.2``."""
+        """Return a layer name that is not in use: the name itself if possible, else ``name.1``, ``name.2`` …"""
         count = self._used[name]
         self._used[name] += 1
         return self.make_unique_name(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer named ``name:kind`` with ``net.add_<kind>``; on failure, raise TensorRT's message as an error."""
+        """Add a layer by ``net.add_<kind>`` and name it ``name:kind``; if TensorRT rejects it, raise a NetworkError."""
         mark = self.log.position()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -142,8 +142,8 @@ class ConversionContext:
         return layer
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
-        """Record a weight and keep it alive until the build. If it is one of the program's constants, the engine's
-        weight gets this name and the constant's recipe, by which it is refitted."""
+        """Record a weight under a name, and keep it alive until the build. If it is one of the program's constants, the
+        engine's weight gets this name, and is refitted by the constant's recipe."""
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise TypeError(f"record_weight takes a name and a torch.Tensor, not {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
@@ -154,26 +154,26 @@ class ConversionContext:
         self.cpu_weights_reference_holder.append(weight)
 
     def clear_cpu_weights_reference_holder(self) -> None:
-        """Release the network's weight tensors after its engine is built."""
+        """Release the CPU tensors that hold the network's weights, after its engine is built."""
         self.cpu_weights_reference_holder.clear()
 
     def find_constant(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Return the constant that equals a tensor: the tensor itself, or a constant in the same memory with the same
-        order of elements (an array over its memory, a view with an additional dim of size 1); None if there is no such
-        constant."""
+        """Return the program's constant that has the same elements as a tensor: the tensor itself, or a constant in the
+        same memory with the same order of elements (an array over its memory, a view with an additional dim of size 1);
+        None if there is none."""
         if id(value) in self.constant_names:
             return value
         return self.find_base_constant(value) if value.is_contiguous() else None
 
     def find_base_constant(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Return the constant with a tensor's address and number of elements, such as the constant that the tensor
-        transposes; None if there is no such constant."""
+        """Return the program's constant at the same address and with the same number of elements as a tensor, for
+        example the constant that the tensor transposes; None if there is none."""
         place = value.data_ptr(), value.dtype, value.numel()
         found = (c for c in self.constants if (c.data_ptr(), c.dtype, c.numel()) == place and c.is_contiguous())
         return next(found, None) if value.numel() > 1 else None
 
     def trt_weights(self, value: torch.Tensor) -> Any:
-        """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided ones are copied."""
+        """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided memory is copied."""
         tensor = narrow_dtype(value.detach().cpu().contiguous())
         constant = self.find_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
@@ -187,7 +187,7 @@ class ConversionContext:
         return as_weights(tensor)
 
     def trt_quantized_weights(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return ``trt.Weights`` of constant quantized values in a TensorRT dtype; a byte stores two 4-bit values."""
+        """Return ``trt.Weights`` of quantized constants in a TensorRT dtype; a byte contains two 4-bit values."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
@@ -195,12 +195,12 @@ class ConversionContext:
         return weights if is_plain else low_bit_weights(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
-        """Return empty weights, for an omitted optional weight."""
+        """Return ``trt.Weights`` without elements, for an optional weight that is omitted."""
         return trt.Weights(to_trt(dtype))
 
 
 def content_name(tensor: torch.Tensor) -> str:
-    """Return a content-derived name for a weight that is no parameter: equal networks get equal descriptions."""
+    """Return a name derived from a constant's content, so that equal networks get equal descriptions."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:
         return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"

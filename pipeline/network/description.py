@@ -1,4 +1,4 @@
-"""Describe a finished TensorRT network as a frozen record, to be printed, compared, digested and interpreted.
+"""Describe a finished TensorRT network as a frozen record that can be printed, compared, digested and interpreted.
 
 The attributes and weights of every layer kind come from one table, attributes.py.
 """
@@ -35,8 +35,8 @@ __all__ = [
 
 @attrs.frozen
 class Tensor:
-    """A tensor between layers; ``dtype`` is torch's name, and -1 is a dynamic dimension. `dimension_names` are set for
-    inputs ("" for an unnamed dimension): dimensions with equal names have equal sizes."""
+    """A tensor of a network: its name, dtype (by torch's name) and shape, with -1 for a dynamic dim. `dimension_names`
+    are set for inputs ("" for an unnamed dim): dims with equal names have equal sizes."""
 
     name: str
     dtype: str
@@ -51,7 +51,7 @@ class Tensor:
 
 @attrs.frozen
 class Weight:
-    """A weight of a layer."""
+    """A weight of a network: its name, dtype and shape, without its values."""
 
     name: str
     dtype: str
@@ -63,7 +63,7 @@ class Weight:
 
 @attrs.frozen
 class Layer:
-    """A layer. Absent optional inputs are None; attributes that an input overrides are omitted."""
+    """A layer of a network. An absent optional input is None; an attribute that an input overrides is omitted."""
 
     kind: str
     name: str
@@ -73,11 +73,11 @@ class Layer:
     weights: tuple[tuple[str, str], ...] = ()
 
     def attribute(self, name: str, default: Value = None) -> Any:
-        """Return the attribute `name`, or the default if the layer lacks it."""
+        """Return the attribute of this name, or ``default`` if the layer lacks it."""
         return dict(self.attributes).get(name, default)
 
     def weight(self, role: str) -> str | None:
-        """Return the name of the weight in a role ("kernel"), or None if it is absent."""
+        """Return the name of the weight with a role such as "kernel"; None if the layer has no such weight."""
         return dict(self.weights).get(role)
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class Layer:
 
 @attrs.frozen
 class Profile:
-    """An optimization profile: (input, min, opt, max) for every dynamic input."""
+    """An optimization profile: a row (input, min, opt, max) for every dynamic input."""
 
     ranges: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
 
@@ -102,7 +102,7 @@ class Profile:
 
 @attrs.frozen
 class Network:
-    """The description of a network. Compare by `digest`, since `==` does not distinguish 1, True and 1.0."""
+    """The description of a network. Compare descriptions by `digest`, since `==` treats 1, True and 1.0 alike."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -114,25 +114,25 @@ class Network:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """The optimization profiles that the engine is built for, one of which a call must fit."""
+        """The optimization profiles that the engine is built for; the inputs of a call must fit one of them."""
         return () if self.profile is None else (self.profile, *self.other_profiles)
 
     def layer(self, name: str) -> Layer:
-        """Return the layer `name`; KeyError if there is none."""
+        """Return the layer of this name; raise a KeyError if there is none."""
         for layer in self.layers:
             if layer.name == name:
                 return layer
         raise KeyError(f"network {self.name!r} has no layer {name!r}")
 
     def weight(self, name: str) -> Weight:
-        """Return the weight `name`; KeyError if there is none."""
+        """Return the weight of this name; raise a KeyError if there is none."""
         for weight in self.weights:
             if weight.name == name:
                 return weight
         raise KeyError(f"network {self.name!r} has no weight {name!r}")
 
     def kinds(self) -> Mapping[str, int]:
-        """Return the number of layers of each kind, by the kind's name."""
+        """Return the number of layers of each kind, by the name of the kind."""
         return dict(sorted(Counter(layer.kind for layer in self.layers).items()))
 
     @property
@@ -149,7 +149,7 @@ class Network:
 
 
 def value_text(value: Value) -> str:
-    """Return a value as text on one line, without spaces; values of different types have different texts."""
+    """Return the text of an attribute's value, without line breaks; values of different types have different texts."""
     if isinstance(value, tuple):
         return f"[{','.join(map(value_text, value))}]"
     return value if isinstance(value, str) and value.isidentifier() else repr(value)
@@ -157,7 +157,7 @@ def value_text(value: Value) -> str:
 
 @attrs.frozen
 class LayerWeights:
-    """A layer's weights: `values` is the bindings' object; `pointer` is its address, None if it has none."""
+    """One weight of a layer: `values` is the bindings' object, and `pointer` its memory address or None."""
 
     layer: str
     role: str
@@ -172,13 +172,13 @@ WeightName: TypeAlias = Callable[[int], Weight | None]
 
 
 def network_weights(net: "trt.INetworkDefinition") -> Iterator[LayerWeights]:
-    """Yield the weights of every layer, in the order of the layers."""
+    """Yield the weights of all layers of a network, in the order of the layers."""
     for index in range(net.num_layers):
         yield from layer_weights(typed_layer(net, index))
 
 
 def layer_weights(layer: trt.ILayer) -> Iterator[LayerWeights]:
-    """Yield the weights of a layer, already cast to its kind's class."""
+    """Yield the weights of a layer; the layer must already be cast to the class of its kind."""
     for role in WEIGHTS.get(layer_kind(layer), ()):
         values = getattr(layer, role)
         dtype = dtype_name(values.dtype) if isinstance(values, trt.Weights) else str(values.dtype)
@@ -204,8 +204,8 @@ def describe(
 
 
 class _NetworkReader:
-    """The names assigned so far. The bindings return the same Python object for a TensorRT object only while that
-    Python object is alive, so this class keeps references."""
+    """The state of reading a network: names assigned so far, and references to the objects that have them. The bindings
+    return the same Python object for a tensor only while that object is alive."""
 
     def __init__(self, weight_name: WeightName, weight_at: WeightAt | None) -> None:
         self.weight_name, self.weight_at = weight_name, weight_at
@@ -262,7 +262,7 @@ class _NetworkReader:
         )
 
     def boundary_owner(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
-        """Yield the loop, conditional or attention of a boundary layer, numbered in order of appearance."""
+        """Yield the kind and number of the loop, conditional or attention to which a boundary layer belongs."""
         for what in ("loop", "conditional", "attention"):
             if hasattr(layer, what):
                 known = self.bounds.setdefault(what, [])
@@ -295,7 +295,7 @@ def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tup
 
 
 def _make_unique(name: str, used: set[str]) -> str:
-    """Return `name`, or name#2, name#3 … if it is taken (TensorRT allows duplicates), and add the result to `taken`."""
+    """Return `name`, or the first unused of name#2, name#3 …, since TensorRT allows duplicates; add it to `used`."""
     candidates = itertools.chain([name], (f"{name}#{count}" for count in itertools.count(2)))
     given = next(candidate for candidate in candidates if candidate not in used)
     used.add(given)

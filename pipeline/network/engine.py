@@ -1,4 +1,4 @@
-"""``Engine``: a network that TensorRT has built and serialized."""
+"""Define ``Engine``: a network that TensorRT has built and serialized."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Engine:
     """A serialized engine. ``plan`` is the buffer that TensorRT loads, for a single version of the library. ``digest``
     is the plan's SHA-256, in hexadecimal digits.
 
-    ``bindings`` and ``weights``: mappings from the network's names of inputs, outputs and weights to the plan's names,
-    if these differ: a cached plan may have been built for a program with other names. A ``stripped`` plan has no
-    weights: the program supplies them when the engine is loaded. ``file`` is the file that ``plan`` maps into memory,
-    if it may be overwritten (`pipeline.runtime.opened_file`).
+    ``bindings`` and ``weights`` map the network's names of inputs, outputs and weights to the plan's names where they
+    differ: a cached plan may have been built for a program with other names. A ``stripped`` plan has no weights: the
+    program supplies them when the engine is loaded. ``file`` is the file that ``plan`` maps into memory, if it may be
+    overwritten (`pipeline.runtime.opened_file`).
     """
 
     name: str
@@ -31,7 +31,7 @@ class Engine:
     file: Any = field(default=None, eq=False, repr=False)
 
     def checked_plan(self) -> Any:
-        """Return the plan; raise an `ArtifactError` if its memory-mapped file was overwritten."""
+        """Return the plan; raise an `ArtifactError` if the file that contains it has been overwritten."""
         if self.file is not None:
             self.file.check()
         return self.plan

@@ -1,5 +1,5 @@
-"""``NetworkHandle``: a TensorRT network in memory, with everything that it references; and ``trt.Weights`` of low-bit
-quantized values stored in byte tensors."""
+"""Define ``NetworkHandle``, a TensorRT network in memory with all objects that it references; and create
+``trt.Weights`` of low-bit quantized values that are stored in byte tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pipeline.trt import Log, as_weights, trt, trt_dtype
 
 @define(eq=False)
 class NetworkHandle:
-    """A TensorRT network with everything that it references: its builder and logger, and its weights by name.
+    """A TensorRT network with all objects that it references: its builder and logger, and its weights by name.
 
-    ``weights`` have ``nbytes``; ``kept`` is every other object that must stay alive until the engine is built;
+    Each of ``weights`` has ``nbytes``; ``kept`` are other objects that must stay alive until the engine is built;
     ``mapped`` are the mapped files among them, whose pages can be evicted while TensorRT does not read them.
     """
 
@@ -30,17 +30,17 @@ class NetworkHandle:
     mapped: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """Free everything that the network references together with it, even if the lists are referenced elsewhere."""
+        """Free the referenced objects when this handle is freed, even if other code still references the two lists."""
         weakref.finalize(self, _clear, self.kept, self.weights)
 
     def drop_pages(self) -> None:
-        """Evict weights in mapped files from memory; they are read again when needed."""
+        """Evict weights in memory-mapped files from memory; the operating system reads them again when needed."""
         for file in self.mapped:
             file.drop_pages()
 
     @property
     def nbytes(self) -> int:
-        """The size of the weights in bytes."""
+        """The total size of the weights in bytes."""
         return sum(weight.nbytes for weight in self.weights.values())
 
 
@@ -50,23 +50,23 @@ def _clear(references: list[Any], weights: dict[str, Any]) -> None:
 
 
 def name_dimensions(tensor: trt.ITensor, names: Sequence[str]) -> None:
-    """Name the dimensions of a network's input ("" for no name). TensorRT treats dimensions with equal names as equal,
-    which it needs to fuse layers that combine two inputs along a dynamic dimension (such as attention and its mask)."""
+    """Name the dims of a network's input ("" for no name). TensorRT treats dims with equal names as equal, which it
+    needs to fuse layers that combine two inputs along a dynamic dim (such as attention and its mask)."""
     for dim, name in enumerate(names):
         if name:
             tensor.set_dimension_name(dim, name)
 
 
 PACKED: Final = ("int4", "float4_e2m1fn_x2")
-"""The dtypes that store two quantized values a byte, by torch's names."""
+"""The dtypes, by torch's names, of which a byte stores two quantized values."""
 
 
 def low_bit_weights(tensor: torch.Tensor, dtype: str) -> Any:
-    """Return ``trt.Weights`` of a dtype over a contiguous CPU tensor's memory; the caller must keep it alive."""
+    """Return ``trt.Weights`` of a low-bit dtype in a contiguous CPU tensor's memory, which must be kept alive."""
     count = tensor.numel() * (2 if dtype in PACKED and tensor.dtype == torch.uint8 else 1)
     return trt.Weights(trt_dtype(dtype), tensor.data_ptr(), count)
 
 
 def weights_of_tensor(tensor: torch.Tensor, weight: Weight) -> Any:
-    """Return ``trt.Weights`` of a layer's weight, from the tensor that stores its values or quantized values."""
+    """Return ``trt.Weights`` of a layer's weight, from the tensor that stores its (quantized) values."""
     return low_bit_weights(tensor, weight.dtype) if weight.dtype in PACKED else as_weights(tensor)

@@ -1,4 +1,5 @@
-"""Marks: workarounds for bugs of TensorRT's kernels at certain nodes. A pass sets them; conversion applies them."""
+"""Define marks: workarounds for bugs of TensorRT's kernels at certain nodes. A pass sets them; conversion applies
+them."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ MarkKind: TypeAlias = Literal["expanded", "apart", "converter", "may be empty"]
 
 @frozen
 class Mark:
-    """A change to a segment's network that avoids a kernel with a bug.
+    """A change to the network of a segment (the nodes of one engine) that avoids a kernel with a bug.
 
     Attributes:
-        quirk: the row of the table of kernel bugs (`pipeline.quirks`).
-        form: "expanded": separate layers broadcast the inputs `names` before the node; "apart": a separate kernel
-            computes the node's result; "converter": the node's converter uses an alternative implementation, for the
-            inputs `names` if any; "may be empty": the sizes `names` may be 0 in a call.
-        node: the node; empty for the whole segment.
+        quirk: the name of the kernel bug in the table `pipeline.quirks`.
+        form: what changes. "expanded": separate layers broadcast the inputs `names` before the node; "apart": a
+            separate kernel computes the node's result; "converter": the node's converter uses an alternative
+            implementation, for the inputs `names` if any; "may be empty": nothing; the sizes `names` may be 0.
+        node: the name of the node to change; empty for the whole segment.
         names: names of the node's inputs, or of sizes.
     """
 
@@ -36,10 +37,10 @@ class Mark:
 
 
 class Marks:
-    """The marks of a segment, by node; ``empty_sizes`` are the names of sizes of inputs that may be 0 in a call."""
+    """All marks of a segment, grouped by node. ``empty_sizes``: the names of input sizes that may be 0 in a call."""
 
     def __init__(self, marks: Iterable[Mark] | None = ()) -> None:
-        """Group marks by node; warn if no pass set them (None)."""
+        """Group the marks by node; warn if ``marks`` is None, which means that no pass has set them."""
         self._by_node: dict[str, list[Mark]] = {}
         if marks is None:
             log.warning("no stage avoid_faults ran before convert: TensorRT may use kernels that are known to be wrong")
@@ -49,9 +50,9 @@ class Marks:
         self.empty_sizes = frozenset(name for mark in self._by_node.get("", ()) for name in mark.names)
 
     def of_node(self, node: str, form: MarkKind) -> list[Mark]:
-        """Return a node's marks with this ``form``."""
+        """Return the marks of a node that have this ``form``."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 
     def of_segment(self) -> list[Mark]:
-        """Return the marks of the whole segment."""
+        """Return the marks that apply to the whole segment."""
         return self._by_node.get("", [])

@@ -1,4 +1,4 @@
-"""The networks that converters receive: ``Net``, with the name of the current node, and ``LegacyNetwork``, for
+"""Define the networks that converters receive: ``Net``, with the name of the current node, and ``LegacyNetwork``, for
 converters of the LEGACY calling convention."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.trt import trt
 
 @frozen
 class Net:
-    """A network under construction, and the name prefix of new layers.
+    """A network under construction, with the name prefix for new layers.
 
     Attributes:
         ctx: the conversion; its `net` is TensorRT's network.
@@ -25,11 +25,11 @@ class Net:
     name: str
 
     def at(self, part: str) -> Net:
-        """Return the same network with the derived name `name/part`."""
+        """Return the same network with the name prefix `name/part`."""
         return Net(self.ctx, f"{self.name}/{part}")
 
     def add(self, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer with `INetworkDefinition.add_<kind>` and name it; `NetworkError` if TensorRT rejects it."""
+        """Add a layer by `INetworkDefinition.add_<kind>` and name it; raise a `NetworkError` if TensorRT rejects it."""
         return self.ctx.add(self.name, kind, *args, **kwargs)
 
     @property
@@ -41,8 +41,8 @@ class Net:
 
 
 class LegacyNetwork:
-    """TensorRT's network with its conversion context: building blocks need both, but a LEGACY converter receives only
-    the network. Everything else is delegated to the network, and ``isinstance`` with ``INetworkDefinition`` holds."""
+    """A wrapper of TensorRT's network that also has the conversion context, which building blocks need: a LEGACY
+    converter receives only the network. It delegates all else, and is an instance of ``INetworkDefinition``."""
 
     ctx: ConversionContext
     has_implicit_batch_dimension = False

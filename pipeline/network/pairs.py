@@ -1,4 +1,5 @@
-"""Find in an engine's plan whether matmuls read the quantized values of each weight and quantize/dequantize pair.
+"""Find in an engine's plan whether matmuls read quantized values, for each quantized weight and quantize/dequantize
+pair.
 
 A plan of TensorRT-RTX contains its program as text: for each kernel, the layers that it computes and the tensors that
 it reads, with their types. The format is undocumented, so for a plan without such text the result is unknown.
@@ -16,7 +17,7 @@ from pipeline.network.description import Layer, Network
 from pipeline.trt import CAPABILITIES
 
 LOW: Final = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
-"""The names of low-bit types in plans."""
+"""The names of low-bit quantized types in TensorRT's plans."""
 
 PRODUCTS: Final = ("fully_connected", "runtime_fusion", "corrltn", "convolution", "conv")
 UNREAD: Final = {
@@ -26,7 +27,7 @@ UNREAD: Final = {
     ),
     ("int4", "float32"): "; the kernel of TensorRT-RTX 1.6 for INT4 beside float32 does not run on every GPU",
 }
-"""The reason why TensorRT without `codes_beside_floats` fuses no weight of a quantized and a dequantized dtype."""
+"""Why some TensorRT cannot fuse a dequantized weight with a matmul, by the weight's quantized and dequantized dtype."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
@@ -64,7 +65,7 @@ class Pair:
 
 @frozen
 class Step:
-    """A kernel of a plan: its kind and name, the layers that it computes, and the low-bit types that it reads."""
+    """A kernel of a plan: its kind, its name, the layers that it computes, and the low-bit types that it reads."""
 
     kind: str
     name: str
@@ -78,8 +79,8 @@ class Step:
 
 
 def find_pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
-    """Return the quantized weights and pairs of a network, and whether each is fused in a serialized engine;
-    ``planned``: the network of the same structure from which the plan was built, if not ``network``."""
+    """Return the quantized weights and quantize/dequantize pairs of a network, and whether a serialized engine fuses
+    them. ``planned``: the network of equal structure from which the plan was built, if it is not ``network``."""
     planned = planned or network
     rows = list(_dequantizing_layers(planned))
     if not rows:
@@ -93,7 +94,7 @@ def find_pairs(network: Network, plan: Any, planned: Network | None = None) -> t
 
 
 def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
-    """Yield the dequantizing layers, except layers that dequantize scales."""
+    """Yield the layers that dequantize weights or activations (not scales), with this role and the quantized type."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     dequantizes = [layer for layer in network.layers if layer.kind == "DEQUANTIZE"]
     scales = {layer.inputs[1] for layer in dequantizes}
@@ -107,7 +108,7 @@ def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["wei
 def _fusion_state(
     network: Network, layer: Layer, role: str, type: str, steps: Sequence[Step] | None
 ) -> tuple[bool | None, str]:
-    """Return whether a pair is fused, and why."""
+    """Return whether the plan's kernels fuse a dequantizing layer, None if unknown, and the evidence."""
     if steps is None:
         return None, "the plan contains no program as text"
     fused, why = _fusion(network, layer, role, steps)
@@ -134,7 +135,7 @@ def _fusion(network: Network, layer: Layer, role: str, steps: Sequence[Step]) ->
 
 
 def _readers(network: Network, tensor: str) -> list[Layer]:
-    """Return the layers that read a tensor, directly or via layers that return the tensor unchanged."""
+    """Return the layers that read a tensor, directly or through layers that do not change its values."""
     same, readers = {tensor}, list[Layer]()
     for layer in network.layers:
         if same.isdisjoint(layer.inputs):
@@ -148,7 +149,7 @@ def _readers(network: Network, tensor: str) -> list[Layer]:
 
 
 def _read_kernels(plan: Any) -> tuple[Step, ...] | None:
-    """Return the kernels of a plan's first program; None if the plan has no program as text."""
+    """Return the kernels of a plan's first program; None if the plan does not contain its program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Replay a frozen description as a TensorRT network: the inverse of `describe`.
+"""Create a TensorRT network from its frozen description (a replay): the inverse of `describe`.
 
 Networks cannot be pickled, so other processes receive descriptions and replay them. Replay also proves that
 descriptions are complete: the description of a replayed network equals the original description.
@@ -21,20 +21,20 @@ WeightOf: TypeAlias = Callable[[str], Any]
 
 
 class ReplayError(PipelineError):
-    """A layer of a description cannot be replayed; the message names the layer and states the reason."""
+    """A layer of a description cannot be created; the message names the layer and the reason."""
 
 
 def replay(network: Network, weight_of: WeightOf, builder: trt.Builder, log: Log) -> trt.INetworkDefinition:
-    """Create a new `INetworkDefinition` with this description; the caller adds the profile.
+    """Create an `INetworkDefinition` from its description; the caller adds the optimization profile.
 
-    weight_of: returns the `trt.Weights` of a name, whose memory must live until the engine is built. Raise a
-        `ReplayError` with TensorRT's message if it rejects a layer, or if a layer's kind cannot be replayed.
+    weight_of: returns the `trt.Weights` of a name; their memory must live until the engine is built. Raise a
+    `ReplayError` with TensorRT's message if it rejects a layer, or if a layer's kind cannot be replayed.
     """
     return _Replay(network, weight_of, new_network(builder), log).run()
 
 
 class _Replay:
-    """The network under reconstruction: tensors by name; loops, conditionals and attentions by number."""
+    """The state of a replay: the new network, tensors by name, and loops, conditionals and attentions by number."""
 
     def __init__(self, network: Network, weight_of: WeightOf, net: trt.INetworkDefinition, log: Log) -> None:
         self.network, self.weight_of, self.net, self.log = network, weight_of, net, log
@@ -57,7 +57,8 @@ class _Replay:
         return self.net
 
     def create_layer(self, row: Layer) -> trt.ILayer:
-        """Create the row's layer, with its name and attributes; inputs from later layers are still missing."""
+        """Create the layer that a row describes, with name and attributes; inputs from later layers are still
+        missing."""
         mark = self.log.position()
         layer = self.add_layer(row)
         if layer is None:
@@ -80,7 +81,7 @@ class _Replay:
         return LAYERS[row.kind](self.net, row, inputs, partial(self.weight, row))
 
     def loop_or_conditional(self, row: Layer) -> Any:
-        """Return the loop or conditional that a boundary layer belongs to."""
+        """Return the loop or conditional to which a boundary layer belongs; create it for the first of its layers."""
         number = row.attribute("loop")
         key = ("loop", number) if number is not None else ("conditional", row.attribute("conditional"))
         if key not in self.owners:
@@ -88,7 +89,7 @@ class _Replay:
         return self.owners[key]
 
     def attention(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
-        """Create an attention's boundary layer: TensorRT creates both at once, with the first."""
+        """Return a boundary layer of an attention; TensorRT creates both together, at the row of the first one."""
         if row.kind == "ATTENTION_OUTPUT":
             return typed_layer(self.net, self.net.num_layers - 1)
         norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")
@@ -106,14 +107,14 @@ class _Replay:
         return trt.Weights(trt_dtype(row.outputs[0].dtype)) if name is None else self.weight_of(name)
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
-        """Set the attributes whose values in the row differ from the new layer's."""
+        """Set the attributes of a new layer whose values differ from those in the row that describes it."""
         for attribute in ATTRIBUTES.get(row.kind, ()):
             name, value, write = attribute.name, row.attribute(attribute.name), attribute.type.write
             if write is not None and value is not None and attribute.type.read(layer, name) != value:
                 write(layer, name, value)
 
     def connect(self, row: Layer, layer: trt.ILayer) -> None:
-        """Connect the inputs that the layer was created without: optional ones, and those from later layers."""
+        """Connect inputs that were not given at the layer's creation: optional ones, and those from later layers."""
         for index, name in enumerate(row.inputs):
             if name is not None and (index >= layer.num_inputs or layer.get_input(index) is None):
                 layer.set_input(index, self.tensors[name])

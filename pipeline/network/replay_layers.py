@@ -1,7 +1,7 @@
-"""Create layers of each kind from their rows, with the arguments that TensorRT requires.
+"""Create TensorRT layers from rows, which describe them, with the arguments that TensorRT requires.
 
-A layer is first created with the arguments of its `add_` method; then attributes that differ from its row are set.
-`replay` connects optional inputs and those from later layers at the end.
+A layer is first created with the arguments of its `add_` method; then the attributes that differ from its row are set.
+At the end, `replay` connects optional inputs and inputs from later layers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,16 @@ from pipeline.trt import trt, trt_dtype
 Encode: TypeAlias = Callable[[Any], Any]
 Weights: TypeAlias = Callable[[str], Any]
 Make: TypeAlias = Callable[[trt.INetworkDefinition, Layer, Sequence[trt.ITensor], Weights], trt.ILayer]
-"""(network, row, inputs, weights of a role) -> layer"""
+"""A function that creates a layer from the network, the layer's row, its inputs, and a lookup of weights by role."""
 
 
 def _enum_member(name: str) -> Encode:
-    """Return a lookup of an enum's members by name. The enum is resolved on use, since some versions lack it."""
+    """Return a function that finds an enum's member by name. The enum is looked up on use: some versions lack it."""
     return lambda member: getattr(trt, name).__members__[member]
 
 
 def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
-    """Return a function that creates a layer by a method that expects the first inputs, then attributes."""
+    """Return a function that creates a layer by a method whose arguments are the first inputs, then attributes."""
 
     def make(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
@@ -34,7 +34,7 @@ def _add_layer(method: str, inputs: int, **arguments: Encode) -> Make:
 
 
 def _add_layer_with_list(method: str, **arguments: Encode) -> Make:
-    """Return a function that creates a layer by a method that expects all inputs as a list."""
+    """Return a function that creates a layer by a method whose arguments are a list of all inputs, then attributes."""
     return lambda net, row, given, weights: _add_layer(method, 1, **arguments)(net, row, [list(given)], weights)
 
 
@@ -69,7 +69,7 @@ def _matmul(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITens
 
 
 def _slice(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    """Create a slice; start, size or stride are zeros if inputs supply them."""
+    """Create a slice layer. Start, size and stride are zeros if the layer reads them from inputs."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
     count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(tensors[0].shape))
     return net.add_slice(tensors[0], *((0,) * count if value is None else value for value in plain))
@@ -86,7 +86,7 @@ def _topk(net: trt.INetworkDefinition, row: Layer, tensors: Sequence[trt.ITensor
 
 
 def _collective(net: trt.INetworkDefinition, row: Layer, inputs: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
-    """Create a collective, and write into its metadata what the bindings do not return."""
+    """Create a collective layer; its metadata stores the operation and reduction, which the bindings do not return."""
     operation, reduction = row.attribute("operation"), row.attribute("reduction")
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]
     layer = net.add_dist_collective(inputs[0], *kinds, -1, None)

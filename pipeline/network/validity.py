@@ -1,4 +1,4 @@
-"""Validate the description of a network from a file: every name that a layer reads exists, and there is no cycle."""
+"""Validate a network description from a file: every name that a layer reads exists, and there is no cycle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.network.attributes import ATTRIBUTES, exists_always
 from pipeline.network.description import Layer, Network, Tensor, Weight
 
 MOST_BYTES: Final = 1 << 44
-"""The largest size in bytes that a description's tensor may state."""
+"""The maximum size in bytes of a tensor in a description."""
 
 _EXITS: Final[Mapping[str, str]] = {"LOOP_OUTPUT": "loop", "CONDITIONAL_OUTPUT": "conditional"}
 _BOUNDARIES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -20,11 +20,11 @@ _BOUNDARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "conditional": ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT"),
 }
 _OWNERS: Final = (*_BOUNDARIES, "attention")
-"""Attributes of boundary layers: the loop, conditional or attention that the layer belongs to."""
+"""The attributes of boundary layers: which loop, conditional or attention the layer belongs to."""
 
 
 def first_error(network: Network) -> str:
-    """Return the first reason why a description is invalid; empty if it is valid."""
+    """Return the first reason why a network description is invalid; an empty string if it is valid."""
     return next(_find_errors(network), "")
 
 
@@ -54,7 +54,7 @@ def _find_errors(network: Network) -> Iterator[str]:
 
 
 def _layer_error(layer: Layer) -> str:
-    """Return the reason why a layer's attributes or weights are incomplete or invalid; empty if they are valid."""
+    """Return the reason why a layer's attributes or weights are incomplete or invalid; empty if they are not."""
     given, rows = Counter(name for name, _ in layer.attributes), ATTRIBUTES.get(layer.kind, ())
     present = {place for place, name in enumerate(layer.inputs) if name is not None}
     needed = {row.name for row in rows if row.exists is exists_always and row.unless not in present}
@@ -75,8 +75,8 @@ def _size_error(row: Tensor | Weight) -> str:
 
 
 def _find_cycles(network: Network) -> Iterator[str]:
-    """Yield layers that depend on their own results. A recurrence layer depends only on its first input, the initial
-    value; its second input, computed in the loop, is a dependency of the loop's outputs only."""
+    """Yield an error for a layer that depends on its own result. A recurrence layer depends only on its first input,
+    the initial value; its second input, computed in the loop, is a dependency of the loop's outputs only."""
     makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}
     regions: dict[tuple[str, object], list[Layer]] = {}
     for layer in network.layers:
