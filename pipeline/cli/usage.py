@@ -9,7 +9,7 @@ from pipeline.errors import PipelineError
 
 
 class UsageError(PipelineError):
-    """Wrong input on the command line; the message goes to stderr."""
+    """An error for wrong input on the command line; the command prints its message to stderr."""
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:

@@ -127,6 +127,6 @@ def _open_view(path: str) -> ProgramView:
 
 
 def check_folder(path: Path | None) -> None:
-    """Raise an error before any work is done if a file cannot be written."""
+    """Raise an error, before any work is done, if the output file cannot be written."""
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {str(path.absolute().parent)!r} to write {path.name!r} to")

@@ -105,7 +105,7 @@ def cast_trt_tensor(
 
 
 def cast_int_int_div_trt_tensor(ctx: Conversion, lhs_val: Argument, rhs_val: Argument, name: str) -> list[trt.ITensor]:
-    """Return the two operands of a division, cast to float32 if both are integers."""
+    """Return the two operands of a true division; if both are integer tensors, both are cast to float32."""
     both = [lhs_val, rhs_val]
     whole = all(base.dtype_of(each) in (torch.int32, torch.int64) for each in both)
     return [cast_trt_tensor(ctx, each, torch.float32, name) if whole else each for each in both]
@@ -125,7 +125,8 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Bring two tensors to one rank by leading dims of size 1; then add ``preset_diff`` more such dims to ``a``."""
+    """Reshape two tensors to the same rank by prepending dims of size 1; then prepend ``preset_diff`` more such dims to
+    ``a``."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
@@ -145,23 +146,24 @@ def prepend_ones(ctx: Conversion, tensor: trt.ITensor, name: str, num_prepend_on
 
 
 def has_dynamic_shape(shape: Sequence[int]) -> bool:
-    """Return whether a shape has a size known only at run time: -1."""
+    """Return whether a shape contains -1, which stands for a size that is known only at run time."""
     return -1 in tuple(shape)
 
 
 def get_axes_for_reduce_op(dim: int | Sequence[int], has_implicit_batch_dimension: bool = False) -> int:
-    """Return nonnegative dims as the bit mask that TensorRT's layers accept."""
+    """Return nonnegative dims as a bit mask, which TensorRT's reduction layers expect."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return base.axes_mask(dims, max(dims, default=0) + 1)
 
 
 def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
-    """Return a single value as a tuple of ``num_elem`` copies; convert several values to a tuple."""
+    """Return a single value as a tuple of ``num_elem`` copies; return a sequence of values as a tuple."""
     return tuple(per_dim(val, num_elem))
 
 
 def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
-    """Return the shape of a tensor with the dims from ``start_dim`` to ``end_dim`` merged: -1 if one of them is -1."""
+    """Return a tensor's shape after merging the dims from ``start_dim`` to ``end_dim``; the merged size is -1 if one of
+    them is -1."""
     shape = tuple(input.shape)
     first, last = base.axis(start_dim, len(shape)), base.axis(end_dim, len(shape))
     inner = shape[first : last + 1]
@@ -174,7 +176,8 @@ def calculate_strides(shape: Sequence[int]) -> list[int]:
 
 
 def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
-    """Return a tensor or number as a numpy array (bfloat16 as float32), with a tensor's memory; None for None."""
+    """Convert a tensor or number to a numpy array that shares the tensor's memory (bfloat16 is converted to float32);
+    return None for None."""
     tensor = to_torch(value)
     if tensor is None:
         return None
@@ -184,7 +187,7 @@ def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
 
 
 def to_torch(value: Argument, dtype: Argument = None) -> torch.Tensor | None:
-    """Return an array as a CPU tensor, or a number as a CPU tensor with one dim; None for None."""
+    """Convert an array to a CPU tensor, or a number to a CPU tensor of shape [1]; return None for None."""
     if value is None:
         return None
     if isinstance(value, np.ndarray):
@@ -204,8 +207,8 @@ def to_trt_weights(
     source_ir: SourceIR | None = None,
     count: int | None = None,
 ) -> Argument:
-    """Create ``trt.Weights`` of a CPU tensor: held until the engine is built, and refitted if the tensor is a
-    parameter."""
+    """Create ``trt.Weights`` from a CPU tensor. The tensor is kept alive until the engine is built; if it is a
+    parameter, the weights can be refitted."""
     return context_of(ctx).trt_weights(value)
 
 
@@ -217,7 +220,7 @@ def append(original_tensor: Argument, new_value: Argument, dim: int = 0) -> Expr
 
 @block
 def set_item(original_tensor: Argument, index: int, new_value: Argument) -> Expression:
-    """Replace a tensor's value at an index of its first dim."""
+    """Replace the value at an index of a tensor's first dim by another value."""
     parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _cast_like(new_value, original_tensor)
     rest = [call(aten.slice.Tensor, original_tensor, 0, index + 1, None)] if index != -1 else []
     return call(aten.cat.default, [*parts, *rest], 0)
@@ -232,7 +235,7 @@ def _cast_like(value: Argument, like: trt.ITensor) -> Argument:
 
 
 def get_node_name(node: Node) -> str:
-    """Return the path of the module that a node comes from, and the node's name."""
+    """Return the path of the module that created a node, followed by the node's name."""
     return layer_name(node)
 
 

@@ -1,4 +1,5 @@
-"""The encoder of an encoder-decoder model, whose input is tokens, or embeddings that the model's own code computes."""
+"""Run the encoder of an encoder-decoder model as a program; its input is tokens, or embeddings that the model's code
+computes."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from pipeline.errors import CaptureError, ExecutionError
 
 @frozen
 class Embedded:
-    """The inputs of an encoder that accepts embeddings [rows, length, width], as observed for an example.
+    """A description of an encoder's inputs, embeddings [rows, length, width], as recorded for an example.
 
     Attributes:
-        width, dtype: those of an embedding.
+        width, dtype: the width and dtype of an embedding.
         of_ids: True if the encoder returns the same values for ids as for the model's embeddings of these ids.
-        towers: the calls of the model's image or audio encoder.
+        towers: the recorded calls of the model's image or audio encoder.
     """
 
     width: int
@@ -34,7 +35,7 @@ class Embedded:
 
 
 def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embedded:
-    """Return the inputs of a model's encoder, observed while the model generates one token for the example."""
+    """Record the inputs of a model's encoder while the model generates one token for the example."""
     name, encoder = type(model).__name__, model.get_encoder()
     with record_calls(*(each for _, each in modality_modules(model))) as seen, record_calls(encoder) as called:
         first_logits(model, example)
@@ -66,14 +67,16 @@ def _is_same_for_ids_and_embeddings(model: Pretrained) -> bool:
 def mask_of(
     module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
 ) -> torch.Tensor | None:
-    """Return the mask for a program's input of this name: ones if ``mask`` is None; None if there is no such input."""
+    """Return the mask to pass to a program's input of this name: all ones if ``mask`` is None; None if the program has
+    no such input."""
     if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
         return None
     return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
 
 
 class CompiledEncoder(torch.nn.Module):
-    """An encoder whose forward pass runs an engine; its output's ``cross`` has the keys and values for decoders."""
+    """An encoder whose ``forward`` runs a compiled program; ``cross`` of its output has the decoder's cross-attention
+    keys and values."""
 
     def __init__(
         self, shell: torch.nn.Module, module: CompiledModule, embedded: Embedded | None, embed: torch.nn.Module
@@ -92,7 +95,8 @@ class CompiledEncoder(torch.nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         **given: Any,
     ) -> BaseModelOutput:
-        """Return the last hidden state, and ``cross``."""
+        """Return the encoder's last hidden state, and in ``cross`` the keys and values of the decoder's cross
+        attention."""
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._program_input(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
@@ -104,7 +108,7 @@ class CompiledEncoder(torch.nn.Module):
         return made
 
     def _program_input(self, inputs: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return the program's input: tokens, or embeddings if it was compiled for them."""
+        """Return the program's input: token ids, or embeddings if the program was compiled for embeddings."""
         embedded, embed = self.__dict__["embedded"], self.__dict__["embed"]
         if embedded is None:
             if inputs is None:

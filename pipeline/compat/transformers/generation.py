@@ -1,4 +1,5 @@
-"""``compile_for_generation``: compile the programs of a transformers language model, with their engine profiles."""
+"""``compile_for_generation``: compile a transformers language model, with an engine profile for each kind of decoder
+call."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ from pipeline.stages.partition import in_pieces, partition
 log = logging.getLogger(__name__)
 
 Dims: TypeAlias = dict[str, Any]
-"""A value for each input, by its name."""
+"""The dynamic shapes (or other values) of a program's inputs, by input name."""
 Stages: TypeAlias = Pipeline[Any, Any]
 
 
@@ -108,7 +109,8 @@ def compile_for_generation(
 def _over_programs(
     model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile decoder, encoder (both by ``step``) and towers; return the model that runs their programs."""
+    """Compile the decoder and the encoder by the pipeline ``step``, and image and audio encoders by ``compile``; return
+    a model that runs the programs."""
     seen, heard, calls = _samples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
@@ -123,8 +125,9 @@ def _over_programs(
 
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
-    """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is not
-    a language model, a setting is a misspelled argument of `compile_for_generation`, or both are given."""
+    """Return the pipeline to compile with: by default `pipeline.default` with ``settings``. Raise a `TypeError` if
+    ``model`` is no language model, a setting is a misspelled argument of `compile_for_generation`, or both ``compile``
+    and ``settings`` are given."""
     if isinstance(model, CompiledGeneration):
         raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
     if not isinstance(model, GenerationMixin):
@@ -149,9 +152,9 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
 ) -> tuple[dict[str, Compiled], dict[str, Kind]]:
-    """Return the programs of a model's towers, for the examples' calls and for all sizes, each with the kind of
-    calls that it runs. Engines share weights in programs for all sizes, and if a tower has several programs for
-    examples."""
+    """Compile a model's image and audio encoders, for the example calls and for all sizes; return the programs, and the
+    `Kind` of calls that each of them runs. The engines of a program for all sizes share weights, and so do the engines
+    of an encoder that has several programs for example calls."""
     kinds = kinds_of(model, calls)
     counts = Counter(kind.path for kind in kinds)
     for path in counts:
@@ -171,8 +174,9 @@ def _towers(
 
 
 def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
-    """Return, for prompts as examples, the decoder's samples or the encoder's inputs, and the calls of towers.
-    Reject a model whose ``generate`` calls ``generate`` of a model inside it."""
+    """Run the model on example prompts; return the decoder's recorded samples, or the encoder's inputs, and the
+    recorded calls of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a
+    submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
@@ -192,7 +196,7 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
-    """Return the pipeline with stages that exclude weights from engines, and build an engine for each profile."""
+    """Return the pipeline with stages that keep weights outside engines, and that build an engine for each profile."""
     if "partition" in compile and "shared_weights" not in compile:
         compile = compile.insert(outside.shared_weights(), after="partition")
     if "shared_weights" in compile and "engine_per_profile" not in compile:
@@ -201,7 +205,8 @@ def _with_shared_weights(compile: Stages) -> Stages:
 
 
 def _cut(compile: Stages, between: str) -> Stages:
-    """Return the pipeline with cuts between these layers, if weights are shared and the partitioner is the default."""
+    """Return the pipeline with a partitioner that cuts engines at these layers, if weights are shared and the pipeline
+    has the default partitioner."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
     if not (shared and between and compile["partition"] == as_stage(partition)):
         return compile
@@ -226,7 +231,7 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
 def _compiled(
     compile: Stages, step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
 ) -> Compiled:
-    """Compile a step or encoder, cut by the layers of ``part``."""
+    """Capture and compile a decoder step or an encoder, with engines cut at the layers of ``part``."""
     compile = _cut(compile, layers_of(step, part))
     with one_form(), last_rows(step), over_states(step), without_loops(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
@@ -236,7 +241,7 @@ def _compiled(
 
 
 def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) -> tuple[Dims, list[Dims]]:
-    """Return example inputs of a step, and their dynamic shapes in each profile."""
+    """Return example inputs of a decoder step, and the dynamic shapes of these inputs in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
     positions, dtype = positions_of(sight)
@@ -259,14 +264,15 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
 
 
 def _after(count: int, along: Along) -> Along:
-    """Return the same sizes, for dims shifted by ``count``."""
+    """Return the sizes with each dim's index increased by ``count``."""
     return {dim + count: size for dim, size in along.items()}
 
 
 def _encoder_decoder(
     model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
 ) -> dict[str, Compiled]:
-    """Compile the encoder, which also computes the keys and values of cross attention, and the decoder's step."""
+    """Compile the encoder, which also computes the cross attention's keys and values, and the decoder step; return both
+    programs."""
     if sizes.fixed:
         raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
     parts = model.get_encoder(), model.get_decoder()
@@ -294,7 +300,8 @@ def _encoder_decoder(
 def _encoder_inputs(
     model: Pretrained, batch: int, length: int | None, example: torch.Tensor | Embedded | None
 ) -> torch.Tensor:
-    """Return inputs of the encoder: tokens, embeddings, rows like the example's, or audio features for Whisper."""
+    """Return example inputs for the encoder: tokens, embeddings, rows like the example's, or audio features for
+    Whisper."""
     encoder = model.get_encoder()
     if isinstance(example, Embedded):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)

@@ -39,7 +39,7 @@ TARGETS: Final[dict[str, Callable[[Argument, Argument, Argument], Call]]] = {
     "SCALED_TANH": _scaled_tanh,
     "THRESHOLDED_RELU": lambda x, alpha, beta: call(aten.threshold.default, x, alpha, 0),
 }
-"""TensorRT's activations, by name, of a tensor, alpha and beta."""
+"""The ATen equivalent of each TensorRT activation, by its name: a function of a tensor, alpha and beta."""
 
 relu, sigmoid, tanh = (of_call(op.default, "input_val") for op in (aten.relu, aten.sigmoid, aten.tanh))
 hard_swish = of_call(aten.hardswish.default, "input_val")

@@ -1,4 +1,4 @@
-"""Matmuls."""
+"""Building blocks for matmuls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ NONE = trt.MatrixOperation.NONE
 
 
 def _apply_operation(value: Argument, operation: Argument) -> Expression:
-    """Return a matrix transposed if the operation is TRANSPOSE; else unchanged, as a vector is."""
+    """Return a matrix, transposed if ``operation`` is ``trt.MatrixOperation.TRANSPOSE``; a vector is returned
+    unchanged."""
     return call(aten.transpose.int, value, -2, -1) if operation.name == "TRANSPOSE" else value
 
 

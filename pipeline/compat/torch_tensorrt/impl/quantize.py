@@ -1,4 +1,5 @@
-"""Quantization, by its own operators only."""
+"""Refuse Torch-TensorRT's building blocks for quantization; such models are compiled from their quantization
+operators."""
 
 from pipeline.compat.torch_tensorrt.blocks import unsupported
 
