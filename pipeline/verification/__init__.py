@@ -1,1 +1,2 @@
-"""Verification of compiled programs: sample inputs, eager's results, error bounds, bisection of errors, healing."""
+"""Verify compiled programs against eager PyTorch: sample inputs, error bounds, search for the nodes that cause errors,
+and healing."""
