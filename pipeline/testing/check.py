@@ -1,4 +1,4 @@
-"""``check``: test all properties of a converter on one call."""
+"""``check``: test all properties of an operator's converter on one call."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 class CheckError(PipelineError, AssertionError):
-    """A converter fails a check: ``kind`` is the failed property, ``call`` the call, and ``converter`` the name of the
-    tested function, or "" for a converter of the registry."""
+    """A converter fails a check: ``kind`` is the property that failed, ``call`` is the call, and ``converter`` is the
+    name of the tested function ("" for a converter of the registry)."""
 
     converter = ""
 
@@ -44,7 +44,7 @@ class CheckError(PipelineError, AssertionError):
         self.args = (kind, call, message)
 
     def __str__(self) -> str:
-        """Return the error message, with a snippet that reproduces the failure."""
+        """Return the error message, followed by Python code that reproduces the failure."""
         lines = ["import torch", "import pipeline", "from pipeline.testing import *"]
         own = f", registry=pipeline.DYNAMO_CONVERTERS.override({self.converter})" if self.converter else ""
         snippet = "\n".join([*lines, f"check({self.call!r}{own})"])
@@ -53,7 +53,8 @@ class CheckError(PipelineError, AssertionError):
 
 @frozen
 class Checked:
-    """A call that passed. ``used``: the target's own converter was used; ``built``: an engine was built."""
+    """The result of ``check`` for a call that passed. ``used``: the target's own converter was used; ``built``: an
+    engine was built."""
 
     call: Call
     networks: tuple[Network, ...] = field(repr=False)
@@ -64,7 +65,7 @@ class Checked:
 
 @frozen
 class Rejected:
-    """A call that cannot run in an engine, with the reasons. It is falsy."""
+    """The result of ``check`` for a call that cannot run in an engine, with the reasons. It is falsy."""
 
     call: Call
     reasons: tuple[Rejection, ...]
@@ -143,7 +144,8 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Check the call as captured for another device, if the program differs; skip calls unsupported by torch there."""
+    """Capture the call for another device, and check that program too if it differs; skip calls that torch does not
+    support on that device."""
     device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):
@@ -160,7 +162,7 @@ def _check_on_device(
 
 
 def _convert(call: Call, partitioned: Partitioned) -> Converted:
-    """Convert twice, check that the networks are equal, and return them."""
+    """Convert a call twice, check that the two networks are equal, and return the result."""
     first, second = (run_check("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
         fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
@@ -168,7 +170,7 @@ def _convert(call: Call, partitioned: Partitioned) -> Converted:
 
 
 def _uses_own_converter(call: Call, partitioned: Partitioned, required: bool) -> bool:
-    """Return whether an engine has a node of the target itself; if not, and if ``required``, fail."""
+    """Return whether an engine contains the target operator itself; if not, and if that is required, raise an error."""
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
     found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
     if required and not found:
@@ -177,12 +179,12 @@ def _uses_own_converter(call: Call, partitioned: Partitioned, required: bool) ->
 
 
 def default_executors(build: bool) -> tuple[Executor, ...]:
-    """Return the executors to compare on: the reference, and TensorRT if engines are built and there is a GPU."""
+    """Return the executors to run on: the CPU reference, and TensorRT if engines are built and there is a GPU."""
     return ("reference", "tensorrt") if build and has_gpu() else ("reference",)
 
 
 def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled, executor: Executor) -> None:
-    """Compare the compiled call with eager at every size."""
+    """Run the compiled call and eager at each combination of sizes, and raise an error if their results differ."""
     module = run_check("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
         _compare_at_sizes(sizes, call, call_program, module, executor)
@@ -223,7 +225,7 @@ def _fake_outputs(program: Program) -> list[torch.Tensor]:
 
 
 def run_check(kind: Kind, call: Call, function: Callable[[], T], where: str = "") -> T:
-    """Call a function, and convert its exceptions to a `CheckError` of this kind."""
+    """Call a function; convert any exception to a `CheckError` of this kind."""
     try:
         return function()
     except CheckError:
@@ -233,5 +235,5 @@ def run_check(kind: Kind, call: Call, function: Callable[[], T], where: str = ""
 
 
 def fail(kind: Kind, call: Call, message: str) -> NoReturn:
-    """Raise a `CheckError`."""
+    """Raise a `CheckError` of this kind for a call."""
     raise CheckError(kind, call, message)

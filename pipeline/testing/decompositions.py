@@ -1,4 +1,4 @@
-"""``check_decomposition``: check which operators a decomposition returns, and its results."""
+"""``check_decomposition``: check which operators a decomposition returns, and that its results are correct."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_decomposition(
 
 
 TargetsByName: TypeAlias = dict[str, frozenset[Target]]
-"""Operators by the overload, packet or name that a test gives for them."""
+"""The operators of each overload, packet or name that a test passes as ``expected`` or ``unexpected``."""
 
 
 def _targets_by_name(keys: Iterable[Target]) -> TargetsByName:
@@ -99,7 +99,8 @@ def _check_operators(call: Call, program: Program, expected: TargetsByName, unex
 
 
 def _check_random_calls(targets: Iterable[Operator], check_call: Function, profile: hypothesis.settings) -> None:
-    """Try random calls of operators; raise a LookupError if there is no strategy for them."""
+    """Check a decomposition on random calls of its operators; raise a LookupError if no strategy generates such
+    calls."""
     strategies = [strategy for strategy in map(strategy_for, targets) if strategy is not None]
     passed: list[Call] = []
 

@@ -1,4 +1,4 @@
-"""``check_converter``: compare a converter with its operator on random calls from Hypothesis."""
+"""``check_converter``: compare a converter with eager PyTorch on random operator calls from Hypothesis."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from pipeline.testing.strategies import strategy_for
 Strategy = st.SearchStrategy[Call]
 
 BUILD_EVERY = 12
-"""The engine of one call in so many is also built. A hash of the printed call chooses, so that failures recur."""
+"""An engine is built for one of this many calls. A hash of the printed call decides, so that a repeated test builds the
+same engines."""
 
 CALLS_PER_ROUND = 10
-"""The calls that Hypothesis draws in one round. After ten it mostly draws variations of earlier ones, which find
-little."""
+"""The number of calls that Hypothesis generates in one round. After ten calls it mostly generates variations of earlier
+ones, which find few errors."""
 
 _HYPOTHESIS_OPTIONS: dict[str, Any] = {
     "deadline": None,
@@ -40,7 +41,7 @@ _HYPOTHESIS_OPTIONS: dict[str, Any] = {
 
 @define
 class Tally:
-    """The counts of tested calls.
+    """Counts of the calls that were tested.
 
     passed: calls that passed every check. used: passed calls that used the target's own converter. reasons: counts of
         rejections by reason. refused: PyTorch's reasons for refusing calls. seen: all calls.
@@ -53,7 +54,7 @@ class Tally:
     refused: list[CallError] = field(factory=list, repr=False)
 
     def check_once(self, call: Call, check: Callable[[Call], Checked | Rejected]) -> None:
-        """Check a call and count it, once."""
+        """Check a call and count its result, unless the same call was checked before."""
         if call in self.seen:
             return
         try:
@@ -63,7 +64,7 @@ class Tally:
         self.seen.add(call)
 
     def add(self, result: Checked | Rejected) -> None:
-        """Count one call."""
+        """Count the result of one call."""
         if isinstance(result, Checked):
             self.passed += 1
             self.used += result.used
@@ -126,7 +127,7 @@ def check_target(
 
 
 def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
-    """Run a function on ``profile.max_examples`` random calls."""
+    """Call a function with ``profile.max_examples`` random calls from a strategy."""
     for number in range(0, profile.max_examples, CALLS_PER_ROUND):
         count = min(CALLS_PER_ROUND, profile.max_examples - number)
 
