@@ -32,8 +32,7 @@ class Agreement:
 
 
 def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
-    """Measure the error of a compiled program against its original model in eager PyTorch, on one set of random
-    inputs."""
+    """Measure the error of a compiled program against the original model in eager PyTorch, on random inputs."""
     module = compiled.module()
     args, kwargs = random_inputs(source)
     ours = module(*_copy_tensors(args), **_copy_tensors(kwargs))
@@ -69,8 +68,7 @@ def _output_errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
 
 
 def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a model's inputs from the command line, with a random tensor of the optimal shape in place of each
-    `Input`."""
+    """Return a model's inputs with a random tensor of the optimal shape in place of each `Input`."""
     generator = torch.Generator().manual_seed(0)
     arguments: Any = (tuple(source.args), dict(source.kwargs))
     if isinstance(source.model, ExportedProgram):

@@ -98,8 +98,7 @@ def _print_error(code: int, message: str) -> int:
 
 
 def _drop_output() -> None:
-    """Discard output that a closed pipe did not accept; otherwise Python would write it again at exit, and report an
-    error."""
+    """Discard output that a closed pipe did not accept; Python would write it again at exit, and report an error."""
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
@@ -169,8 +168,7 @@ class _Version(argparse.Action):
 
 
 def _create_parsers(requested: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of the command line and the parser of the requested command; only the latter has its arguments
-    added."""
+    """Return the command line's parser and the requested command's parser; only the latter has its arguments."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

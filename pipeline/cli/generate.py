@@ -40,8 +40,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> str:
-    """Run ``pipeline generate``: generate tokens, and return the output to print, one line of token ids for each
-    prompt."""
+    """Run ``pipeline generate``: generate tokens, and return the text to print, a line of token ids for each prompt."""
     logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it, and it logs what it cannot load
     try:
         compile_for_generation = next((p.load() for p in entry_points(group=GROUP, name="transformers")), None)

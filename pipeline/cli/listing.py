@@ -73,8 +73,7 @@ def operators_page() -> str:
 
 
 def _abbreviate_names(targets: list[str], known: Sequence[str]) -> str:
-    """Return operator names, in which all overloads of an operator in ``known`` are abbreviated to the operator's
-    name."""
+    """Abbreviate operator names: all overloads of an operator in ``known`` become the operator's name."""
     packets: dict[str, list[str]] = {}
     for target in targets:
         packets.setdefault(target.rpartition(".")[0], []).append(target)
@@ -91,7 +90,7 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def describe_target(target: str) -> tuple[str, bool]:
-    """Describe an operator's converters and decompositions (or those of all its overloads); also return whether it has
+    """Describe converters and decompositions of an operator (or of all its overloads), and return whether it has
     any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:

@@ -34,8 +34,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the flag ``--input DIMS``, which the user repeats for each input of the model; ``text`` is the flag's
-    help."""
+    """Add the flag ``--input DIMS``, which is repeated for each input of the model; ``text`` is the flag's help."""
     metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
@@ -127,8 +126,7 @@ def _parse_settings(options: argparse.Namespace) -> CompilationSettings:
 
 
 def _parse_operator(text: str) -> Any:
-    """Return the operator of this name, or all its overloads; raise an error for an unknown name, which would have no
-    effect."""
+    """Return the operator of this name, or all its overloads; raise an error if the name is unknown."""
     path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     value: object = torch.ops
     for part in path:

@@ -181,8 +181,7 @@ def write_results(folder: Path, compiled: Compiled, report: CompilationReport) -
 
 @contextlib.contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which replaces ``folder`` when the context ends; after an error ``folder`` is
-    unchanged."""
+    """Yield a temporary folder, which replaces ``folder`` at the end; after an error ``folder`` is unchanged."""
     folder = Path(os.path.realpath(folder))  # a link stays one: what it points to is replaced
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

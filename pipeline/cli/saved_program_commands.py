@@ -80,8 +80,7 @@ def run_program(options: argparse.Namespace) -> str:
 
 
 def run_verify(options: argparse.Namespace) -> str:
-    """Run ``pipeline verify``: compare a saved program with eager PyTorch; return the errors and their bounds as
-    text."""
+    """Run ``pipeline verify``: compare a saved program with eager PyTorch; return errors and bounds as text."""
     check_exists(options.file)
     program = _load_program(options)
     calls = [named_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
@@ -119,8 +118,7 @@ def run_export(options: argparse.Namespace) -> str:
 
 
 def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Return a saved program's inputs as (name, value) pairs; raise a `UsageError` if the user did not pass all
-    inputs."""
+    """Return a saved program's inputs as (name, value) pairs; raise a `UsageError` if an input is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
@@ -167,8 +165,7 @@ def input_value(port: Port, text: str) -> Any:
 
 
 def _is_numpy_dtype(dtype: torch.dtype) -> bool:
-    """Return whether numpy supports a dtype. It supports neither bfloat16 nor 8-bit floats; files store these as
-    float32."""
+    """Return whether numpy supports a dtype. Not bfloat16 and 8-bit floats, which files store as float32."""
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 

@@ -43,8 +43,7 @@ class Source:
     dynamic_shapes: Spec = None
 
     def with_inputs(self, inputs: Sequence[Input]) -> Source:
-        """Return the same model with these inputs in place of its own; inputs with names are passed by keyword, all
-        others by position."""
+        """Return the same model with these inputs in place of its own; named inputs become keyword arguments."""
         if not inputs:
             return self
         if isinstance(self.model, ExportedProgram):
@@ -70,14 +69,12 @@ class Source:
 
 
 def names_a_model(spec: str) -> bool:
-    """Return whether a command-line argument looks like a model: ``package.module:factory``, or a file of a model
-    format."""
+    """Return whether a command-line argument looks like a model: ``package.module:factory`` or a model file."""
     return bool(SPEC.fullmatch(spec)) or spec.endswith(tuple(READERS))
 
 
 def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """Load the model that a SPEC on the command line names, with ``inputs`` or else its own inputs; raise a
-    `UsageError` if there is none."""
+    """Load the model that a SPEC names, with ``inputs`` or its own inputs; raise a `UsageError` if there is none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _convert_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
     elif spec.endswith(tuple(READERS)):
@@ -107,8 +104,7 @@ def _load_file(path: Path) -> Source:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Return whether torch.save wrote a file: a zip file with a pickle, but without the constants of a TorchScript
-    file."""
+    """Return whether torch.save wrote a file: a zip file with a pickle, without the constants of TorchScript."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -117,8 +113,7 @@ def _is_pickled(path: Path) -> bool:
 
 
 def _load_torchscript(path: Path) -> torch.jit.ScriptModule:
-    """Load a TorchScript file as a module in evaluation mode, and hide torch's warnings that TorchScript is
-    deprecated."""
+    """Load a TorchScript file in evaluation mode, and hide torch's warnings that TorchScript is deprecated."""
     with warnings.catch_warnings():
         for category in (FutureWarning, DeprecationWarning):
             warnings.simplefilter("ignore", category)
@@ -136,8 +131,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 
 
 def call_factory(spec: str) -> object:
-    """Call ``factory`` of ``package.module:factory``, and return the model that it returns; if the name is a module,
-    return the module."""
+    """Return the model of ``package.module:factory``: the result of the factory, or the module that has this name."""
     module_name, _, attribute = spec.partition(":")
     factory = _get_attribute(_import_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):
@@ -200,8 +194,7 @@ def _convert_result(spec: str, name: str, result: object) -> Source:
 
 
 def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
-    """Return the user's inputs in the exported program's order, after checking them against the export; their optimal
-    sizes are used."""
+    """Return the user's inputs in the exported program's order, after checking that the export accepts them."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     names = list(exported.graph_signature.user_inputs)
     unnamed = iter([i for i in inputs if not i.name])

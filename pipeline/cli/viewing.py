@@ -1,4 +1,4 @@
-"""The commands ``pipeline report``, ``diff`` and ``plan``: show a program, differences of two programs, and planned
+"""The commands ``pipeline report``, ``diff`` and ``plan``: show a program, compare two programs, show planned
 engines."""
 
 from __future__ import annotations

@@ -20,14 +20,12 @@ from pipeline.profiling.matching import kernel_stem
 MARKER: Final = "spin_kernel"
 """A part of the name of the kernel that is launched before and after each measured segment, to mark its kernels."""
 MIN_MILLISECONDS: Final = 0.001
-"""A row of TensorRT's profiler with fewer milliseconds ran no kernel; rows with a kernel took at least 0.003 on an
-H200."""
+"""A row of TensorRT's profiler below this time has no kernel; on an H200, rows with one took 0.003 at least."""
 MAX_KERNELS: Final = 4
 """The maximum number of kernels that one profiler row can have."""
 WRONG, ODD, MORE, COPY = 8.0, 4.0, 0.5, 0.3
-"""Costs of assigning kernels to profiler rows: WRONG for a kernel that was generated for another row; ODD for a row
-without its kernel, or with a kernel that it should not have; MORE for a second kernel, or a library's in place of a
-generated one; COPY for a copy."""
+"""Costs of assigning kernels to profiler rows: WRONG for a kernel generated for another row; ODD for a missing or an
+unexpected kernel; MORE for a second kernel, or a library's in place of a generated one; COPY for a copy."""
 _GENERATED = re.compile(r"_0x[0-9a-f]{16,}")
 T = TypeVar("T")
 _ELEMENTWISE = re.compile(r"__myl_(?!Fc|Corr)")
@@ -44,8 +42,7 @@ class Span:
 
 @frozen
 class RowTimes:
-    """The GPU times of a segment, in milliseconds: for each profiler row its kernels' names and time, and the total of
-    the gaps between kernels."""
+    """A segment's GPU milliseconds: each profiler row's kernel names and time, and the gaps between kernels."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float
@@ -95,8 +92,7 @@ def most_common_runs(runs: Sequence[Sequence[T]], name_of: Callable[[T], str]) -
 
 
 def _gap_milliseconds(run: Sequence[Span]) -> float:
-    """Return the total time between kernels in which the GPU ran none, from the first kernel to the last, in
-    milliseconds."""
+    """Return the milliseconds between the first and the last kernel in which the GPU ran no kernel."""
     free, end = 0.0, run[0].start if run else 0.0
     for span in run:
         free += max(span.start - end, 0.0)

@@ -80,8 +80,7 @@ class _LayerIndex:
         return Match(found, "name") if found else Match()
 
     def known_layers(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the network's layers with these names; a name may have a suffix (``conv__gemm_from_conv1x1`` is layer
-        ``conv``)."""
+        """Return the network's layers with these names, without suffixes (``conv`` for ``conv__gemm_from_conv1x1``)."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
@@ -99,9 +98,8 @@ class _LayerIndex:
 
 
 def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
-    """Return the plan's kernel for each profiler row: by the number in the row's name, else by aligning the two
-    sequences of names. Matmuls and convolutions are aligned only by order, since their kernels have names from other
-    libraries."""
+    """Return the plan's kernel for each profiler row: by the number in the row's name, else by aligning both sequences.
+    Matmuls and convolutions are aligned only by order, since their kernels have names from other libraries."""
     by_place = {(step.place, kernel_stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}

@@ -77,8 +77,7 @@ class Call:
         return module(*args, **kwargs)
 
     def warm_up(self, module: CompiledModule, calls: int = WARMUP) -> float:
-        """Call the module until all kernels, execution contexts and CUDA graphs exist; return the seconds of the last
-        call."""
+        """Call the module until kernels, contexts and CUDA graphs exist; return the seconds of the last call."""
         for _ in range(calls):
             torch.cuda.synchronize()
             start = perf_counter()
@@ -161,8 +160,7 @@ def create_instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | 
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
-    """Return the milliseconds of each segment in each run. The module keeps the timers, which make later calls
-    slower."""
+    """Return the milliseconds of each segment in each run. The timers stay, and make later calls slower."""
     timers = attach_timers(module)
     for _ in range(runs + 1):
         call(module)
@@ -199,8 +197,7 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
 def layer_times(
     compiled: Compiled, call: Call, runs: int
 ) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
-    """Return the rows of TensorRT's profiler by engine and run, and what the engine inspector reports about the
-    layers."""
+    """Return TensorRT's profiler rows by engine and run, and the engine inspector's report of the layers."""
     module = create_instrumentable(compiled)
     call.warm_up(module)
     recorders: dict[str, LayerRecorder] = {}
@@ -225,8 +222,7 @@ def layer_times(
 def record_run(
     run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run an engine, and record its layer times immediately, since other segments may run in the same execution
-    context."""
+    """Run an engine and record its layer times at once, since other segments may use the same context."""
     context.profiler = recorder  # type: ignore[attr-defined]
     outputs = run(inputs, options)
     torch.cuda.synchronize()
@@ -237,8 +233,7 @@ def record_run(
 
 
 def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
-    """Return each segment's kernels for each run, measured by CUPTI via torch's profiler; empty if another profiler is
-    active."""
+    """Measure each segment's kernels in each run by CUPTI, via torch's profiler; empty if another profiler runs."""
     module = create_instrumentable(compiled)
     call.warm_up(module)
     order: list[str] = []
@@ -264,8 +259,7 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
 def run_between_markers(
     order: list[str], name: str, timer: SegmentTimer, run: SegmentRunner, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run a segment between two marker kernels (which only wait), so that its kernels can be found among all measured
-    ones."""
+    """Run a segment between two marker kernels (which only wait), which delimit its kernels in the measurement."""
     order.append(name)
     if timer.host is None:
         keep_busy(1)
@@ -275,8 +269,7 @@ def run_between_markers(
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
-    """Measure calls with CUDA graphs: return the milliseconds of each call or, if capture failed, an empty list and the
-    reason."""
+    """Measure calls with CUDA graphs: return the milliseconds of each call; or none, and why capture failed."""
     module = compiled.module("tensorrt", cuda_graphs=True)
     times = call.measure(module, runs)
     refused = module.refused_graphs

@@ -76,8 +76,7 @@ class Keys:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None = None, form: str = "program") -> Keys:
-        """Compute the keys of a compiled program, or of one of its optimization profiles; ``form`` names the measured
-        alternative."""
+        """Compute the keys of a compiled program or one of its profiles; ``form`` names the measured alternative."""
         prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]

@@ -212,20 +212,17 @@ class Call:
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
     def arguments_at(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return arguments to call the operator with: tensors with deterministic values, for these sizes (default: the
-        call's own)."""
+        """Return arguments with deterministic tensors for these sizes (default: the call's own sizes)."""
         sizes = self.opt if sizes is None else sizes
         return self.with_tensors(self.create_tensors(sizes), sizes)
 
     def create_tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
-        """Create a real tensor for each of ``specs``, in order; equal specs at different positions get different
-        values."""
+        """Create a tensor for each of ``specs``, in order; equal specs at two positions get different values."""
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
     def with_tensors(self, values: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return the call's arguments, with these tensors in place of ``specs``, and the values of each ``Size`` for
-        these sizes."""
+        """Return the arguments with these tensors in place of ``specs``, and each ``Size`` evaluated."""
         rest = iter(values)
         return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_at(leaf, sizes))
 
@@ -236,8 +233,7 @@ class Call:
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """Return a few different combinations of sizes within their ranges: optimal, smallest, largest, and a
-        mixture."""
+        """Return a few combinations of sizes in their ranges: optimal, smallest, largest, and a mixture."""
         ranges = self.sizes.items()
         least = {n: r.min for n, r in ranges}
         most = {n: min(r.max, 9) if r.min <= 9 else r.max for n, r in ranges}

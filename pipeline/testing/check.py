@@ -53,8 +53,7 @@ class CheckError(PipelineError, AssertionError):
 
 @frozen
 class Checked:
-    """The result of ``check`` for a call that passed. ``used``: the target's own converter was used; ``built``: an
-    engine was built."""
+    """The result of a passed ``check``. ``used``: the target's own converter ran; ``built``: an engine was built."""
 
     call: Call
     networks: tuple[Network, ...] = field(repr=False)
@@ -144,8 +143,7 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Capture the call for another device, and check that program too if it differs; skip calls that torch does not
-    support on that device."""
+    """Check the program for another device too, if it differs; skip calls that torch does not support there."""
     device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):

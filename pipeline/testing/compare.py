@@ -17,8 +17,7 @@ from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM, Units, units_for
 
 LARGEST_PLAIN_INPUT = 8.0
-"""The magnitude up to which values inside a program are expected: errors are allowed as for values of that
-magnitude."""
+"""The expected magnitude of values inside a program: errors may be as large as for values of that magnitude."""
 
 
 @frozen
@@ -122,8 +121,7 @@ def _largest_finite(t: torch.Tensor) -> float:
 
 
 def describe_difference(expected: Expected, index: int, result: torch.Tensor, executor: str) -> str:
-    """Describe how a result differs from the expected one; return an empty text if its errors are within the
-    tolerance."""
+    """Describe how a result differs from the expected one; empty if its errors are within the tolerance."""
     eager = expected.eager[index]
     if result.dtype != eager.dtype:
         return f"the dtype is {result.dtype}, eager's is {eager.dtype}"
@@ -147,8 +145,7 @@ def describe_difference(expected: Expected, index: int, result: torch.Tensor, ex
 def _tolerance(
     row: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return the error that is allowed in addition to eager's error, from the units and the scale of the operator's row
-    in ``ULPS``."""
+    """Return the error that is allowed in addition to eager's, by the operator's row of ``ULPS``."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
     if row.scale == "pair":
@@ -190,8 +187,7 @@ def _describe_first(wrong: torch.Tensor, result: torch.Tensor, eager: torch.Tens
 def describe_outputs_difference(
     label: str, eager: object, exact: object, result: object, program: Program, executor: str
 ) -> str:
-    """Describe how a program's outputs differ from eager's (``exact``: from float64 outputs); return an empty text if
-    they agree."""
+    """Describe how a program's outputs differ from eager's and float64's (``exact``); empty if they agree."""
     leaves, spec = named_leaves(eager)
     our_leaves, our_spec = tree_flatten(result)
     if spec != our_spec:
@@ -231,8 +227,7 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
 def _wrong_in_program(
     eager: torch.Tensor, exact: object, result: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return a mask of the elements whose error against float64 exceeds twice eager's largest error plus the units of
-    ``PROGRAM``."""
+    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus ``PROGRAM``'s units."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), result.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0

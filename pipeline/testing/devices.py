@@ -20,8 +20,7 @@ def is_same_program(program: Program, other: Program) -> bool:
 
 
 def first_difference(program: Program, other: Program) -> str:
-    """Return the index of the first node in which two programs differ, and both nodes as text; empty if they do not
-    differ."""
+    """Return, as text, the first node in which two programs differ and its index; empty if they do not differ."""
     for index, (ours, theirs) in enumerate(zip_longest(_node_rows(program), _node_rows(other))):
         if ours != theirs:
             return f"%{index}:\n  {ours}\n  {theirs}"
@@ -29,8 +28,7 @@ def first_difference(program: Program, other: Program) -> str:
 
 
 def _node_rows(program: Program) -> Iterator[tuple[str, ...]]:
-    """Return a tuple of texts for each node: its target or constant, its arguments by index, and its value's dtype and
-    shape."""
+    """Yield texts for each node: its target or constant, its arguments by index, its value's dtype and shape."""
     indices: dict[torch.fx.Node, str] = {}
     for node in program.graph.nodes:
         recipe = program.constants.get(node.name)

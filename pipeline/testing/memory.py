@@ -43,8 +43,7 @@ class Snapshot:
         return cls(rows, tuple((value, str(value)) for value in others))
 
     def changes(self) -> str:
-        """Return the paths of tensors that changed since the snapshot, and the types of other objects whose text
-        changed."""
+        """Return the paths of tensors that changed since then, and the types of other objects that changed."""
         paths = [path for path, tensor, copy in self.rows if not _is_equal(tensor, copy)]
         return ", ".join([*paths, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 
@@ -94,8 +93,7 @@ def describe_shared_memory(
 
 
 def describe_memory_shared_by_calls(ours: Sequence[object], theirs: Sequence[object]) -> str:
-    """Describe which results of two successive calls share memory although those of eager do not; empty if there are
-    none."""
+    """Describe results of two successive calls that share memory although eager's do not; empty if none."""
     mine, other = ([named_tensors(results) for results in calls] for calls in (ours, theirs))
     for i, (path, a) in enumerate(mine[0]):
         for j, (other_path, b) in enumerate(mine[1]):

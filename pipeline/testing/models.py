@@ -80,8 +80,7 @@ class Model:
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """Return the combinations of sizes to test: optimal, smallest and largest, and an intermediate size for each
-        name."""
+        """Return the sizes to test: optimal, smallest and largest, and an intermediate size for each name."""
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
         return distinct_sizes(self.opt, self.sizes_at("min"), self.sizes_at("max"), between)
 
@@ -99,8 +98,7 @@ class Model:
         return arguments
 
     def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
-        """Return the ``dynamic_shapes`` for torch.export, with a ``Dim`` for each named size; None if no size is
-        named."""
+        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each named size; None if there is none."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
 
         def spec(leaf: object) -> object:
@@ -192,8 +190,7 @@ def capture_model(
 def _parse_model(
     make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None, entry: Entry
 ) -> Model:
-    """Create a `Model` from the arguments of ``check_model``; raise a TypeError or ValueError if an argument is
-    invalid."""
+    """Create a `Model` from the arguments of ``check_model``; raise a TypeError or ValueError for invalid ones."""
     if isinstance(make, torch.nn.Module):
         raise TypeError(f"make is {kind_of(make)}: pass a function that creates the model, such as lambda: model")
     if entry not in get_args(Entry):
@@ -222,8 +219,7 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
 
 
 def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
-    """Compile the model twice; check that both networks are equal and that no argument changed; return the compiled
-    program."""
+    """Compile the model twice; check that networks are equal and arguments unchanged; return the program."""
     try:
         program, before = _capture(model, compile.settings, entry)
         text = str(program)
@@ -277,8 +273,7 @@ def _check_inputs_are_read(compiled: Compiled) -> None:
 
 
 def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
-    """Compare the compiled model with eager and with eager in float64; each of these has its own copy of the model's
-    state."""
+    """Compare the compiled model with eager and with eager in float64; each has its own state."""
     module, eager, exact = compiled.module(executor), model.create(), model.create().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
     tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
@@ -293,8 +288,7 @@ def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, st
 
 @frozen
 class _ComparedCalls:
-    """Calls with the same arguments of the compiled module, of eager, and of eager in float64, whose results are
-    compared."""
+    """Calls of the compiled module, eager, and eager in float64 with the same arguments, to compare results."""
 
     module: CompiledModule
     eager: torch.nn.Module
@@ -306,8 +300,7 @@ class _ComparedCalls:
     executor: Executor
 
     def is_captured(self) -> bool:
-        """Return whether the captured program accepts these sizes: torch.export may exclude some sizes, with a
-        warning."""
+        """Return whether the program accepts these sizes: torch.export may exclude some, with a warning."""
         try:
             bind_symbols(self.module.program, flatten_inputs(self.module.program, *self.ours))
         except ShapeError:

@@ -1,5 +1,4 @@
-"""Create the ``Program`` of a single operator call directly, which takes a few milliseconds; torch.export takes
-fifty."""
+"""Create the ``Program`` of an operator call directly, in a few milliseconds; torch.export takes fifty."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class CallProgram:
 
 
 def build_call_program(call: Call, settings: CompilationSettings) -> CallProgram:
-    """Create the program of a call: inputs, constants, sizes that are read from the inputs, arithmetic on sizes, the
-    call, and its results."""
+    """Create a call's program: inputs, constants, sizes read from inputs, arithmetic on sizes, the call, results."""
     if settings.device == "cuda":
         ensure_cuda_guard()
     with patch_for_device(settings.device, settings.compute_capabilities):
@@ -92,8 +90,7 @@ class _Builder:
         return CallProgram(self.create_program(outputs, settings), tuple(sources))
 
     def create_input(self, index: int, spec: TensorSpec) -> torch.fx.Node:
-        """Create the placeholder of a tensor argument; a constant becomes a parameter, and a complex input becomes
-        pairs of reals."""
+        """Create a tensor's placeholder; a constant becomes a parameter, a complex input pairs of reals."""
         node = self.graph.placeholder(f"{'p' if spec.constant else 'x'}{index}")
         pairs = spec.dtype.is_complex and not spec.constant
         shape = [dim_at(d, self.symbols) for d in spec.shape]
@@ -105,8 +102,7 @@ class _Builder:
         return self.add_call(aten.view_as_complex.default, node) if pairs else node
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
-        """Create a node for each named size: it is read from the shape of an input, or is a separate input of the
-        program."""
+        """Create a node for each named size: it is read from an input's shape, or is a separate input."""
         separate_inputs = []
         inputs = [(x, spec.shape) for x, spec in zip(tensors, self.call.specs, strict=True) if not spec.constant]
         for name in self.call.sizes:
@@ -121,8 +117,7 @@ class _Builder:
         return separate_inputs
 
     def convert_argument(self, leaf: object, tensors: Any) -> Any:
-        """Return the node or plain value of a call's argument; sizes are computed by nodes, as in torch.export's
-        graphs."""
+        """Return an argument's node or plain value; nodes compute sizes, as in torch.export's graphs."""
         if isinstance(leaf, TensorSpec):
             return next(tensors)
         return leaf.evaluate(self.size_nodes, self.add_call) if isinstance(leaf, Size) else leaf
@@ -136,8 +131,7 @@ class _Builder:
         return node
 
     def fake_result(self, args: Argument, kwargs: Argument) -> Any:
-        """Return the call's result on fake tensors; raise a `CallError` if torch restricts a dynamic size to a single
-        value."""
+        """Return the call's result on fake tensors; raise a `CallError` if a guard fixes a dynamic size."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), patch_for_export():
@@ -150,8 +144,7 @@ class _Builder:
         return result
 
     def create_outputs(self, node: torch.fx.Node) -> list[Leaf]:
-        """Create nodes for the requested results, with ``getitem`` for tuples; complex results become pairs of
-        reals."""
+        """Create nodes for requested results (``getitem`` for tuples); complex ones become pairs of reals."""
         value, results = node.meta["val"], [node]
         if isinstance(value, tuple | list):
             results = [self.add_call(operator.getitem, node, i) for i in (self.call.outputs or range(len(value)))]

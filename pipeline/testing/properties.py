@@ -25,8 +25,7 @@ from pipeline.testing.strategies import strategy_for
 Strategy = st.SearchStrategy[Call]
 
 BUILD_EVERY = 12
-"""An engine is built for one of this many calls. A hash of the printed call decides, so that a repeated test builds the
-same engines."""
+"""The engine of one in this many calls is built; a hash of the printed call decides, so that failures recur."""
 
 CALLS_PER_ROUND = 10
 """The number of calls that Hypothesis generates in one round. After ten calls it mostly generates variations of earlier

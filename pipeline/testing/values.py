@@ -1,5 +1,4 @@
-"""Functions that generate the values of a call's tensors, by name of a kind of values; they are deterministic for a
-seed."""
+"""Functions that generate a tensor's values, by name of a kind of values; they are deterministic for a seed."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def _special_without(unwanted: Callable[[float], bool]) -> CreateValues:
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate special values: floats with NaN, infinities and zeros of both signs, and integers up to near the ends of
-    their range."""
+    """Generate NaN, infinities and zeros of both signs; or integers up to near the ends of their range."""
     if dtype.is_floating_point:
         return _random_choice(torch.tensor(_SPECIAL_FLOATS, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:
@@ -89,8 +87,7 @@ def _sorted_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Ge
 
 
 def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate large values: floats up to 1000, and integers above 2**24 if the dtype has them (above 2**31 in
-    int64)."""
+    """Generate floats up to 1000, and integers above 2**24 if the dtype has them (above 2**31 in int64)."""
     if dtype.is_floating_point:
         return _floats_between(-1000.0, 1000.0)(shape, dtype, generator)
     high = {torch.int64: 1 << 40, torch.int32: 1 << 30}.get(dtype, 127)
@@ -98,8 +95,7 @@ def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator)
 
 
 def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate distinct values around zero in random order: neighbours differ by 1, in floats by 0.5, in int64 by 2**33
-    + 1."""
+    """Generate distinct values around zero in random order: 1 apart, 0.5 in floats, and 2**33 + 1 in int64."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
     step = 0.5 if dtype.is_floating_point else (1 << 33) + 1 if dtype == torch.int64 else 1
@@ -119,8 +115,7 @@ def _regular_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch
 
 
 def _positive_definite_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate symmetric matrices whose eigenvalues are at least 1; if the shape is not square, a part of such a
-    matrix."""
+    """Generate symmetric matrices whose eigenvalues are at least 1, or parts of such for shapes that are not square."""
     *batch, rows, columns = shape
     size = max(rows, columns)
     factor = torch.randn(*batch, size, size, generator=generator)

@@ -1,2 +1,1 @@
-"""Verify compiled programs against eager PyTorch: sample inputs, error bounds, search for the nodes that cause errors,
-and healing."""
+"""Verify compiled programs against eager PyTorch: samples, error bounds, bisection for wrong nodes, and healing."""

@@ -1,5 +1,4 @@
-"""Alternative implementations of nodes whose engine returns wrong results: in float32, by decomposition, by another
-converter, or in PyTorch."""
+"""Alternative implementations of nodes whose engine is wrong: float32, decomposition, another converter, PyTorch."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Alternative:
-    """An alternative implementation of nodes: functions that change the program and its verdicts, or raise
-    `NotPossibleError`."""
+    """An alternative implementation: functions that change program and verdicts, or raise `NotPossibleError`."""
 
     action: str
     rewrite: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -45,8 +43,7 @@ class Alternative:
 
 
 def compute_in_float32(program: Program, nodes: Sequence[str]) -> Program:
-    """Return the program with these nodes computed in float32, and casts around them; a weight is stored in float32
-    instead."""
+    """Return the program with these nodes computed in float32 between casts; a weight is stored in float32."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     halves = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
     if not halves:
@@ -68,8 +65,7 @@ def _cast_to_float32(rewriting: Rewriting, node: Node) -> None:
 
 
 def _replace_result(rewriting: Rewriting, old: Node, new: Argument) -> None:
-    """Replace a node (or the items of its result) in all nodes that read it by another result, cast to the old node's
-    dtype."""
+    """Replace a node (or its items) in all nodes that read it by another result, cast to the old dtype."""
     if isinstance(old.meta.get("val"), torch.Tensor):
         rewriting.replace(old, _cast_like(rewriting, old, new))
         return

@@ -1,5 +1,4 @@
-"""Find the nodes whose engine returns wrong results by bisection: run some nodes in TensorRT and all others in
-PyTorch."""
+"""Find nodes whose engine is wrong by bisection: run some nodes in TensorRT and all others in PyTorch."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def bisect_program(
 
 @define
 class _Trials:
-    """Trial compilations: each runs a set of nodes in TensorRT, and checks whether the whole program's wrong outputs
-    recur."""
+    """Trial compilations: each runs a set of nodes in TensorRT, and checks whether the wrong outputs recur."""
 
     compiled: Compiled
     agreement: Agreement
@@ -64,8 +62,7 @@ class _Trials:
     failures: dict[frozenset[str], tuple[OutputAgreement, ...]] = field(factory=dict)
 
     def has_wrong_results(self, nodes: frozenset[str]) -> bool | None:
-        """Return whether results are wrong with only these nodes in TensorRT; None if such a program does not compile
-        or run."""
+        """Return whether results are wrong with only these nodes in TensorRT; None if that does not compile or run."""
         report(len(self.failures), None, f"{len(nodes)} operators in TensorRT")
         only = frozenset((row.output, row.sample) for row in self.agreement.failures)
         try:

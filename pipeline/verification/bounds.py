@@ -1,5 +1,4 @@
-"""Error bounds: compare a program's output with eager's and with the exact output, and decide whether its error is too
-large."""
+"""Error bounds: compare a program's output with eager's and the exact output, and decide if its error is too large."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ MULTIPLE: Final = 4.0
 """The default factor by which a compiled program's error may exceed eager's error, in the same dtypes."""
 
 MatmulPrecision = Literal["cpu", "ieee", "tf32"]
-"""How float32 matmuls are computed: ``"cpu"`` by the reference executor, or on a GPU in float32 (``"ieee"``) or
-TF32."""
+"""How float32 matmuls are computed: by the reference executor (``"cpu"``), or on a GPU as float32 or TF32."""
 
 
 def matmul_precision(executor: str, tf32: bool) -> MatmulPrecision:
@@ -35,32 +33,27 @@ SHARE: Final = 0.25
 """If this share of random roundings exceeds the error bound, an output is assumed to depend on discrete choices."""
 
 SPREAD_FACTOR: Final = 1.25
-"""The factor by which a program may exceed the worst random rounding, in the number of elements beyond the bound and in
-error."""
+"""The factor by which a program may exceed a random rounding, in elements beyond the bound and in error."""
 
 HALVES: Final = 4
 """The error that is allowed in half precision even if eager is exact: units in the last place at the output's largest
 magnitude. Few operators round one after another."""
 
 NORMS: Final[Mapping[MatmulPrecision, float]] = {"cpu": 8 * 2.0**-23, "ieee": FLOAT32["ieee"], "tf32": 4 * 2.0**-10}
-"""The norm of errors that is allowed in float32 even if eager is exact. No norm was measured on a GPU: the bound for
-TF32 is between the largest error of a correct network (ResNet-50: 3.3e-3) and of a wrong one (DPT on RTX 1.4:
-5.7e-3)."""
+"""The norm of errors that is allowed in float32 even if eager is exact. No norm was measured on a GPU: for TF32 it is
+between the largest errors of a correct network (ResNet-50: 3.3e-3) and a wrong one (DPT on RTX 1.4: 5.7e-3)."""
 
 NORM_OF_HALVES: Final = 0.5
-"""The norm of errors that is allowed in half precision even if eager is exact, in units in the last place: four times
-the norm after a single rounding."""
+"""`NORMS` for half precision, in units in the last place: four times the norm after a single rounding."""
 
 MIN_ELEMENTS: Final = 64
-"""The minimum number of elements for which the norm of errors is checked: the ratio of norms of fewer errors is mostly
-chance."""
+"""The minimum number of elements whose norm of errors is checked: for fewer, the ratio of norms is chance."""
 
 
 @frozen
 class Bound:
     """The bounds for an output's largest error (relative to its largest magnitude) and for the norm of its errors. The
-    first is a multiple of eager's error plus a floor; the second is a multiple of eager's norm, or a floor if that is
-    larger."""
+    first is a multiple of eager's error plus a floor; the second a multiple of eager's norm, or at least a floor."""
 
     dtype: torch.dtype
     products: MatmulPrecision = "cpu"
@@ -82,8 +75,7 @@ class Bound:
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 
     def norm_bound(self, eager_norm: float) -> float:
-        """Return the bound for the norm of errors, given eager's norm; sums in half precision have 5 to 20 times
-        eager's norm."""
+        """Return the bound for the norm of errors, given eager's norm; half-precision sums have 5 to 20 times that."""
         return max(self.multiple * eager_norm, self.norm_floor)
 
 
@@ -96,8 +88,7 @@ class UnstablePart:
     values: torch.Tensor
 
     def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Return a mask of the elements that have a value of another rounding, and are therefore accepted whatever
-        their error."""
+        """Return a mask of the elements that have a value of another rounding, whatever their error."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
@@ -122,8 +113,7 @@ class Spread:
     norms: tuple[float, ...] = ()
 
     def add_rounding(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
-        """Return the spread extended by the results of one more run with random rounding; infinities and NaNs are
-        ignored."""
+        """Return the spread with the finite results of one more run with random rounding."""
         errors = _relative_errors(value, exact, exact, largest_finite(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
@@ -234,8 +224,7 @@ def _add_errors(
 
 
 def _relative_errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: float) -> torch.Tensor:
-    """Return the errors of all elements, relative to ``size``; infinite where NaN or infinity is in neither eager's nor
-    the exact output."""
+    """Return errors relative to ``size``; infinite where only ours is NaN or infinite."""
     same = (ours == eager) | (ours == exact) | (ours.isnan() & (eager.isnan() | exact.isnan()))
     odd = ~ours.isfinite() | ~exact.isfinite()
     gap = ((ours - exact).abs() / size).nan_to_num(float("inf"), float("inf"), float("inf"))
@@ -253,8 +242,7 @@ def largest_error(eager: torch.Tensor, exact: torch.Tensor, size: float) -> floa
 
 
 def relative_norm(errors: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of the errors of finite elements, relative to the norm of the exact output; absolute if that is
-    0."""
+    """Return the norm of finite elements' errors, relative to the norm of the exact output; absolute if that is 0."""
     finite = errors.isfinite() & exact.isfinite()
     norm, size = (float(torch.linalg.vector_norm(v[finite].double())) for v in (errors, exact))
     return norm / (size or 1.0)

@@ -30,8 +30,7 @@ INEXACT = (*CONTRACTIONS, Kind.NORMALIZES, Kind.SCALES, Kind.SOFTENS)
 INEXACT_NAMES = frozenset(
     (*TABLE[EXPONENTS].split(), *["sum", "mean", "var", "std", "norm", "add", "sub", "mul", "div"])
 )
-"""The names of operators whose results depend on rounding; all other operators only move, compare or select
-elements."""
+"""The names of operators whose results depend on rounding; all others only move, compare or select elements."""
 
 ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
 """Operators that only check dtypes and strides; they are skipped, since dtypes and strides differ in these runs."""
@@ -106,8 +105,7 @@ class EagerRun:
         )
 
     def load_weight(self, placeholder: str) -> torch.Tensor:
-        """Return the tensor of a parameter, a buffer, or a constant that is computed from them; the model's own tensor
-        if possible."""
+        """Return a parameter, a buffer, or a constant computed from these; the model's own tensor, if possible."""
         if placeholder in self.program.buffers:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
@@ -134,8 +132,7 @@ class EagerRun:
         return tree_map(partial(self.add_rounding_noise, node), result) if inexact else result
 
     def convert_argument(self, value: object) -> Argument:
-        """Return the value of a node's argument; dtype arguments are widened to ``dtype``, and device arguments
-        replaced by ``device``."""
+        """Return the value of a node's argument; dtypes are widened to ``dtype``, devices replaced by ``device``."""
         if isinstance(value, torch.fx.Node):
             value = self.env[value]
         if isinstance(value, torch.Tensor):
@@ -143,8 +140,7 @@ class EagerRun:
         return self.convert_constant(value)
 
     def convert_constant(self, value: object) -> Argument:
-        """Return an argument that is no tensor; dtypes are widened to ``dtype``, and devices are replaced by
-        ``device``."""
+        """Return an argument that is no tensor; dtypes are widened, and devices replaced by ``device``."""
         if isinstance(value, torch.dtype):
             return widen_dtype(value, self.dtype)
         return self.device if isinstance(value, torch.device) else value
@@ -160,8 +156,7 @@ class EagerRun:
 
 
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """Return, for each node, the values (nodes) that can be freed after it, because nothing reads them later; never
-    graph outputs."""
+    """Return, for each node, the nodes whose values can be freed after it: nothing reads them later."""
     read = set(graph.output_node().all_input_nodes)
     released = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):
@@ -179,8 +174,7 @@ def widen_dtype(dtype: torch.dtype, min_dtype: torch.dtype | None) -> torch.dtyp
 
 @contextmanager
 def use_tf32(enabled: bool) -> Iterator[None]:
-    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32 (``enabled``), as TensorRT's may, or
-    float32."""
+    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32 (``enabled``) or float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cublas.allow_tf32
     cudnn.allow_tf32 = cublas.allow_tf32 = enabled

@@ -86,8 +86,7 @@ def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
 def _operator_groups(
     before: Partitioned, by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
-    """Return the operators of each segment (once for all profiles), and the verdicts by which the replaced engines'
-    operators run in PyTorch."""
+    """Return the operators of each segment (once for all profiles), and verdicts by which some run in PyTorch."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
     counts = Counter(name for first, *_ in by_nodes for name in first.nodes)
     groups: list[Group] = []
@@ -102,8 +101,7 @@ def _operator_groups(
 
 
 def _with_engine_inputs(engine: Segment, segment: Segment) -> Segment:
-    """Return the PyTorch segment that replaces an engine: it belongs to the engine's profile, and reads the same
-    weights in place."""
+    """Return the PyTorch segment that replaces an engine, with the engine's profile, and the same weights in place."""
     name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
     added = [shared[name] for name in segment.constants if name in shared]
     constants = tuple(name for name in segment.constants if name not in shared)

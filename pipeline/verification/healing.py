@@ -1,5 +1,4 @@
-"""Heal a program: replace nodes whose engine is wrong by an alternative implementation, until results agree with
-eager."""
+"""Heal a program: replace nodes whose engine is wrong by alternative implementations, until it agrees with eager."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def heal(
 
 @frozen
 class _Healing:
-    """The search for alternative implementations of a program's faulty nodes (faults), and trial compilations with
-    these."""
+    """The search for alternative implementations of a program's faulty nodes, by trial compilations."""
 
     program: Compiled
     bisection: Bisection
@@ -117,8 +115,7 @@ class _Healing:
         return (chosen, best) if best is not None else None
 
     def compile_if_correct(self, chosen: Mapping[Fault, Alternative]) -> Compiled | None:
-        """Compile the program with these alternative implementations; return None if it fails or does not agree with
-        eager."""
+        """Compile the program with these alternatives; return None if that fails or does not agree with eager."""
         try:
             compiled = self.compile_with(chosen)
             return compiled if self.comparison.measure_agreement(compiled).holds else None

@@ -34,8 +34,7 @@ from pipeline.verification.split import put_in_engines
 log = logging.getLogger(__name__)
 
 ROUNDS: Final = 4
-"""The maximum number of times that a program is recompiled with more operators replaced, before all operators of its
-failing engines run in PyTorch."""
+"""The maximum number of recompilations with more operators replaced, before whole engines run in PyTorch."""
 MAX_BUILDS: Final = 48
 """The maximum number of engines that are built to find one set of operators whose engine does not load."""
 MAX_SINGLE_TRIALS: Final = 8
@@ -43,8 +42,7 @@ MAX_SINGLE_TRIALS: Final = 8
 
 
 class Loader(Protocol):
-    """A function that loads a program's engines, and returns those that do not load; it returns None if it cannot
-    tell."""
+    """A function that loads a program's engines, and returns those that fail to load; None if it cannot tell."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults | None: ...
 
@@ -88,8 +86,7 @@ def make_loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``fails`` has, by signature of an engine, whether it fails to
-    load."""
+    """A search for operators whose engines do not load. ``fails``: whether an engine fails to load, by signature."""
 
     loader: Loader
     recompiler: Recompiler
@@ -123,8 +120,7 @@ class _Search:
     def find_faults(
         self, compiled: Compiled, nodes: Sequence[torch.fx.Node], suspects: frozenset[str]
     ) -> list[list[torch.fx.Node]]:
-        """Return a smallest set of operators whose engine does not load, and all further sets whose engine has the same
-        signature."""
+        """Return a smallest set of operators whose engine does not load, and all sets with an equal engine."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
         is_wrong = Predicate(lambda subset: self.fails_to_load(validated, subset), MAX_BUILDS, {frozenset(names): True})
@@ -149,8 +145,7 @@ class _Search:
     def decide(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], message: str, *, in_torch: bool = False
     ) -> Decision:
-        """Return the decision to replace a fault, or one of its operators, by the first alternative implementation that
-        loads."""
+        """Return the decision to replace a fault or one of its operators by the first alternative that loads."""
         names = tuple(node.name for node in fault)
         together = f" together with {', '.join(names[1:])}" if 1 < len(names) <= MAX_SINGLE_TRIALS else ""
         reason = f"its engine does not load{together}: {message}"
@@ -165,8 +160,7 @@ class _Search:
     def find_alternative(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], reason: str
     ) -> tuple[tuple[int, ...], Alternative]:
-        """Return the first alternative implementation whose engine loads, and the indices of the operators to which it
-        applies."""
+        """Return the first alternative whose engine loads, and the indices of the operators that it replaces."""
         everything = tuple(range(len(fault)))
         single = [(i,) for i in everything] if len(fault) <= MAX_SINGLE_TRIALS else []
         for alternative in ALTERNATIVES:

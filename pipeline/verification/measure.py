@@ -70,8 +70,7 @@ class Comparison:
         )
 
     def measure_agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """Measure a compiled program's errors against eager; ``only`` restricts this to some pairs of output and
-        sample."""
+        """Measure a compiled program's errors against eager; ``only`` selects pairs of output and sample."""
         rows: list[OutputAgreement] = []
         references = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))
@@ -93,8 +92,7 @@ class Comparison:
     def compare_sample(
         self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
     ) -> list[OutputAgreement]:
-        """Compare a program's results for one sample with eager's; return a row for each output. ``source`` names what
-        ran."""
+        """Compare a sample's results with eager's; return a row for each output. ``source`` names what ran."""
         rows = list[OutputAgreement]()
         for i, (name, value) in enumerate(zip(self.names, ours, strict=True)):
             row = OutputAgreement(name, reference.sample.name, source=source)
@@ -104,8 +102,7 @@ class Comparison:
 
 
 def run_module(module: CompiledModule, reference: Reference) -> list[Leaf]:
-    """Run a compiled module on a sample; return its results and mutated buffers and inputs, in the order of the
-    program's outputs."""
+    """Run a compiled module on a sample; return results and mutated tensors, in the order of the program's outputs."""
     for name in module.program.buffers.values():
         find_buffer(module, name).copy_(reference.parameters[name].detach())
     return call_on_copies(
@@ -140,8 +137,7 @@ def compared_outputs(program: Program) -> list[Output]:
 
 
 def output_names(program: Program) -> list[str]:
-    """Return a name for each output of a program: ``logits``, ``hidden_states.0``, ``output``, or the name of a mutated
-    buffer or input."""
+    """Return each output's name: ``logits``, ``hidden_states.0``, ``output``, or a mutated buffer or input."""
     return [
         o.name or f"output.{i}" if o.kind == "user" else f"{o.kind} {o.target} after the call"
         for i, o in enumerate(compared_outputs(program))

@@ -60,8 +60,7 @@ def add_module_rows(
 
 
 def _references_on(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
-    """Return the graph's results on the module's device: for all samples or, if eager ran on another device, for one
-    sample."""
+    """Return the graph's results on the module's device: all samples, or one if eager ran on another device."""
     for reference in comparison.references:
         if device.type == reference.device.type:
             yield reference
@@ -108,8 +107,7 @@ def _named_tensors(model: SourceModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _run_copy(comparison: Comparison, program: Program, reference: Reference, module: SourceModel) -> list[Leaf]:
-    """Run a copy of the module on a sample; return its results and mutated buffers and inputs, in the order of the
-    program's outputs."""
+    """Run a copy of the module on a sample; return results and mutated tensors, in the program's order."""
 
     def call(*args: Leaf, **kwargs: Leaf) -> list[Leaf]:
         try:
@@ -177,8 +175,7 @@ def copy_sharing_parameters(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _is_plain(kind: type) -> bool:
-    """Return whether a module class is copied by Python's default protocol, with only the state that
-    ``torch.nn.Module`` defines."""
+    """Return whether a module class has Python's default copy protocol, and only ``torch.nn.Module``'s state."""
     known = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in STATE)
     return known and not any(hasattr(kind, name) for name in HOOKS)
 
@@ -192,8 +189,7 @@ def _copy_value(value: object, memo: dict[int, Any]) -> object:
 
 
 class _DetachComputed(TorchFunctionMode):
-    """A context for copying a module: tensors that were computed from parameters, which torch refuses to copy, are
-    detached first."""
+    """A context for copying a module: tensors computed from parameters, which torch refuses to copy, are detached."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:

@@ -53,8 +53,7 @@ def _was_loaded(program: Program) -> bool:
 
 @frozen
 class Recompiler:
-    """The pipeline stages that recompile a program: those that return `Validated` and `Partitioned`, and all later ones
-    up to `Compiled`."""
+    """The stages that recompile a program: those that return `Validated` and `Partitioned`, and all later ones."""
 
     validate: AnyStage
     partition: AnyStage

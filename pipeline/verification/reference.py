@@ -115,8 +115,7 @@ class Reference:
         )
 
     def unstable_parts(self, output: int) -> Iterator[UnstablePart | Spread]:
-        """Yield the part of an output that depends on discrete choices; then its spread over runs with random
-        rounding."""
+        """Yield the part of an output that depends on discrete choices; then its spread under random rounding."""
         if (flips := self._flipped_parts[output]) is not None:
             yield flips
         if (drawn := self._rounding_extremes[output]) is not None:
@@ -162,8 +161,7 @@ class NotComparableError(PipelineError):
 def _run_eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Run a sample in eager; return the inputs that eager accepts (the sample's own or its alternatives), and its
-    results."""
+    """Run a sample in eager; return the inputs that eager accepts (or the alternative inputs), and its results."""
     first: Exception | None = None
     try:
         for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
@@ -199,8 +197,7 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def _error_limit(bound: Bound, eager: object, exact: object) -> float | None:
-    """Return the largest allowed error of a floating-point output, computed from eager's own error; None for other
-    dtypes."""
+    """Return the largest allowed error of a floating-point output, given eager's error; None for other dtypes."""
     if not isinstance(eager, torch.Tensor) or not isinstance(exact, torch.Tensor) or exact.shape != eager.shape:
         return None
     if not exact.is_floating_point():

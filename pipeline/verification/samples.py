@@ -1,5 +1,4 @@
-"""Sample inputs for verification: inputs from the user, or generated inputs of the smallest, optimal and largest
-sizes."""
+"""Sample inputs for verification: the user's, or generated inputs of the smallest, optimal and largest sizes."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ aten = torch.ops.aten
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others`` has alternative inputs, for the case that eager
-    rejects the first."""
+    """The inputs of one call, in the program's order. ``others``: alternative inputs if eager rejects these."""
 
     name: str
     sizes: FrozenDict[str, int]
@@ -127,8 +125,7 @@ def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, 
 
 
 def _feasible_sizes(program: Program, choose: Callable[[Range], int]) -> dict[str, int]:
-    """Return sizes that ``choose`` takes from the ranges of the sizes, or the nearest ones that satisfy the relations
-    between sizes."""
+    """Return sizes that ``choose`` takes from their ranges, or the nearest ones that satisfy all relations."""
     read = {s.name for p in program.inputs for d in _expressions(p) if not isinstance(d, int) for s in d.free_symbols}
     ranges = {name: program.shapes[name] for name in program.shapes if name in read}
     sizes = {name: choose(r) for name, r in ranges.items()}
@@ -173,8 +170,7 @@ def _input_value(
 
 
 def _resample(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
-    """Return random elements of the example in a new shape, so that, for example, token ids stay valid and masks stay
-    masks."""
+    """Return random elements of the example in a new shape, so that token ids stay valid and masks stay masks."""
     generator = torch.Generator().manual_seed(seed)
     flat = example.flatten()
     indices = torch.randint(0, flat.numel(), tuple(shape), generator=generator)
@@ -190,8 +186,7 @@ def _tile(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _random_tensor(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
-    """Return a random tensor for an input: normally distributed floats, bools, indices below ``limit``, or integers 0
-    and 1."""
+    """Return a random tensor for an input: normal floats, bools, indices below ``limit``, or integers 0 and 1."""
     assert port.dtype is not None
     generator = torch.Generator().manual_seed(seed)
     if port.dtype.is_complex:

@@ -1,5 +1,4 @@
-"""Write a self-contained Python script that reproduces a fault: the faulty nodes as a module, their inputs, and the
-errors."""
+"""Write a self-contained Python script that reproduces a fault: faulty nodes as a module, inputs, and errors."""
 
 from __future__ import annotations
 
@@ -137,8 +136,7 @@ class _Writer:
         return _value_source(value)
 
     def result_sources(self) -> list[str]:
-        """Return the source of the module's results: tensors of faulty nodes that other nodes read, or that nothing
-        reads."""
+        """Return the module's results as source: tensors of faulty nodes that other nodes, or none, read."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")

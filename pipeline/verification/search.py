@@ -26,8 +26,7 @@ class OutOfBuildsError(PipelineError):
 
 @define
 class Predicate:
-    """A predicate on sets of nodes that caches its answers, counts its calls, and raises `OutOfBuildsError` beyond a
-    limit."""
+    """A predicate on sets of nodes that caches answers, counts calls, and raises `OutOfBuildsError` beyond a limit."""
 
     is_wrong: IsWrong
     limit: int
@@ -48,8 +47,7 @@ class Predicate:
 
 @frozen
 class SearchResult:
-    """The result of a search: the wrong sets, in the order in which they were found, and whether the search is
-    complete."""
+    """The result of a search: the wrong sets, in the order in which they were found, and whether these are all."""
 
     sets: tuple[tuple[str, ...], ...]
     complete: bool
@@ -74,8 +72,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 
 
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
-    """Return a smallest wrong subset of nodes that are wrong together; a larger subset if the limit of questions is
-    reached."""
+    """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
     try:
         found, _ = _reduce(nodes, 0, is_wrong)
     except _LimitReached as cut:
@@ -84,8 +81,7 @@ def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
 
 
 class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
-    """The limit of questions was reached while a set was being reduced: ``nodes`` are wrong, but may not be a smallest
-    set."""
+    """The limit of questions was reached while a set was reduced: ``nodes`` are wrong, maybe not a smallest set."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()

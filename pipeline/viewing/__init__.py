@@ -1,2 +1,1 @@
-"""Show compiled programs: a record that describes a program, the web page that draws it, and differences of two
-programs."""
+"""Show compiled programs: a record that describes one, the web page that draws it, and differences of two."""

@@ -41,8 +41,7 @@ from pipeline.viewing.records import (
 )
 
 MOST_PARTS: Final = 10_000
-"""The maximum number of terms, over all different size expressions of a program, for which ranges are computed; models
-of transformers have hundreds."""
+"""The maximum number of terms in a program's size expressions that get ranges; transformers' models have hundreds."""
 
 
 def view_program(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
@@ -126,8 +125,7 @@ class _Collector:
         return self.view_engine_node(node_view, node)
 
     def size_range(self, size: Expr) -> Range:
-        """Return the range of a size expression; unbounded if the program (of a malicious file) has too many long
-        expressions."""
+        """Return a size expression's range; unbounded if a (malicious) file has too many long expressions."""
         if size not in self.ranges:
             self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
             slow = self.parts > MOST_PARTS and not isinstance(size, int)
@@ -150,8 +148,7 @@ class _Collector:
             yield Value(_number_type(value))
 
     def view_engine_node(self, node_view: NodeView, node: torch.fx.Node) -> NodeView:
-        """Return the view of a node in an engine: ``node_view`` with the node's converter, layers, weights and
-        kernels."""
+        """Return ``node_view``, of a node in an engine, with its converter, layers, weights and kernels."""
         choice = self.partitioned.verdicts[node.name].choice
         layers = self.layers_by_node.get((node_view.segment, node.name), ())
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
@@ -280,8 +277,7 @@ def _is_number(value: object) -> bool:
 
 
 def _number_type(value: object) -> str:
-    """Return the type of a number in the graph: of a Python number, torch's symbolic number, or a size expression from
-    a file."""
+    """Return the type of a Python number, torch's symbolic number, or a size expression from a file."""
     if isinstance(value, bool | torch.SymBool):
         return "bool"
     return "float" if isinstance(value, float | torch.SymFloat) else "int"

@@ -1,5 +1,4 @@
-"""Find the differences between two programs: operators that moved to or from PyTorch, layers, kernels, sizes, times,
-errors."""
+"""Find differences between programs: operators that moved to or from PyTorch, layers, kernels, sizes, times, errors."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ PLACE_NAMES = {"tensorrt": "TensorRT", "pytorch": "PyTorch", "host": "the host"}
 _NUMBER = re.compile(r"_U\d+$")
 """The suffix of a kernel's name in a plan: a number that counts from the beginning of the plan, and is ignored."""
 MIN_ERROR_FACTOR = 2.0
-"""The factor below which two errors against eager count as equal, since sums have different orders on different
-GPUs."""
+"""The factor below which two errors against eager count as equal: the order of sums differs from GPU to GPU."""
 
 
 def find_differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
@@ -116,8 +114,7 @@ def _changed_nodes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _changed_counts(title: str, before: Sequence[str], after: Sequence[str]) -> Iterator[Row]:
-    """Count the names in both lists; yield a row for each count that differs, in total (under ``title``) and by
-    name."""
+    """Yield a row for each count of names that differs, in total (under ``title``) and by name."""
     yield from _changed_values([(title, len(before))], [(title, len(after))])
     yield from _changed_values(Counter(before).items(), Counter(after).items(), missing="0")
 

@@ -1,5 +1,4 @@
-"""Write the web page of a program: one HTML file with its data, scripts and libraries, which needs no network
-access."""
+"""Write a program's web page: one HTML file with data, scripts and libraries, which needs no network access."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from pipeline.viewing.records import Change, ProgramView
 from pipeline.viewing.sources import view_to_json
 
 LIBRARIES = ("d3.min.js", "dagre.min.js")
-"""The JavaScript libraries in the page: d3 draws, dagre computes the layout; each library's licence is in a file beside
-it."""
+"""The page's JavaScript libraries: d3 draws, dagre computes the layout; each one's licence is in a file beside it."""
 SCRIPTS = ("words.js", "html.js", "model.js", "layout.js", "draw.js", "tree.js", "details.js", "search.js", "main.js")
 
 

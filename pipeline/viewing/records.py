@@ -19,8 +19,7 @@ FORMAT: Final = "pipeline program view"
 SCHEMA: Final = 1
 
 Place = Literal["tensorrt", "pytorch", "host"]
-"""Where a node runs: in TensorRT, in PyTorch, or on the ``host`` (arithmetic on sizes and tuple items, which take no
-GPU time)."""
+"""Where a node runs: in TensorRT, in PyTorch, or on the ``host`` (sizes and tuple items, which take no GPU time)."""
 
 
 NUMBERS = ("int", "float", "bool")
@@ -55,8 +54,7 @@ class LayerView:
 
 @frozen
 class WeightView:
-    """A weight that a node reads: its ``recipe`` (how it is computed from parameters), and ``fixed``, the reason if it
-    cannot be refitted."""
+    """A weight that a node reads: its ``recipe`` over parameters, and (``fixed``) why it cannot be refitted."""
 
     name: str
     dtype: str
@@ -135,8 +133,7 @@ class SegmentView:
 
 @frozen
 class CutView:
-    """The tensors that one segment computes and a later segment reads, and their bytes at the optimal and the largest
-    sizes."""
+    """The tensors that one segment computes and a later segment reads, and their bytes at optimal and largest sizes."""
 
     source: str
     target: str

@@ -59,13 +59,11 @@ FX_NAMES: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
         aten.where.self: FrozenDict({"self": "x", "other": "y"}),
     }
 )
-"""FX's names of an operator's arguments, for arguments whose name differs from ATen's (except ``input``, ATen's
-``self``)."""
+"""FX's names of an operator's arguments, where they differ from ATen's (and from ``input`` for ``self``)."""
 
 
 def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> dict[str, Argument]:
-    """Return all arguments of a call by FX's argument names, with defaults filled in; a Python function's arguments are
-    not renamed."""
+    """Return all arguments of a call by FX's argument names, with defaults; a Python function's are unchanged."""
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]

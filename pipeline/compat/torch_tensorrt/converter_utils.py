@@ -125,8 +125,7 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Reshape two tensors to the same rank by prepending dims of size 1; then prepend ``preset_diff`` more such dims to
-    ``a``."""
+    """Reshape two tensors to the same rank by prepending dims of size 1; prepend ``preset_diff`` more to ``a``."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
@@ -162,8 +161,7 @@ def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
 
 
 def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
-    """Return a tensor's shape after merging the dims from ``start_dim`` to ``end_dim``; the merged size is -1 if one of
-    them is -1."""
+    """Return a tensor's shape after merging the dims from ``start_dim`` to ``end_dim``; a merged -1 gives -1."""
     shape = tuple(input.shape)
     first, last = base.axis(start_dim, len(shape)), base.axis(end_dim, len(shape))
     inner = shape[first : last + 1]
@@ -176,8 +174,7 @@ def calculate_strides(shape: Sequence[int]) -> list[int]:
 
 
 def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
-    """Convert a tensor or number to a numpy array that shares the tensor's memory (bfloat16 is converted to float32);
-    return None for None."""
+    """Convert a tensor or number to a numpy array; it shares the tensor's memory, but bfloat16 becomes float32."""
     tensor = to_torch(value)
     if tensor is None:
         return None

@@ -45,8 +45,7 @@ class Call:
 
 
 Expression: TypeAlias = Call | list[Call | None]
-"""What a building block's function returns: an ATen call, or a list of calls, with None in place of a missing
-result."""
+"""What a building block's function returns: an ATen call, or a list of calls (None for a missing result)."""
 
 
 def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
@@ -63,8 +62,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     env = _convert_nodes(ctx, name, validated, graph.env)
 
     def tensors(result: Argument) -> Argument:
-        """Convert a result to a tensor of the network, or to a list of tensors; None stands for a result that does not
-        exist."""
+        """Convert a result to a tensor of the network, or to a list of tensors; None for a missing result."""
         result = env[result.name] if isinstance(result, torch.fx.Node) else result
         if isinstance(result, list | tuple):
             return list(map(tensors, result))
@@ -108,16 +106,14 @@ def _convert(
 
 @frozen(eq=False)
 class _Graph:
-    """An FX graph of ATen calls. Its placeholders stand for existing values of the network; ``env`` has these values by
-    placeholder name."""
+    """An FX graph of ATen calls. ``env`` has the network values that its placeholders stand for, by name."""
 
     stand_ins: NetworkFakes
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
     env: dict[str, Argument] = field(factory=dict)
 
     def argument(self, value: Argument, kind: str = "Tensor") -> Argument:
-        """Return the graph's node for an argument, or the argument unchanged if it is no tensor; ``kind`` is its type
-        in the operator's schema."""
+        """Return the graph's node for an argument, or a plain value unchanged; ``kind`` is its type in the schema."""
         if isinstance(value, Call):
             return self.call(value)
         if isinstance(value, list | tuple | trt.Dims):

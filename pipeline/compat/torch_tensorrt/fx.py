@@ -57,8 +57,7 @@ def tensorrt_converter(
 
 
 def pass_by_name(function: Function) -> Function:
-    """Wrap a converter function so that it gets all arguments by FX's argument names; return an already wrapped
-    function unchanged."""
+    """Wrap a converter function so that it gets all arguments by FX's argument names, unless it is wrapped already."""
     if records_of(function, "__by_name__"):
         return function
 

@@ -57,8 +57,7 @@ Conversion: TypeAlias = ConversionContext | LegacyNetwork
 
 
 def context_of(ctx: Conversion) -> ConversionContext:
-    """Return the `ConversionContext` of a converter's first argument, which may be a network in the LEGACY
-    convention."""
+    """Return the `ConversionContext` of a converter's first argument, a context or (LEGACY) a network."""
     if isinstance(ctx, LegacyNetwork):
         return ctx.ctx
     if not isinstance(ctx, ConversionContext):
@@ -67,8 +66,7 @@ def context_of(ctx: Conversion) -> ConversionContext:
 
 
 def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
-    """Return a transposed view of a constant as layers that transpose the constant, so that it can be refitted; return
-    any other tensor unchanged."""
+    """Replace a transposed view of a constant by layers that transpose it, so that it can be refitted."""
     constant = None if ctx.find_constant(value) is not None else ctx.find_base_constant(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():

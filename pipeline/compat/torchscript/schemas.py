@@ -77,8 +77,7 @@ def _bind_by_schema(function: Convert) -> Function:
 
 
 def find_operator(schema: str) -> Operator:
-    """Return the operator that has this schema; for the schema of an in-place operator, return the operator's
-    functional variant."""
+    """Return the operator with this schema; for an in-place operator, return its functional variant."""
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
         example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
@@ -101,8 +100,7 @@ def _overloads(packet: object) -> list[Operator]:
 
 
 def _normalize_schema(schema: str) -> str:
-    """Return a schema in TorchScript syntax, without symbolic sizes and alias annotations, and with normalized
-    numbers."""
+    """Return a schema in TorchScript syntax without symbolic sizes and aliases, and with normalized numbers."""
     try:
         text = str(torch._C.parse_schema(schema))
     except RuntimeError:
@@ -111,8 +109,7 @@ def _normalize_schema(schema: str) -> str:
 
 
 def _functional_variant(overload: Operator) -> Operator:
-    """Return the functional variant of an in-place operator (``aten::relu`` for ``aten::relu_``), if its arguments are
-    the same."""
+    """Return the functional variant of an in-place operator (``aten::relu`` for ``aten::relu_``), if there is one."""
     schema = overload._schema
     namespace, _, name = schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)

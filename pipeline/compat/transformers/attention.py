@@ -27,8 +27,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def replace_entries(table: dict[str, Any], **replacements: object) -> Iterator[None]:
-    """Return a context in which entries of a table of functions, or attributes of an object, have these replacement
-    values."""
+    """Return a context in which entries of a table of functions, or attributes of an object, are replaced."""
     before = {name: table[name] for name in replacements if name in table}
     table.update(replacements)
     try:
@@ -141,8 +140,7 @@ def attend_in_windows(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute the attention of an encoder [1, positions, heads, width] for queries, keys and values [1, heads,
-    positions, width] of one image or sound: among all positions, or within windows. The mask, which separates several
-    images, is ignored."""
+    positions, width] of one image or sound: among all positions, or within windows. The mask is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
             raise ValueError("cu_seq_lens_q has several segments: expected one segment, or windows")
@@ -161,8 +159,7 @@ last rows."""
 @contextmanager
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which layers that share keys and values compute only the last row if only its logits are
-    requested. transformers' own code for this branches on the number of tokens; the replacement works for any
-    number."""
+    requested. transformers' own code for this branches on the number of tokens, unlike the replacement."""
     with ExitStack() as stack:
         for each in step.modules():
             if hasattr(type(each), SLICES):
@@ -183,8 +180,7 @@ def _expand_last_row(
 
 
 def _is_last_row_only(logits_to_keep: object) -> bool:
-    """Return whether only the last row's logits are requested; the argument is a tensor of row indices if there are
-    draft tokens."""
+    """Return whether only the last row's logits are requested (with draft tokens, a tensor lists the rows)."""
     return isinstance(logits_to_keep, int) and logits_to_keep == 1
 
 

@@ -1,5 +1,4 @@
-"""KV caches with the interface of transformers' caches, stored in buffers of a program: one for capture, one for
-``generate``."""
+"""Caches with transformers' interface over a program's KV buffers: one for capture, and one for ``generate``."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ Layer: TypeAlias = Any
 """A layer of a KV cache: a class of transformers or of this package."""
 
 CACHED_TENSORS: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
-"""For each kind of tensor that a program caches for a layer, the attribute of transformers' cache layer that holds
-it."""
+"""For each kind of tensor that a program caches for a layer, the attribute of transformers' cache layers."""
 
 
 @frozen
@@ -54,8 +52,8 @@ class CachedTensor:
 
 
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
-    """A cache layer whose keys and values are buffers [max_batch, heads, max_cache_len, width]; new tokens are written
-    from position ``start`` on."""
+    """A cache layer whose keys and values are buffers [max_batch, heads, max_cache_len, width], written from
+    ``start``."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
         super().__init__(keys.shape[2])
@@ -64,8 +62,7 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         self.start, self.is_initialized, self.dtype, self.device = start, True, keys.dtype, keys.device
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
-        """Write the keys and values of new tokens after the existing ones; return the keys and values of all
-        positions."""
+        """Write the keys and values of new tokens after the existing ones; return all keys and values."""
         positions = self.positions(key_states.shape[2])
         self.own_keys.index_copy_(2, positions, key_states)
         self.own_values.index_copy_(2, positions, value_states)
@@ -88,8 +85,7 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
         self.indexer_keys = indexer
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """Write the indexer's keys of new tokens [batch, length, width] after the existing ones; return the keys of all
-        positions."""
+        """Write the indexer's keys of new tokens [batch, length, width] after the existing ones; return all keys."""
         self.indexer_keys.index_copy_(1, self.positions(states.shape[1]), states)
         return self.indexer_keys
 
@@ -198,8 +194,7 @@ class Filled(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def take_turn(self) -> None:
-        """Start or continue to write tokens to the program's cache; raise an error if another sequence has overwritten
-        it."""
+        """Start or continue to fill the program's cache; raise an error if another sequence has overwritten it."""
         self._check_turn()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
@@ -297,8 +292,7 @@ def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int |
 
 
 class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
-    """A `Filled` cache for encoder-decoder models; it derives from the cache class that some of these models check
-    for."""
+    """A `Filled` cache for encoder-decoder models, derived from the cache class that some of them check for."""
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
@@ -306,8 +300,7 @@ class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
 
     @cross_attention_cache.setter
     def cross_attention_cache(self, cache: DynamicCache) -> None:
-        """Ignore an assigned cross-attention cache: T5Gemma assigns an empty one with other windows before
-        generation."""
+        """Ignore an assigned cross-attention cache: T5Gemma assigns an empty one before generation."""
 
 
 def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:
@@ -343,8 +336,7 @@ def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, 
 
 
 def _recording_layer(layer: Layer, start: torch.Tensor, model: str) -> Layer:
-    """Return a layer that records shapes in place of a layer with recurrent states; return any other layer
-    unchanged."""
+    """Replace a layer that has recurrent states by one that records shapes; return any other layer unchanged."""
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)

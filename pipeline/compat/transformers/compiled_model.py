@@ -1,5 +1,4 @@
-"""``CompiledGeneration``: a transformers model whose ``forward`` runs compiled programs, which update its cache in
-place."""
+"""``CompiledGeneration``: a transformers model whose ``forward`` runs programs, which update its cache in place."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def shell(
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
     """Return a copy of the model without weights (meta tensors), which keeps every attribute that ``generate`` reads.
-    In a multimodal model, compiled programs replace the image and audio encoders, and all modules but the language
-    model keep their weights."""
+    In a multimodal model, programs replace the image and audio encoders, and other modules keep weights."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -221,8 +219,7 @@ class CompiledGeneration:
         streamer: Any = None,
         **inputs: Any,
     ) -> Any:
-        """Generate tokens greedily or by sampling, without waiting for the GPU after each token; see
-        `decode_tokens`."""
+        """Generate tokens greedily or by sampling, without waiting for each token (`decode_tokens`)."""
         given = logits_processor, stopping_criteria, generation_config
         if not synced_gpus and can_decode(self, generation_config, stopping_criteria, inputs):
             return decode_tokens(self, input_ids, *given, streamer, inputs)
@@ -329,8 +326,7 @@ def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
 
 
 def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
-    """Raise a ValueError if generation cannot be assisted by this model, or (``assistant`` is None) by prompt
-    lookup."""
+    """Raise a ValueError if generation cannot be assisted by this model or (None) by prompt lookup."""
     if isinstance(assistant, CompiledGeneration):
         if assistant.runners["decoder"] is model.runners["decoder"]:
             raise ValueError("a model assists itself, and both write to one cache: pass new_state() of it")

@@ -13,11 +13,9 @@ from pipeline.compat.transformers.caches import Pretrained, has_parameter
 from pipeline.errors import PipelineError
 
 DEEPSTACK_INPUTS = ("visual_pos_masks", "deepstack_visual_embeds")
-"""transformers' names of two language-model inputs: the mask of image tokens, and image features that the first layers
-add at these tokens (DeepStack)."""
+"""transformers' names of the mask of image tokens, and of image features that first layers add there (DeepStack)."""
 BY_LAYER = "per_layer_inputs"
-"""transformers' name of a language-model input with a vector for each token and layer, in addition to embeddings (Gemma
-3n, Gemma 4)."""
+"""transformers' name of a decoder input with a vector for each token and layer, beside embeddings (Gemma 3n, 4)."""
 TABLE = "embed_tokens_per_layer"
 """The name of the language model's module that embeds token ids for each layer (see `BY_LAYER`)."""
 IDS_PER_CHUNK = 1024
@@ -25,8 +23,7 @@ IDS_PER_CHUNK = 1024
 
 
 class DecoderCalledError(PipelineError):
-    """The exception that stops a multimodal model when its code calls its language model; ``given`` has the inputs of
-    that call."""
+    """Raised when a multimodal model's code calls its language model, to stop it; ``given`` has the call's inputs."""
 
     def __init__(self, given: Mapping[str, Pretrained]) -> None:
         super().__init__("the language model is called")
@@ -93,8 +90,7 @@ class IgnoredOutput(BaseModelOutputWithPast):
 
 
 def capture_decoder_inputs(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
-    """Return the inputs that a model's own code passes to its language model. No exception is raised, so the call can
-    be traced."""
+    """Return the inputs that a model's own code passes to its language model. Raises nothing, so it can be traced."""
     calls: list[Mapping[str, Pretrained]] = []
 
     def forward(*_: object, **given: Pretrained) -> IgnoredOutput:

@@ -31,8 +31,7 @@ from pipeline.inputs import Constant
 log = logging.getLogger(__name__)
 
 Part: TypeAlias = tuple[torch.Tensor, tuple[int, ...]]
-"""One part of an encoder call: pixels, patches or features of an image or sound, and its layout (a grid, sizes or
-lengths)."""
+"""A part of an encoder call: an image's or sound's pixels, patches or features, and its grid, sizes or lengths."""
 LENGTHS: Final = "feature_lens"
 """The name of the encoder parameter that has the lengths of audio inputs."""
 MOST_REPORTED: Final = 8
@@ -41,8 +40,7 @@ MOST_REPORTED: Final = 8
 
 @frozen
 class EncoderInputs:
-    """The inputs of an encoder call: one floating-point tensor, and one tensor of integers (grids, sizes or
-    lengths)."""
+    """The inputs of an encoder call: a floating-point tensor, and a tensor of integers (grids, sizes or lengths)."""
 
     call: TowerCall
     floats: torch.Tensor = field(repr=False)
@@ -50,8 +48,7 @@ class EncoderInputs:
 
     @classmethod
     def from_call(cls, call: TowerCall) -> EncoderInputs | None:
-        """Return the inputs of an encoder call; None if it has more or fewer tensors. Of integers, an audio call needs
-        only lengths."""
+        """Return the inputs of an encoder call; None if it has other tensors. For audio, integers are the lengths."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
@@ -59,15 +56,13 @@ class EncoderInputs:
         return cls(call, floats[0], numbers[0]) if len(floats) == len(numbers) == 1 else None
 
     def with_tensors(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
-        """Return the ``args`` and ``kwargs`` of the call, with these tensors in place of its floats and its
-        integers."""
+        """Return the ``args`` and ``kwargs`` of the call with these tensors in place of its floats and integers."""
         call = self.call.args, dict(self.call.kwargs)
         replaced: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, call)
         return replaced
 
     def is_like(self, other: EncoderInputs) -> bool:
-        """Return whether another call differs only in the values and sizes of its tensors; the float dtype must be the
-        same."""
+        """Return whether another call differs only in the values and sizes of its tensors, not in the float dtype."""
         own, theirs = ((each.call.path, each.floats.dtype, *each.with_tensors(None, None)) for each in (self, other))
         return bool(own == theirs)
 
@@ -90,8 +85,7 @@ class Family:
     @classmethod
     @abstractmethod
     def layouts(cls, inputs: EncoderInputs) -> list[tuple[int, ...]]:
-        """Return the layouts of a call's images or sounds, such as grids; return an empty list if the call is of
-        another family."""
+        """Return the layouts (such as grids) of a call's images or sounds; empty if it is of another family."""
 
     @classmethod
     @abstractmethod
@@ -103,8 +97,7 @@ class Family:
         """Split an encoder call into parts."""
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty if the call is not like the
-        example."""
+        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty if it is unlike the example."""
         inputs = EncoderInputs.from_call(call)
         if inputs is None or not inputs.is_like(self.example) or not self.layouts(inputs):
             return []
@@ -112,8 +105,7 @@ class Family:
 
     @abstractmethod
     def part_inputs(self, part: Part) -> Inputs:
-        """Return the encoder's ``args`` and ``kwargs`` for a part, including values that the encoder would compute in
-        Python."""
+        """Return the encoder's ``args`` and ``kwargs`` for a part, with values that it would compute in Python."""
 
     @abstractmethod
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
@@ -249,8 +241,7 @@ def _create_checked_kind(family: Family, examples: Sequence[EncoderInputs]) -> K
 
 
 def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
-    """Raise a `ValueError` if the concatenated outputs of parts differ from the whole call's outputs by more than
-    rounding."""
+    """Raise a `ValueError` if the joined outputs of parts differ from the whole call's by more than rounding."""
     tensors = ([x for x in tree_leaves(outputs) if x is not None] for outputs in (outputs_of_parts, expected))
     for ours, theirs in zip(*tensors, strict=True):
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
@@ -283,8 +274,7 @@ def join_outputs(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 def tower_programs(
     kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], full: bool
 ) -> dict[str, tuple[Kind, Compiled]]:
-    """Compile a program for each `Kind` of encoder calls; return them by name. If an encoder cannot be captured, log it
-    or, with ``full``, raise an error."""
+    """Compile each `Kind` of encoder calls, by name; if that fails, log it or, with ``full``, raise an error."""
     found = [each for kind in kinds for each in _compile_kind(kind, compile, full)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
@@ -310,8 +300,7 @@ def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -
 
 
 class ModalityEncoder(torch.nn.Module):
-    """An encoder that runs compiled programs for the calls that they support, and the original module for all other
-    calls."""
+    """An encoder that runs a compiled program if one accepts the call, and the original module otherwise."""
 
     def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
         super().__init__()
@@ -340,8 +329,7 @@ class ModalityEncoder(torch.nn.Module):
 
 
 def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
-    """Replace the image and audio encoders in a model's copy by `ModalityEncoder` modules that run compiled
-    programs."""
+    """Replace the image and audio encoders in a model's copy by `ModalityEncoder` modules."""
     for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
         parent = shell.get_submodule(within)

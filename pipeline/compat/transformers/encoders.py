@@ -1,5 +1,4 @@
-"""Run the encoder of an encoder-decoder model as a program; its input is tokens, or embeddings that the model's code
-computes."""
+"""Run the encoder of an encoder-decoder model; its input is tokens, or embeddings that the model's code computes."""
 
 from __future__ import annotations
 
@@ -67,16 +66,14 @@ def _is_same_for_ids_and_embeddings(model: Pretrained) -> bool:
 def mask_of(
     module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
 ) -> torch.Tensor | None:
-    """Return the mask to pass to a program's input of this name: all ones if ``mask`` is None; None if the program has
-    no such input."""
+    """Return the mask for a program's input of this name: ones if ``mask`` is None; None if there is no such input."""
     if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
         return None
     return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
 
 
 class CompiledEncoder(torch.nn.Module):
-    """An encoder whose ``forward`` runs a compiled program; ``cross`` of its output has the decoder's cross-attention
-    keys and values."""
+    """An encoder whose ``forward`` runs a program; ``cross`` of its output has cross attention's keys and values."""
 
     def __init__(
         self, shell: torch.nn.Module, module: CompiledModule, embedded: Embedded | None, embed: torch.nn.Module
@@ -95,8 +92,7 @@ class CompiledEncoder(torch.nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         **given: Any,
     ) -> BaseModelOutput:
-        """Return the encoder's last hidden state, and in ``cross`` the keys and values of the decoder's cross
-        attention."""
+        """Return the encoder's last hidden state, and ``cross``, the keys and values of cross attention."""
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._program_input(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))

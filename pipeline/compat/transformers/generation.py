@@ -1,5 +1,4 @@
-"""``compile_for_generation``: compile a transformers language model, with an engine profile for each kind of decoder
-call."""
+"""``compile_for_generation``: compile a transformers language model with profiles for prompts and single tokens."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ def compile_for_generation(
 def _over_programs(
     model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile the decoder and the encoder by the pipeline ``step``, and image and audio encoders by ``compile``; return
-    a model that runs the programs."""
+    """Compile decoder and encoder (by ``step``), image and audio encoders; return a model that runs the programs."""
     seen, heard, calls = _samples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
@@ -125,9 +123,8 @@ def _over_programs(
 
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
-    """Return the pipeline to compile with: by default `pipeline.default` with ``settings``. Raise a `TypeError` if
-    ``model`` is no language model, a setting is a misspelled argument of `compile_for_generation`, or both ``compile``
-    and ``settings`` are given."""
+    """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is no
+    language model, a setting is a misspelled argument of `compile_for_generation`, or ``compile`` is given too."""
     if isinstance(model, CompiledGeneration):
         raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
     if not isinstance(model, GenerationMixin):
@@ -174,9 +171,8 @@ def _towers(
 
 
 def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
-    """Run the model on example prompts; return the decoder's recorded samples, or the encoder's inputs, and the
-    recorded calls of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a
-    submodule."""
+    """Run the model on example prompts; return the decoder's recorded samples, or the encoder's inputs, and the calls
+    of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
@@ -205,8 +201,7 @@ def _with_shared_weights(compile: Stages) -> Stages:
 
 
 def _cut(compile: Stages, between: str) -> Stages:
-    """Return the pipeline with a partitioner that cuts engines at these layers, if weights are shared and the pipeline
-    has the default partitioner."""
+    """If weights are shared and the partitioner is the default, return the pipeline with cuts between these layers."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
     if not (shared and between and compile["partition"] == as_stage(partition)):
         return compile
@@ -271,8 +266,7 @@ def _after(count: int, along: Along) -> Along:
 def _encoder_decoder(
     model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
 ) -> dict[str, Compiled]:
-    """Compile the encoder, which also computes the cross attention's keys and values, and the decoder step; return both
-    programs."""
+    """Compile the encoder (with the keys and values of cross attention) and the decoder step; return both programs."""
     if sizes.fixed:
         raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
     parts = model.get_encoder(), model.get_decoder()
@@ -300,8 +294,7 @@ def _encoder_decoder(
 def _encoder_inputs(
     model: Pretrained, batch: int, length: int | None, example: torch.Tensor | Embedded | None
 ) -> torch.Tensor:
-    """Return example inputs for the encoder: tokens, embeddings, rows like the example's, or audio features for
-    Whisper."""
+    """Return example inputs of the encoder: tokens, embeddings, rows like the example's, or Whisper's features."""
     encoder = model.get_encoder()
     if isinstance(example, Embedded):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)

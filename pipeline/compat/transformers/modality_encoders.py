@@ -61,8 +61,7 @@ def _is_alike(value: Argument, other: Argument) -> bool:
 
 
 def modality_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the outermost modules of a multimodal model, by path, that are neither the language model nor its encoder
-    or head."""
+    """Yield a multimodal model's outermost modules, by path, except the language model, its encoder and its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     encoder = model.get_encoder() if model.config.is_encoder_decoder else None
     path = next(name for name, each in model.named_modules() if each is decoder)
@@ -76,8 +75,7 @@ def modality_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]
 
 @contextmanager
 def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
-    """Return a context that records all calls of these modules that have a floating-point tensor among the
-    arguments."""
+    """Return a context that records the calls of these modules with a floating-point tensor as an argument."""
     calls: list[RecordedCall] = []
 
     def record_call(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
@@ -92,8 +90,7 @@ def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
 
 
 def tower_calls(model: Pretrained, recorded: Sequence[RecordedCall]) -> tuple[TowerCall, ...]:
-    """Select, from recorded calls of modules, the calls of the modules with the most parameters: the image and audio
-    encoders."""
+    """Select from recorded calls those of the image and audio encoders: the modules with the most parameters."""
     sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in recorded}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}

@@ -1,5 +1,4 @@
-"""Multimodal models: record and replay the inputs that a model's own code computes from a prompt for its language
-model."""
+"""Multimodal models: the inputs that a model's own code computes from a prompt for its language model."""
 
 from __future__ import annotations
 
@@ -88,9 +87,8 @@ class Prompt:
 
 @frozen
 class Sample:
-    """A multimodal example as the model processed it: its tokens and mask, its `Prompt`, the logits [rows, vocabulary]
-    of its last token, the calls of image and audio encoders, and whether the model's default position ids count
-    padding."""
+    """A multimodal example that the model ran: its tokens and mask, its `Prompt`, the logits [rows, vocabulary] of its
+    last token, the calls of image and audio encoders, and whether the model's default position ids count padding."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -101,8 +99,7 @@ class Sample:
 
 
 def sight_of(samples: Sequence[Sample]) -> Sight | None:
-    """Return a description (`Sight`) of inputs that covers the prompts of all examples; None if there are no
-    examples."""
+    """Return a description (`Sight`) of the inputs of all examples' prompts; None if there are no examples."""
     if not samples:
         return None
     every = [sample.prompt.sight for sample in samples]
@@ -135,8 +132,7 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
 
 
 def _counts_padding(model: Pretrained) -> bool:
-    """Return whether a model's default position ids for text count padding; if not, each row's ids start at 0 after
-    padding."""
+    """Return whether a model's default position ids for text count padding; else they start at 0 after padding."""
     ids = torch.arange(1, 4, device=model.device)[None]
     mask = torch.tensor([[0, 1, 1]], device=model.device)
     with record_calls(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
@@ -194,8 +190,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
 
 
 def create_prompt(model: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
-    """Create a `Prompt` from the recorded inputs of a language model; ``is_token`` [rows, length] is False for
-    padding."""
+    """Create a `Prompt` from a language model's inputs; ``is_token`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
     if more := [name for name, value in decoder_inputs.items() if name not in known and _has_tensors(value)]:
         why = f"{model} passes unsupported inputs to its language model: {', '.join(more)}"
@@ -298,8 +293,7 @@ def multimodal_inputs(
 def _chunk_inputs(
     spec: Sight, prompt: Prompt, start: int, end: int, first: int, cache_len: int
 ) -> dict[str, torch.Tensor]:
-    """Return the decoder's multimodal inputs for a chunk, positions ``start`` to ``end``, of a prompt that begins at
-    position ``first`` of the cache."""
+    """Return the decoder's multimodal inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
     made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
     made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
@@ -333,8 +327,7 @@ _shared_zeros = functools.lru_cache(maxsize=8)(zeros_for)
 
 
 def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the leading dims of position ids, (positions,) or () if a token has a single id, and the dtype of the
-    ids."""
+    """Return the leading dim of position ids, (positions,) or () if tokens have a single id, and the ids' dtype."""
     if sight is None:
         return (), torch.int64
     return (() if sight.positions is None else (sight.positions,)), sight.places

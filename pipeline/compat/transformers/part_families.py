@@ -17,8 +17,7 @@ from pipeline.compat.transformers.encoder_parts import LENGTHS, EncoderInputs, F
 from pipeline.compat.transformers.modality_encoders import Inputs
 
 Layout: TypeAlias = tuple[int, ...]
-"""The layout of a part: frames, rows and columns of patches; or rows and columns of pixels; or the lengths of audio
-inputs."""
+"""The layout of a part: frames, rows and columns of patches; rows and columns of pixels; or lengths of audio inputs."""
 Tensors: TypeAlias = dict[str, Any]
 """Precomputed arguments of an encoder, by argument name."""
 
@@ -90,8 +89,7 @@ class Patches(Family):
         return cls(encoder, example, (1 if apart else frames, rows, columns), unit, window, apart)
 
     def parts(self, inputs: EncoderInputs) -> list[Part]:
-        """Split a call into frames, or into videos if frames attend to each other; return the patches and grid of
-        each."""
+        """Split a call into frames, or videos if frames attend to each other; return patches and grid of each."""
         grids = [each for t, h, w in self.layouts(inputs) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
         return list(zip(inputs.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
@@ -195,8 +193,7 @@ class Sounds(Family):
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return a record for the lengths of the examples; the sizes of full chunks and windows are computed from a
-        long audio input."""
+        """Return a record for the examples' lengths; a long audio input shows the sizes of full chunks and windows."""
         long = _precompute_sound(
             encoder, examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND), (LONG_SOUND,)
         )

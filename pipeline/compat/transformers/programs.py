@@ -1,5 +1,4 @@
-"""The modules that are compiled for a language model: a decoder step, and an encoder that also computes the keys and
-values of cross attention."""
+"""The compiled modules of a language model: a decoder step, and an encoder with cross attention's keys and values."""
 
 from __future__ import annotations
 
@@ -155,8 +154,7 @@ class Encoded(BaseModelOutput):
 
 
 class CrossDecoder(Decoder):
-    """A decoder step with cross attention; the keys and values of cross attention are inputs, since only the encoder
-    computes them."""
+    """A decoder step with cross attention, whose keys and values are inputs (the encoder computes them)."""
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__(model, max_batch, max_cache_len, example)
@@ -172,8 +170,7 @@ class CrossDecoder(Decoder):
         cross: tuple[torch.Tensor, ...],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run like `Decoder.forward`, with cross attention: ``cross`` has its keys and values for each layer, [batch,
-        heads, encoded, width]."""
+        """Run like `Decoder.forward`; ``cross``: cross attention's keys, values [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
         cache = EncoderDecoderCache(

@@ -29,8 +29,7 @@ from pipeline.export_fixes.patching import Patches, Replacement
 Function: TypeAlias = Callable[..., Argument]
 
 WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type("WithStates", (), {}))
-"""transformers' base class of cache layers with recurrent states; before version 5.8, which introduced it, an empty
-class."""
+"""transformers' base class of cache layers with recurrent states; an empty class before 5.8, which has none."""
 
 
 class States(WithStates):  # type: ignore[misc, valid-type]
@@ -75,8 +74,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return torch.where(self.start > 0, self.own[name], 0.0)
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args: Argument, **kwargs: Argument) -> Tensor:
-        """Return the inputs of a convolution [rows, channels, width - 1 + length], the stored ones first, and store the
-        last ones for the next call."""
+        """Return stored and new inputs of a convolution [rows, channels, width - 1 + length]; store the last ones."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
             raise self._unsupported_error()
@@ -98,8 +96,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return recurrent_states
 
     def scan(self, operator: Target, shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
-        """Apply a recurrence operator to the tokens and the stored state; store the new state, and return the tokens'
-        results."""
+        """Apply a recurrence operator to tokens and the stored state; store the new state, return the result."""
         name, like = f"recurrent_{self.scans}", inputs[0]
         assert like is not None
         output, last = operator(*inputs, self.state_before(name, shape, like))
@@ -217,8 +214,7 @@ def mamba(
     delta_softplus: bool = False,
     **kwargs: Argument,
 ) -> Argument:
-    """Replace ``mamba_selective_scan``: tokens and time steps are [rows, width, length], B and C are [rows, state,
-    length]."""
+    """Replace ``mamba_selective_scan``: tokens and time steps [rows, width, length], B and C [rows, state, length]."""
     step = _step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
@@ -237,9 +233,8 @@ def omit_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `States`, which handle padding.
-    With a mask, the model would multiply the input of its first matmul by the mask, and the matmul would get a slow
-    kernel."""
+    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `States`, which handle padding. A
+    mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
     if any(isinstance(each, States) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
@@ -258,9 +253,8 @@ REPLACEMENTS: Final[Mapping[str, Function]] = {
     "mamba_selective_scan": mamba,
     "create_recurrent_attention_mask": omit_mask,
 }
-"""The replacement functions, by the name of the transformers function; each module that defines a model has these
-functions as globals. A replacement's first argument is the replaced function; its other parameters are the same, as a
-test checks."""
+"""The replacements, by the name of the transformers function, which each module that defines a model has as a global. A
+replacement's first argument is the replaced function; its other parameters are the same, as a test checks."""
 
 
 @cache
@@ -273,8 +267,7 @@ def _replacements(module: ModuleType) -> Patches:
 
 @contextmanager
 def over_states(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which this thread calls the replacement functions in all transformers modules that define the
-    model."""
+    """Return a context in which this thread calls the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
     with set_variable(_current, None), ExitStack() as stack:

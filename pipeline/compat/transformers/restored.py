@@ -1,5 +1,4 @@
-"""Restore a saved language model from its programs and its configuration, without the model's own checkpoint or
-code."""
+"""Restore a saved language model from its programs and configuration, without its checkpoint or code."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ INPUTS: Final = {
 
 
 class LastStep:
-    """The tokens [rows] of a decoder step, and whether all sequences have ended; both are copied from the GPU while the
-    host continues."""
+    """A decoder step's tokens [rows], and whether all sequences have ended, copied from the GPU asynchronously."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -29,8 +28,7 @@ class LastStep:
         self.copied = torch.cuda.Event() if on_gpu else None
 
     def copy(self, tokens: torch.Tensor, unfinished: torch.Tensor) -> None:
-        """Start copying a step's tokens and whether all sequences have ended to the host; ``unfinished`` [rows] is 0
-        for ended rows."""
+        """Start to copy a step's tokens, and whether all rows ended; ``unfinished`` [rows] is 0 for ended rows."""
         self.tokens.copy_(tokens, non_blocking=True)
         self.has_ended.copy_(unfinished.max() == 0, non_blocking=True)
         if self.copied is not None:

@@ -86,9 +86,8 @@ class Sizes:
         return {0: up_to("batch", self.batch)} if self.batch > 1 else {}
 
     def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
-        """Return, for each profile of the decoder: the rows, the tokens, and the number of tokens with logits. The
-        profiles are single tokens, drafts, prompts of each fixed length with all rows, and all prompts (tuned for the
-        longest)."""
+        """Return each decoder profile's rows, tokens, and number of tokens with logits. The profiles are single tokens,
+        drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
         every: Along = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
         drafts = _dim_up_to("tokens", self.draft + 1, least=2), _dim_up_to("wanted", self.draft + 1)

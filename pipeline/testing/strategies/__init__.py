@@ -53,7 +53,6 @@ def handwritten_strategies() -> Mapping[object, st.SearchStrategy[Call]]:
 
 @cache
 def strategy_for(target: object) -> st.SearchStrategy[Call] | None:
-    """Return the strategy that generates an operator's calls, hand-written or from its schema; None if there is
-    none."""
+    """Return the strategy for an operator's calls, hand-written or from its schema; None if there is none."""
     found = handwritten_strategies().get(target)
     return found if found is not None else strategy_from_schema(target)

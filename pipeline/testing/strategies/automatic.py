@@ -91,8 +91,7 @@ def schema_arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
 
 @cache
 def strategy_from_schema(target: object) -> st.SearchStrategy[Call] | None:
-    """Create an operator's strategy from its schema; return None if the schema does not say which arguments are
-    valid."""
+    """Create an operator's strategy from its schema; None if the schema does not say which arguments are valid."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
         return None
     arguments = schema_arguments(target)
@@ -105,8 +104,7 @@ def strategy_from_schema(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
-    """Return an operator call with these arguments by name; as in torch.export, defaults between positional arguments
-    are passed."""
+    """Return a call with these arguments; as in torch.export, defaults between positional ones are passed."""
     positional = [a for a in schema_arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
@@ -169,8 +167,7 @@ def _argument_values(argument: Argument, dtype: torch.dtype) -> st.SearchStrateg
 
 @cache
 def accepted_dtypes(target: object) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that an operator accepts if all its tensors have that dtype; float dtypes are listed twice, so
-    that they are chosen more often."""
+    """Return the dtypes that an operator accepts for all its tensors; float dtypes are twice in it, for more weight."""
     found = [d for d in DTYPES if any(_is_accepted(_small_call(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 

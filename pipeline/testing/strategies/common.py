@@ -43,8 +43,7 @@ seeds = st.integers(0, 99)
 def shapes(
     draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
 ) -> Shape:
-    """Generate a shape with some sizes of 1 and (with ``zero``) sometimes a size of 0, and at most ``elements``
-    elements."""
+    """Generate a shape with some sizes of 1, sometimes 0 (with ``zero``), and at most ``elements`` elements."""
     ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 4, 3, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
     sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
@@ -65,8 +64,7 @@ def _limit_elements(shape: Shape, elements: int) -> Shape:
 
 @st.composite
 def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
-    """Generate shapes that broadcast together: one is the full shape, all others have some sizes of 1, or lack leading
-    dims."""
+    """Generate shapes that broadcast: one is the full shape, all others have sizes of 1 or lack leading dims."""
     whole = draw(shapes(0, max_rank, zero=zero))
     parts = [draw(_broadcastable_shape(whole)) for _ in range(count - 1)]
     parts.insert(draw(st.integers(0, count - 1)), whole)
@@ -85,8 +83,7 @@ def _broadcastable_shape(draw: Draw, full_shape: Shape) -> Shape:
 
 
 def dims(rank: int) -> st.SearchStrategy[int]:
-    """Return a strategy that generates a dim of a tensor, counted from either end; a tensor of rank 0 has the dims 0
-    and -1."""
+    """Return a strategy that generates a dim, counted from either end; a tensor of rank 0 has the dims 0 and -1."""
     return st.integers(-max(rank, 1), max(rank, 1) - 1)
 
 
@@ -118,8 +115,7 @@ def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
 def tensors(
     shape: Sequence[object], dtype: torch.dtype, values: object = "normal", constant: bool = False
 ) -> st.SearchStrategy[TensorSpec]:
-    """Return a strategy that generates tensor arguments of this shape and dtype; ``values`` may be a strategy of kinds
-    of values."""
+    """Return a strategy that generates tensors of this shape and dtype; ``values`` may be a strategy."""
     what = values if isinstance(values, st.SearchStrategy) else st.just(values)
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
 

@@ -55,8 +55,7 @@ def draw_floor_divide(draw: Draw, target: object) -> Call:
 
 @strategy(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
 def draw_power(draw: Draw, target: object) -> Call:
-    """Generate powers, but not of bools: for bools, eager's result is bool, and that of torch's shape functions is
-    int64."""
+    """Generate powers, but not of bools: eager's result is then bool, and that of shape functions int64."""
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
     whole = not dtype.is_floating_point
@@ -71,8 +70,7 @@ def draw_power(draw: Draw, target: object) -> Call:
 
 @strategy(aten.round.decimals)
 def draw_round_decimals(draw: Draw, target: object) -> Call:
-    """Generate roundings to decimals, without ties: for a tie, the rounding error of the scaling decides the
-    direction."""
+    """Generate roundings to decimals without ties, whose direction depends on the rounding error of scaling."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(name_sizes(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
@@ -90,8 +88,7 @@ def draw_prelu(draw: Draw, target: object) -> Call:
 
 @strategy(aten.log_sigmoid_forward.default)
 def draw_log_sigmoid(draw: Draw, target: object) -> Call:
-    """Generate calls that request only the first result: the second is for gradients, and in eager depends on the
-    device."""
+    """Generate calls that request only the first result: the second is for gradients, and device-dependent in eager."""
     dtype = draw(floats)
     call = draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
     return evolve(call, outputs=(0,))

@@ -1,5 +1,4 @@
-"""Strategies for operators that select or write elements by index tensors and masks, or that look up rows of a
-table."""
+"""Strategies for operators that select or write elements by index tensors and masks, or look up rows of a table."""
 
 from __future__ import annotations
 

@@ -99,8 +99,7 @@ def _size_values(*specs: TensorSpec) -> dict[str, int]:
 
 def _draw_other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
     """Generate the second operand of a matmul or solve, with the same batch dims or none. If ``a`` has 1 × 1 matrices,
-    it always has the batch dims, since ``linalg.solve`` may interpret an operand with a single row as a batch of
-    vectors."""
+    it always has batch dims, since ``linalg.solve`` may interpret a single row as a batch of vectors."""
     columns, size = draw(st.integers(1, 3)), a.shape[-1]
     batch = a.shape[:-2] if size == 1 else draw(st.sampled_from((a.shape[:-2], ())))
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))

@@ -1,6 +1,5 @@
-"""Strategies for reductions whose arguments depend on one another, prims, softmax, topk, sort, searches in sorted
-tensors, and order statistics. If the order of equal elements is unspecified, elements are distinct or indices are not
-requested."""
+"""Strategies for reductions with dependent arguments, prims, softmax, topk, sort, searches in sorted tensors, and order
+statistics. If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
 
 from __future__ import annotations
 
@@ -131,8 +130,7 @@ def draw_searchsorted(draw: Draw, target: object) -> Call:
 
 @strategy(aten.kthvalue.default)
 def draw_kthvalue(draw: Draw, target: object) -> Call:
-    """Generate calls that request only values, since which index eager returns for equal elements depends on its
-    algorithm."""
+    """Generate calls that request only values: eager's index for equal elements depends on its algorithm."""
     shape = draw(shapes(0, 3, zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     x = draw(tensors(shape, dtype, values(dtype, ORDERED_VALUES)))
@@ -142,8 +140,7 @@ def draw_kthvalue(draw: Draw, target: object) -> Call:
 
 @strategy(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
 def draw_median(draw: Draw, target: object) -> Call:
-    """Generate medians of nonempty integer tensors; for empty ones, eager casts NaN to an integer, which depends on the
-    CPU."""
+    """Generate medians of nonempty integer tensors; of empty ones, eager casts NaN to a CPU-dependent integer."""
     dtype = draw(ORDERED)
     x = draw(tensors(draw(shapes(0, 3, zero=dtype.is_floating_point)), dtype, values(dtype, ORDERED_VALUES)))
     if target in (aten.median.default, aten.nanmedian.default):

@@ -1,5 +1,4 @@
-"""Strategies for operators that join, split, repeat or create tensors. Some tensors are large, since small static
-results become constants."""
+"""Strategies for operators that join, split, repeat or create tensors, some too large to become constants."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ def packets(name: str, ranks: str = "123") -> list[Target]:
 
 
 def overloads(name: str, ranks: str = "123") -> list[Target]:
-    """Return the operators (overloads) of a family, such as all of ``max_pool1d``, ``max_pool2d`` and
-    ``max_pool3d``."""
+    """Return the overloads of a family of operators, such as ``max_pool1d``, ``2d`` and ``3d``."""
     return [packet.default for packet in packets(name, ranks)]
 
 
@@ -68,8 +67,7 @@ def _draw_window(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]
 
 
 def _name_spatial(draw: Draw, call: Call, rank: int) -> Call:
-    """Replace some sizes of a call by names: the batch, and the pooled dims, except that of ``max_pool1d``, which torch
-    makes static."""
+    """Replace sizes by names: of the batch and of pooled dims, except that of ``max_pool1d``, which is static."""
     pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
     return draw(name_sizes(call, {0: [0, *pooled]}, least=5))
 
@@ -125,8 +123,7 @@ def _draw_align_corners(draw: Draw, target: Target) -> list[bool]:
 
 
 def _draw_output_sizes(draw: Draw, target: object, rank: int) -> list[int]:
-    """Generate output sizes; with antialiasing the last is above 1, since torch 2.13 otherwise repeats the first row on
-    a CPU."""
+    """Generate output sizes; with antialiasing the last is above 1, where torch 2.13 repeats the first row on a CPU."""
     *others, last = _draw_ints(draw, 1, 9, rank)
     return [*others, max(last, 2) if "_aa" in str(target) else last]
 
@@ -163,8 +160,7 @@ def draw_grid_sampler(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _paddings(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
-    """Generate padding (before, after) for the last ``count`` dims, within the mode's limits; negative padding leaves
-    elements."""
+    """Generate padding (before, after) of the last ``count`` dims, within the mode's limits; crops leave elements."""
     found: list[int] = []
     for size in reversed(shape[len(shape) - count :]):
         most = {"reflect": size - 1, "circular": size - 1}.get(mode, 3)

@@ -108,8 +108,7 @@ def draw_t(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _expanded_sizes(draw: Draw, shape: Shape) -> list[int]:
-    """Generate the sizes of an expansion of a shape: sizes of 1 grow, -1 leaves a size unchanged, and new dims are in
-    front."""
+    """Generate an expansion of a shape: sizes of 1 grow, -1 leaves a size unchanged, and dims are added in front."""
     front = draw(st.lists(st.integers(0, 3), max_size=2))
     kept = [draw(st.sampled_from([1, 4, 0, -1])) if s == 1 else draw(st.sampled_from([s, -1])) for s in shape]
     return [*front, *kept]

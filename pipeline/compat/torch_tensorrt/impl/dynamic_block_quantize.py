@@ -1,5 +1,4 @@
-"""Refuse Torch-TensorRT's building blocks for block quantization; such models are compiled from their quantization
-operators."""
+"""Refuse Torch-TensorRT's building blocks for block quantization; use the quantization operators instead."""
 
 from pipeline.compat.torch_tensorrt.blocks import unsupported
 from pipeline.compat.torch_tensorrt.impl.quantize import INSTEAD, WHY

@@ -9,8 +9,7 @@ NONE = trt.MatrixOperation.NONE
 
 
 def _apply_operation(value: Argument, operation: Argument) -> Expression:
-    """Return a matrix, transposed if ``operation`` is ``trt.MatrixOperation.TRANSPOSE``; a vector is returned
-    unchanged."""
+    """Transpose a matrix if ``operation`` is ``trt.MatrixOperation.TRANSPOSE``; return a vector unchanged."""
     return call(aten.transpose.int, value, -2, -1) if operation.name == "TRANSPOSE" else value
 
 

@@ -1,5 +1,4 @@
-"""Refuse Torch-TensorRT's building blocks for quantization; such models are compiled from their quantization
-operators."""
+"""Refuse Torch-TensorRT's building blocks for quantization; use the quantization operators instead."""
 
 from pipeline.compat.torch_tensorrt.blocks import unsupported
 
