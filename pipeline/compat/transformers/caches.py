@@ -31,7 +31,7 @@ Layer: TypeAlias = Any
 """A layer of a KV cache: a class of transformers or of this package."""
 
 CACHED_TENSORS: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
-"""For each kind of tensor that a program caches for a layer, the attribute of transformers' cache layers."""
+"""For each kind of tensor that a program caches, the attribute of transformers' cache layers that holds it."""
 
 
 @frozen

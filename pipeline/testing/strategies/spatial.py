@@ -123,7 +123,7 @@ def _draw_align_corners(draw: Draw, target: Target) -> list[bool]:
 
 
 def _draw_output_sizes(draw: Draw, target: object, rank: int) -> list[int]:
-    """Generate output sizes; with antialiasing the last is above 1, where torch 2.13 repeats the first row on a CPU."""
+    """Generate output sizes; with antialiasing the last is not 1: torch 2.13 would repeat the first row on a CPU."""
     *others, last = _draw_ints(draw, 1, 9, rank)
     return [*others, max(last, 2) if "_aa" in str(target) else last]
 
