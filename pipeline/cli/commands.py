@@ -1,5 +1,5 @@
-"""The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``generate``,
-``report``, ``diff``, ``plan`` and more. A command's module is imported only if the command is run.
+"""The entry point of the command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``,
+``generate``, ``report``, ``diff``, ``plan`` and more. A command's module is imported only if the command is run.
 
 Exit codes: 0 for success; 1 if a valid request failed; 2 for wrong input, with the reason on one line of stderr; 130
 after Ctrl-C; 141 if the output pipe was closed.
@@ -35,7 +35,7 @@ from pipeline.version import __version__
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line."""
+    """An argument parser that reports an error in one line, as a `UsageError`."""
 
     def error(self, message: str) -> typing.NoReturn:
         raise UsageError(f"{message} (`{self.prog} --help` shows the usage)")

@@ -1,4 +1,4 @@
-"""``pipeline generate``: generate tokens with a language model; prompts and results are token ids."""
+"""The command ``pipeline generate``: generate tokens with a language model; prompts and results are token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command-line options: the model and its inputs, precision, and a flag for each setting."""
+"""Add the options that commands share: the model and its inputs, the precision, and a flag for each setting."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Load the model that the command line compiles: a ``.pt2``, TorchScript or ONNX file, or the result of a factory
-``package.module:name``, with its inputs."""
+``package.module:name``, which also returns the model's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator calls as frozen records with named sizes, so that the same call can be tested at many sizes."""
+"""Describe operator calls as frozen records with named sizes, so that the same call can be tested at many sizes."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ class TensorSpec:
 
 
 def argument_at(leaf: object, sizes: Mapping[str, object]) -> Leaf:
-    """Return the value of a `Size` for these sizes; return any other leaf unchanged."""
+    """Return the value of an argument for these sizes: a `Size` is evaluated, any other argument is unchanged."""
     return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
 
 def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
-    """Return the value of a named dim for these sizes; return any other dim unchanged."""
+    """Return the size of a dim as a number, for these named sizes; a dim that is already a number is unchanged."""
     return sizes[dim] if isinstance(dim, str) else argument_at(dim, sizes)
 
 
@@ -133,7 +133,7 @@ def _parse_ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
 
 
 def _parse_range(name: str, size: Argument) -> Range:
-    """Return the range of a size: for ``3``, min 1, opt 3, max 8 (or twice the size if larger)."""
+    """Convert a size to its range: ``3`` becomes min 1, opt 3, max 8 (or twice the size if larger)."""
     if isinstance(size, Range):
         return size
     low, opt, high = size if isinstance(size, tuple) else (min(1, size), size, max(8, 2 * size))
@@ -181,7 +181,7 @@ class Call:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Return the tensor arguments that are not parameters of the model."""
+        """Return the tensor arguments that are inputs of the model, in order; parameters are left out."""
         return tuple(spec for spec in self.specs if not spec.constant)
 
     @property

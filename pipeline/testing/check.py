@@ -89,15 +89,16 @@ def check(
 
     The check requires that two conversions produce the same network, that this network runs at all sizes, and, if
     requested, that an engine builds. Every result must have the operator's dtype and shape, and NaN and infinities
-    where eager has them. Its error against float64 may exceed eager's by a few units in the last place (``ULPS``).
+    where eager has them. A result's error against float64 may exceed eager's by a few units in the last place
+    (``ULPS``).
 
     Args:
         call: the operator call.
-        registry, decompositions, settings: for the compilation. ``decompositions`` take precedence over converters.
+        registry, decompositions, settings: what to compile with. ``decompositions`` take precedence over converters.
         dynamic: False makes all sizes static; True requires named sizes in the call; None uses the call unchanged.
         build: also build the engine.
         executors: the executors to run on; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
-        devices: further devices to capture for (``"cuda"``): if the graph differs there, both graphs are checked.
+        devices: further devices to capture for (``"cuda"``): if a device's graph differs, that graph is checked too.
         used: fail if a decomposition took precedence over the target's own converter.
 
     Returns ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
@@ -126,7 +127,7 @@ def check(
 
 
 def _choose_static_or_dynamic(call: Call, dynamic: bool | None) -> Call:
-    """Return the call, with static sizes if ``dynamic`` is False; raise an error if it is True and no size is named."""
+    """Return the call, with static sizes if ``dynamic`` is False; raise an error if True and no size is named."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
         raise TypeError(f"check takes a call, such as {example}, not {call!r}")
@@ -204,7 +205,7 @@ def _compare_at_sizes(
 
 
 def _check_fake_tensors(expected: Expected, program: Program) -> None:
-    """Raise a `CallError` if eager and fake tensors differ in a dtype or size: converters see only fake tensors.
+    """Raise a `CallError` if results in eager and on fake tensors, which converters see, differ in a dtype or size.
 
     Torch 2.11 specializes ``int(k * 1.7)`` to the current size ``int(6 * 1.7)`` in a dynamic upsample_linear1d.
     """

@@ -1,4 +1,4 @@
-"""``check_model``: compile a whole model, and check all properties of the result at several sizes."""
+"""``check_model``: compile a whole model, and compare it with eager PyTorch at several sizes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,8 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Return the program that ``check_model`` compiles for the same arguments; arguments for the check are ignored."""
+    """Capture and return the program that ``check_model`` compiles for the same arguments; those for the check are
+    ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 

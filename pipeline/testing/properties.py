@@ -92,7 +92,7 @@ def check_target(
 
     Args:
         target: the operator.
-        registry, decompositions, settings: for the compilation.
+        registry, decompositions, settings: what to compile with.
         strategy: the strategy that generates calls; None: ``strategies.strategy_for``.
         dynamic: True: only calls with dynamic sizes; False: all sizes are static; None: calls as generated.
         build_every: build an engine for every N-th call; 0 for none.
@@ -151,7 +151,7 @@ def _check_tested(name: str, tally: Tally) -> None:
 
 
 def check_converter(converter: Callable[..., object] | ConverterRegistry, *targets: Any, **options: Any) -> None:
-    """Test with random calls that a converter passes every check of ``check``.
+    """Test a converter on random calls of its operators; each call must pass every check of ``check``.
 
         def test_my_gelu():
             check_converter(my_gelu)
@@ -159,7 +159,8 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
     Args:
         converter: a function declared with ``dynamo_tensorrt_converter``, or a registry.
         targets: the operators to test; by default all that the converter declares.
-        options: options of ``check_target``; in ``registry`` the converter replaces others for its operators.
+        options: options of ``check_target``; in ``registry``, the converter replaces all other converters of its
+            operators.
 
     Raises:
         CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if the function declares no

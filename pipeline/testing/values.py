@@ -81,7 +81,7 @@ def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
 
 
 def _sorted_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate small integers, or extreme values, sorted along the last dim, with NaN last."""
+    """Generate values that are sorted along the last dim, with NaN last: small integers, or extreme values."""
     kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme
     return kind(shape, dtype, generator).sort(-1).values
 
@@ -146,9 +146,9 @@ normal: floats of a normal distribution, integers -9 to 9, bools. positive: abov
 unit: strictly between -1 and 1. small: integers -3 to 3, in floats as well, so that ties occur.
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
 extreme: mostly NaN, ±inf and the greatest finite floats.
-sorted: small integers or extreme values, sorted along the last dim. no nan: special without it. distinct: no two
-alike. permutation: indices along the last dim, each once. regular: matrices far from singular. definite: symmetric and
-positive definite matrices. zeros, ones.
+sorted: small integers or extreme values, sorted along the last dim. no nan: special values without NaN. distinct: no
+two elements are equal. permutation: indices along the last dim, each once. regular: matrices far from singular.
+definite: symmetric and positive definite matrices. zeros, ones.
 """
 
 PARAMETRIC: Final[Mapping[str, Callable[..., CreateValues]]] = {
@@ -159,7 +159,8 @@ PARAMETRIC: Final[Mapping[str, Callable[..., CreateValues]]] = {
 }
 """The kinds of values with numbers, as in ``("below", 5)``; a number may be the name of a size.
 
-below k: indices 0 to k - 1. index k: the same counted from either end. between low, high: integers, both included.
+below k: indices 0 to k - 1. index k: indices of k elements counted from either end, -k to k - 1. between low, high:
+    integers, both included.
 uniform low, high: floats.
 """
 

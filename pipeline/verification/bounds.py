@@ -19,7 +19,7 @@ MatmulPrecision = Literal["cpu", "ieee", "tf32"]
 
 
 def matmul_precision(executor: str, tf32: bool) -> MatmulPrecision:
-    """Return how an executor computes matmuls in float32."""
+    """Return how an executor computes float32 matmuls; ``tf32``: whether they use TF32 on a GPU."""
     return "cpu" if executor == "reference" else "tf32" if tf32 else "ieee"
 
 
@@ -70,7 +70,7 @@ class Bound:
 
     @property
     def norm_floor(self) -> float:
-        """The norm of errors that is allowed even if eager is exact."""
+        """Return the norm of errors that is allowed even if eager is exact."""
         halves = self.dtype.itemsize < 4
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 

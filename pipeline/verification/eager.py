@@ -86,7 +86,7 @@ class EagerRun:
         return tuple(env[x] if isinstance(x, torch.fx.Node) else x for x in results_of(self.program.graph))
 
     def observe(self, node: torch.fx.Node, value: object) -> None:
-        """Save the value of a node if ``saved_nodes`` names it."""
+        """Save the value of a node, if its name is in ``saved_nodes``."""
         if node.name in self.saved_nodes:
             self.values[node.name] = value
 

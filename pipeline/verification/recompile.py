@@ -34,7 +34,7 @@ def check_comparable(program: Program) -> None:
 
 
 def check_compilable(program: Program) -> None:
-    """Raise an error if a program has no converters for a recompilation.
+    """Raise an error if a program cannot be recompiled, because its file or cache entry stores no converters.
 
     Raises:
         PipelineError: the program was loaded, or comes from a cache.

@@ -34,7 +34,7 @@ def find_differences(before: ProgramView, after: ProgramView) -> tuple[Change, .
 
 
 def format_changes(changes: Iterable[Change], max_rows: int = 20) -> str:
-    """Return the differences as text, at most ``max_rows`` of each kind; empty if there are none."""
+    """Format differences as text, with at most ``max_rows`` rows of each kind; empty if there are none."""
 
     def shorten(change: Change) -> Change:
         left = len(change.rows) - max_rows
@@ -48,7 +48,7 @@ def _nodes_by_name(view: ProgramView) -> dict[str, NodeView]:
 
 
 def _common_nodes(before: ProgramView, after: ProgramView) -> Iterator[tuple[NodeView, NodeView]]:
-    """Yield the nodes that both programs have, by name."""
+    """Yield pairs of nodes that have the same name in both programs."""
     old = _nodes_by_name(before)
     return ((old[node.name], node) for node in after.nodes if node.name in old)
 

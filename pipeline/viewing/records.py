@@ -46,7 +46,7 @@ class Value:
 
 @frozen
 class LayerView:
-    """A layer of an engine's network."""
+    """A layer of an engine's network: its name and kind."""
 
     name: str
     kind: str
@@ -108,7 +108,7 @@ class NodeView:
 
 @frozen
 class ModuleView:
-    """A module of the model whose forward created nodes: its path and class."""
+    """A module of the model: its path and class. Only modules whose ``forward`` created nodes are listed."""
 
     path: str
     type: str = ""

@@ -1,7 +1,7 @@
-"""The helpers of Torch-TensorRT's converters, with its signatures. ``ctx`` may be the network of a LEGACY converter.
+"""The helper functions of Torch-TensorRT's converters. In a LEGACY converter, pass its network as ``ctx``.
 
-They differ from Torch-TensorRT's in two points: a constant keeps its dtype and shape (a Python int becomes int64, not
-int32), and a view of a parameter can still be refitted.
+The signatures are Torch-TensorRT's. Results differ in two points: a constant keeps its dtype and shape (a Python int
+becomes int64, not int32), and a view of a parameter can still be refitted.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def get_trt_tensor(
 def create_constant(
     ctx: Conversion, value: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
-    """Return a constant layer, as `get_trt_tensor` creates it."""
+    """Create a constant layer from a value, as `get_trt_tensor` does."""
     ctx, wanted = context_of(ctx), torch_dtype(dtype)
     value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, torch.Tensor):
@@ -134,7 +134,7 @@ def broadcast(
 def broadcast_to_same_shape(
     ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, lhs_val: trt.ITensor, rhs_val: trt.ITensor
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Return two tensors of one shape: aten.broadcast_tensors.default"""
+    """Broadcast two tensors to the same shape, by adding the layers of aten.broadcast_tensors.default."""
     lhs, rhs = emit(context_of(ctx), name, call(aten.broadcast_tensors.default, [lhs_val, rhs_val]))
     return lhs, rhs
 
@@ -211,7 +211,7 @@ def to_trt_weights(
 
 @block
 def append(original_tensor: Argument, new_value: Argument, dim: int = 0) -> Expression:
-    """Append a value to a tensor along a dim."""
+    """Append a value to the end of a tensor along a dim."""
     return call(aten.cat.default, [original_tensor, _cast_like(new_value, original_tensor)], dim)
 
 
@@ -243,7 +243,7 @@ def get_node_io(node: Node, constant_mapping: Mapping[str, Argument] | None = No
 
 
 def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | None = None) -> bool:
-    """Return whether a node reads only an input or a constant, and the program returns its result."""
+    """Return whether a node reads an input or a constant of the program, and its result is an output."""
     reads = any(each.op == "placeholder" for each in node.all_input_nodes)
     return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)
 
@@ -292,14 +292,14 @@ def add_activation_layer(
     beta: float | None = None,
     dyn_range_fn: Argument = None,
 ) -> trt.ITensor:
-    """`impl.activation.convert_activation`"""
+    """Add an activation layer to the network, as `impl.activation.convert_activation` does."""
     return activation.convert_activation(network, target, SourceIR.ACC, name, operation_type, input_val, alpha, beta)
 
 
 def add_unary_layer(
     network: Conversion, input_val: Argument, operation_type: trt.UnaryOperation, target: Target, name: str
 ) -> trt.ITensor:
-    """`impl.unary.convert_unary`"""
+    """Add a unary layer to the network, as `impl.unary.convert_unary` does."""
     return unary.convert_unary(network, target, SourceIR.ACC, name, operation_type, input_val)
 
 
@@ -311,7 +311,8 @@ def add_binary_elementwise_layer(
     target: Target,
     name: str,
 ) -> trt.ITensor:
-    """`impl.elementwise.convert_binary_elementwise`"""
+    """Add an elementwise layer of two operands to the network, as `impl.elementwise.convert_binary_elementwise`
+    does."""
     return elementwise.convert_binary_elementwise(network, target, SourceIR.ACC, name, op_type, lhs_val, rhs_val)
 
 
@@ -323,13 +324,13 @@ def add_matrix_multiply_layer(
     name: str,
     transpose_other: bool = False,
 ) -> trt.ITensor:
-    """`impl.matmul.matrix_multiply`"""
+    """Add a matrix multiplication to the network, as `impl.matmul.matrix_multiply` does."""
     operation = trt.MatrixOperation.TRANSPOSE if transpose_other else trt.MatrixOperation.NONE
     return matmul.matrix_multiply(network, target, SourceIR.ACC, name, input_val, other_val, other_matrix_op=operation)
 
 
 def type_cast(network: Conversion, target: Target, name: str, input: Argument, cast_type: Argument) -> trt.ITensor:
-    """`impl.cast.to_copy`"""
+    """Add a cast to another dtype to the network, as `impl.cast.to_copy` does."""
     return cast.to_copy(network, target, SourceIR.ACC, name, input, cast_type)
 
 

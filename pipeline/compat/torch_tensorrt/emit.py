@@ -53,8 +53,8 @@ def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
 
 
 def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
-    """Add the layers of a call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise a
-    `NetworkError` if torch or every converter rejects a call."""
+    """Add the layers of an ATen call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise
+    a `NetworkError` if torch or every converter rejects a call."""
     graph = _Graph(NetworkFakes.of(ctx))
     several = isinstance(value, list | tuple)
     graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
@@ -163,7 +163,7 @@ class _Graph:
         return node
 
     def program(self) -> Program:
-        """Return the graph as a program without inputs; ``env`` has the values of its placeholders."""
+        """Return the graph as a program without inputs; its placeholders stand for the values in ``env``."""
         ctx = self.stand_ins.ctx
         return Program(
             graph_module=graph_module(torch.nn.Module(), self.graph),

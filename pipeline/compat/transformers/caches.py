@@ -233,7 +233,7 @@ class Filled(Cache):
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
-        """Return the keys and values of cross attention [batch, heads, encoded, width]."""
+        """Return the stored keys and values of cross attention [batch, heads, encoded, width] as a cache."""
         return _as_dynamic_cache(self.cross)
 
     @property

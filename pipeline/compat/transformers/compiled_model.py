@@ -134,8 +134,8 @@ class CompiledGeneration:
         return made.over(self.compiled, runners, self.limits)
 
     def save(self, path: StrPath, weights: StrPath = "inside") -> None:
-        """Save the model to a file, from which `pipeline.load` returns an object with ``generate``. Loading needs
-        transformers, but neither the model's checkpoint nor its code.
+        """Save the model to a file, from which `pipeline.load` returns an object with ``generate``. To load the file,
+        transformers must be installed; the model's checkpoint and own code are not needed.
 
         Args:
             path: the file; the program of an encoder is saved beside it (``NAME.encoder.trtp``).

@@ -137,7 +137,8 @@ class Kind:
     calls: tuple[TowerCall, ...] = ()
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if it cannot run the call."""
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if the program cannot run the
+        call."""
         parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_tensor_sizes(part), self.sizes, strict=True))
         return parts if fit else []
@@ -195,7 +196,7 @@ def _tensor_sizes(part: Inputs) -> list[int]:
 
 
 class PartModule(torch.nn.Module):
-    """A module that runs a family's encoder for one part."""
+    """A module that runs an encoder of a family for one part, with our attention function and constant arguments."""
 
     def __init__(self, family: Family) -> None:
         super().__init__()

@@ -75,24 +75,26 @@ def compile_for_generation(
         model: a decoder or encoder-decoder with a language-model head. It is not changed, and not needed afterwards.
         max_cache_len: the positions of the KV cache: the maximum number of tokens in a prompt and its continuation.
         max_batch: the maximum number of sequences in a call; each beam is a sequence.
-        max_prompt_len: the maximum number of tokens in a call; a longer prompt needs several. None: ``max_cache_len``.
-        max_draft_len: the maximum number of draft tokens in a call, which has a separate engine; more need several.
+        max_prompt_len: the maximum number of tokens in a call; a longer prompt needs several calls. None:
+            ``max_cache_len``.
+        max_draft_len: the maximum number of draft tokens in a call, which has a separate engine; more tokens need
+            several calls.
         max_encoder_len: the maximum number of tokens in an encoder's input.
         encoder_example: an input of an encoder without token ids: pixels or audio [rows, …]; Whisper needs no example.
             For a multimodal decoder: its processor's output for the largest prompt, or a list for several sizes.
         prompt_lens: lengths of prompts of ``max_batch`` rows that get engines of fixed sizes, which are faster.
-        compile: the pipeline; `pipeline.default` with these ``settings`` if None.
+        compile: the pipeline to compile with; None: `pipeline.default` with these ``settings``.
         executor: where engines run, as in `Compiled.module`.
-        shared_weights: let engines share a copy of the weights. Then prompts and single tokens have separate engines,
+        shared_weights: let engines share one copy of the weights. Then prompts and single tokens have separate engines,
             and layers of equal structure share an engine (`pipeline.shared_weights`, ``in_pieces``).
-        verify: compare logits with the model's in a wider dtype, as `pipeline.verify` does; ``"warn"`` warns of errors.
+        verify: compare logits with the model's in a wider dtype, as `pipeline.verify` does; ``"warn"`` only warns.
         settings: fields of `pipeline.CompilationSettings`, by name.
 
-    Returns: a `CompiledGeneration`, which is an instance of the model's class too.
+    Returns: a `CompiledGeneration`, which is also an instance of the model's own class.
 
     Raises:
         AgreementError: ``verify`` finds logit errors beyond the bound.
-        CaptureError: the model caches more than keys, values and states, or cannot be captured.
+        CaptureError: the model caches other tensors than keys, values and states, or cannot be captured.
         ValueError: a size is out of range, an argument does not apply to the model, or ``encoder_example`` is missing.
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))

@@ -56,10 +56,10 @@ class Sight:
 
 @frozen
 class Prompt:
-    """The inputs that the language model gets for a prompt: embeddings [rows, length, width], position ids [rows,
-    length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a mask of
-    the later tokens to which each token attends [rows, length, length], the layer types with this mask, and each
-    layer's additional input [rows, length, layers, width]."""
+    """The inputs that a language model gets for a multimodal prompt: embeddings [rows, length, width], position ids
+    [rows, length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a
+    mask of the later tokens to which each token attends [rows, length, length], the layer types with this mask, and
+    each layer's additional input [rows, length, layers, width]."""
 
     embeds: torch.Tensor
     places: torch.Tensor | None

@@ -121,7 +121,7 @@ def tensors(
 
 
 def spatial_rank(target: Target) -> int:
-    """Return the number of dims in an operator's name: 2 for adaptive_avg_pool2d."""
+    """Return the number of spatial dims in an operator's name: 2 for adaptive_avg_pool2d."""
     return next(int(c) for c in target._schema.name if c.isdigit())
 
 

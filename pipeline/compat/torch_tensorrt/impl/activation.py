@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Building blocks for activation functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
 
 
 def _softplus(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    """alpha * log(1 + exp(beta * x)); ATen's alpha is 1 / beta."""
+    """Return TensorRT's softplus, alpha * log(1 + exp(beta * x)), as ATen calls; ATen's alpha is 1 / beta."""
     plain = call(aten.softplus.default, x, beta)
     return plain if alpha is None or alpha * beta == 1 else call(aten.mul.Tensor, plain, alpha * beta)
 
