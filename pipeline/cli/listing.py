@@ -90,8 +90,7 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def describe_target(target: str) -> tuple[str, bool]:
-    """Describe converters and decompositions of an operator (or of all its overloads), and return whether it has
-    any."""
+    """Describe converters and decompositions of an operator (or all its overloads), and return whether it has any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
         raise UsageError("there is no operator ''; `pipeline support` lists all that have a converter")

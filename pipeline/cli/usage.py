@@ -26,8 +26,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the flag ``--input NAME=FILE.npy``, which is repeated for each input; ``what`` describes the accepted
-    values."""
+    """Add the flag ``--input NAME=FILE.npy``, repeated for each input; ``what`` describes the accepted values."""
     metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 

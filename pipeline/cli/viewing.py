@@ -1,5 +1,4 @@
-"""The commands ``pipeline report``, ``diff`` and ``plan``: show a program, compare two programs, show planned
-engines."""
+"""The commands ``pipeline report``, ``diff`` and ``plan``: show a program, compare two, show planned engines."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ def check(
 
     The check requires that two conversions produce the same network, that this network runs at all sizes, and, if
     requested, that an engine builds. Every result must have the operator's dtype and shape, and NaN and infinities
-    where eager has them. A result's error against float64 may exceed eager's by a few units in the last place
-    (``ULPS``).
+    where eager has them. A result's float64 error may exceed eager's by a few units in the last place (``ULPS``).
 
     Args:
         call: the operator call.

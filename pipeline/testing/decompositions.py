@@ -47,8 +47,7 @@ def check_decomposition(
         decomposition: a function declared with ``register_torch_trt_decomposition``.
         calls: calls of its operators; if none are given, Hypothesis generates calls for each operator.
         expected: operators that every call decomposes to, by overload, packet (any of its overloads) or name.
-        unexpected: operators that no call decomposes to; the decomposed operator is one of them, unless it is in
-            ``expected``.
+        unexpected: operators that no call decomposes to; the decomposed operator is one, unless it is in ``expected``.
         registry, decompositions, settings: what to compile with.
         profile: Hypothesis's settings; None: the profile that is loaded.
 

@@ -182,8 +182,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Capture and return the program that ``check_model`` compiles for the same arguments; those for the check are
-    ignored."""
+    """Return the program that ``check_model`` compiles for the same arguments; those for the check are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 

@@ -311,8 +311,7 @@ def add_binary_elementwise_layer(
     target: Target,
     name: str,
 ) -> trt.ITensor:
-    """Add an elementwise layer of two operands to the network, as `impl.elementwise.convert_binary_elementwise`
-    does."""
+    """Add an elementwise layer of two operands, as `impl.elementwise.convert_binary_elementwise` does."""
     return elementwise.convert_binary_elementwise(network, target, SourceIR.ACC, name, op_type, lhs_val, rhs_val)
 
 

@@ -52,8 +52,7 @@ class CachedTensor:
 
 
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
-    """A cache layer whose keys and values are buffers [max_batch, heads, max_cache_len, width], written from
-    ``start``."""
+    """A cache layer whose keys and values are buffers [batch, heads, positions, width], written from ``start``."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
         super().__init__(keys.shape[2])

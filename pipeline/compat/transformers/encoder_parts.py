@@ -137,8 +137,7 @@ class Kind:
     calls: tuple[TowerCall, ...] = ()
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if the program cannot run the
-        call."""
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if it cannot run the call."""
         parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_tensor_sizes(part), self.sizes, strict=True))
         return parts if fit else []

@@ -75,10 +75,8 @@ def compile_for_generation(
         model: a decoder or encoder-decoder with a language-model head. It is not changed, and not needed afterwards.
         max_cache_len: the positions of the KV cache: the maximum number of tokens in a prompt and its continuation.
         max_batch: the maximum number of sequences in a call; each beam is a sequence.
-        max_prompt_len: the maximum number of tokens in a call; a longer prompt needs several calls. None:
-            ``max_cache_len``.
-        max_draft_len: the maximum number of draft tokens in a call, which has a separate engine; more tokens need
-            several calls.
+        max_prompt_len: the most tokens in a call; a longer prompt needs several calls. None: ``max_cache_len``.
+        max_draft_len: the most draft tokens in a call, which has a separate engine; more tokens need several calls.
         max_encoder_len: the maximum number of tokens in an encoder's input.
         encoder_example: an input of an encoder without token ids: pixels or audio [rows, …]; Whisper needs no example.
             For a multimodal decoder: its processor's output for the largest prompt, or a list for several sizes.
