@@ -165,7 +165,7 @@ def input_value(port: Port, text: str) -> Any:
 
 
 def _is_numpy_dtype(dtype: torch.dtype) -> bool:
-    """Return whether numpy supports a dtype. Not bfloat16 and 8-bit floats, which files store as float32."""
+    """Return whether numpy supports a dtype: not bfloat16 and 8-bit floats, which files store as float32."""
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 

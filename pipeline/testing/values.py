@@ -61,7 +61,7 @@ def _special_without(unwanted: Callable[[float], bool]) -> CreateValues:
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate NaN, infinities and zeros of both signs; or integers up to near the ends of their range."""
+    """Generate floats with NaN, infinities and zeros of both signs; or integers up to the ends of their range."""
     if dtype.is_floating_point:
         return _random_choice(torch.tensor(_SPECIAL_FLOATS, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:

@@ -173,7 +173,7 @@ class _Search:
         return (cheap,), IN_TORCH
 
     def loads_with(self, compiled: Compiled, fault: Sequence[torch.fx.Node], decision: Decision) -> bool:
-        """Return whether the engine of a fault's operators loads if they are compiled as decided."""
+        """Return whether an engine of the faulty operators loads if they are compiled as decided."""
         try:
             validated = apply_decisions(compiled, [decision], self.recompiler)
         except NotPossibleError:

@@ -56,7 +56,7 @@ def view_program(program: Compiled | Partitioned, title: str = "", profile: Prof
 
 
 class _Collector:
-    """A collector of everything that a program's view shows; the parts are indexed by name."""
+    """A collector of everything that a program's view shows; it indexes nodes, layers and kernels by name."""
 
     def __init__(self, program: Compiled | Partitioned) -> None:
         if isinstance(program, Partitioned):  # a program without networks and engines
@@ -148,7 +148,7 @@ class _Collector:
             yield Value(_number_type(value))
 
     def view_engine_node(self, node_view: NodeView, node: torch.fx.Node) -> NodeView:
-        """Return ``node_view``, of a node in an engine, with its converter, layers, weights and kernels."""
+        """Add to a node's view how an engine runs the node: its converter, layers, weights and kernels."""
         choice = self.partitioned.verdicts[node.name].choice
         layers = self.layers_by_node.get((node_view.segment, node.name), ())
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)

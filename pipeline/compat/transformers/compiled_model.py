@@ -292,7 +292,7 @@ class CompiledGeneration:
 
 
 def _check_tokens(given: object) -> None:
-    """Raise an error if a prompt is not a tensor with a batch dim."""
+    """Raise an error if the prompt is not a tensor with a batch dim."""
     if isinstance(given, str | list | tuple) and not (given and isinstance(given[0], torch.Tensor)):
         how = "tokenizer(text, return_tensors='pt').input_ids" if isinstance(given, str) else "torch.tensor(ids)"
         raise TypeError(f"a prompt is a tensor of token ids [rows, tokens], not {kind_of(given)}: {how} makes one")

@@ -90,7 +90,7 @@ class Family:
     @classmethod
     @abstractmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return a record of this class for an encoder, given example calls."""
+        """Create this family's description of an encoder from example calls of the encoder."""
 
     @abstractmethod
     def parts(self, inputs: EncoderInputs) -> list[Part]:

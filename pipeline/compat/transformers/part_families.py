@@ -77,7 +77,7 @@ class Patches(Family):
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return a record for the largest frame of the examples; the encoder is run to determine ``unit``."""
+        """Describe an encoder by the largest frame of its example calls; the encoder is run to determine ``unit``."""
         grids = [(grid, each) for each in examples for grid in cls.layouts(each)]
         two = precompute_values(encoder, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
         apart = two["cu_seqlens"].numel() == 3
@@ -145,7 +145,7 @@ class Images(Family):
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return a record for the longest image side among the examples."""
+        """Describe an encoder by the longest image side in its example calls."""
         patch: Any = encoder.patch_size
         side = max(side for each in examples for size in cls.layouts(each) for side in size)
         return cls(encoder, examples[0], side // patch * patch, patch)
@@ -193,7 +193,7 @@ class Sounds(Family):
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return a record for the examples' lengths; a long audio input shows the sizes of full chunks and windows."""
+        """Describe an encoder by its example calls; a long audio input shows the sizes of full chunks and windows."""
         long = _precompute_sound(
             encoder, examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND), (LONG_SOUND,)
         )

@@ -150,7 +150,7 @@ def _draw_call_with_dims(draw: Draw, target: Any) -> Call:
 
 
 def _draw_plain_arguments(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
-    """Generate the arguments that are neither tensors nor dims; those with defaults are sometimes omitted."""
+    """Generate arguments other than tensors and dims: numbers, flags, dtypes; those with defaults may be absent."""
     plain = [a for a in schema_arguments(target) if a.accepts_any_value and (a.required or draw(st.booleans()))]
     return {a.name: draw(_argument_values(a, dtype)) for a in plain}
 
