@@ -1,4 +1,4 @@
-"""The command line: its commands, options, and reports."""
+"""The command line ``pipeline``: its commands, their options, and the reports that they print."""
 
 from pipeline.cli.commands import main
 

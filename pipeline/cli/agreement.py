@@ -1,4 +1,4 @@
-"""Measure the error of a compiled program against eager PyTorch, on random inputs."""
+"""Measure, on random inputs, the error of a compiled program against the model in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.inputs import Input, is_input
 
 @frozen
 class Agreement:
-    """The largest difference from eager over all outputs.
+    """The largest difference between a compiled program's outputs and eager PyTorch's, over all outputs.
 
-    absolute: the largest absolute difference; infinite if an element is NaN or infinite in only one of the outputs.
-    relative: the same divided by the largest finite magnitude of that output in eager.
-    executor: where the engines ran, ``"tensorrt"`` or ``"reference"``.
+    absolute: the largest absolute difference; infinite if an element is NaN or infinite in only one of the two results.
+    relative: the difference divided by the largest finite magnitude in eager's output.
+    executor: the executor that ran the engines, ``"tensorrt"`` or ``"reference"``.
     """
 
     absolute: float
@@ -32,7 +32,7 @@ class Agreement:
 
 
 def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
-    """Measure the error of a compiled program against its original model, on one set of inputs."""
+    """Measure the error of a compiled program against the original model in eager PyTorch, on random inputs."""
     module = compiled.module()
     args, kwargs = random_inputs(source)
     ours = module(*_copy_tensors(args), **_copy_tensors(kwargs))
@@ -43,8 +43,8 @@ def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
 
 
 def largest_difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
-    """Return the largest differences between two pytrees of outputs; raise a `ValueError` if they differ in structure,
-    dtype or shape."""
+    """Return the largest differences between a compiled program's outputs and eager's, both pytrees; raise a
+    `ValueError` if they differ in structure, dtype or shape."""
     (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
     if spec != expected:
         raise ValueError(f"the outputs have the structure {spec}, but eager's have {expected}")
@@ -68,7 +68,7 @@ def _output_errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
 
 
 def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the inputs of a source, with a random tensor of the optimal shape in place of each `Input`."""
+    """Return a model's inputs with a random tensor of the optimal shape in place of each `Input`."""
     generator = torch.Generator().manual_seed(0)
     arguments: Any = (tuple(source.args), dict(source.kwargs))
     if isinstance(source.model, ExportedProgram):
@@ -88,7 +88,7 @@ def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def random_tensor(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return a random tensor: floats of the normal distribution, integers 0 or 1 (mostly valid indices), or bools."""
+    """Return a random tensor: normally distributed floats, bools, or the integers 0 and 1 (mostly valid as indices)."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, generator=generator).to(dtype)
     return torch.randint(0, 2, shape, generator=generator).to(dtype)

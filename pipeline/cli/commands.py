@@ -1,5 +1,5 @@
-"""The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``generate``,
-``report``, ``diff``, ``plan`` and more. A command's module is imported only if the command is run.
+"""The entry point of the command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``,
+``generate``, ``report``, ``diff``, ``plan`` and more. A command's module is imported only if the command is run.
 
 Exit codes: 0 for success; 1 if a valid request failed; 2 for wrong input, with the reason on one line of stderr; 130
 after Ctrl-C; 141 if the output pipe was closed.
@@ -35,14 +35,14 @@ from pipeline.version import __version__
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line."""
+    """An argument parser that reports an error in one line, as a `UsageError`."""
 
     def error(self, message: str) -> typing.NoReturn:
         raise UsageError(f"{message} (`{self.prog} --help` shows the usage)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code."""
+    """Run the command that ``argv`` names (None: the process's arguments), and return its exit code."""
     try:
         given = sys.argv[1:] if argv is None else argv
         # argparse would take the word after a bare --verify for its value
@@ -98,7 +98,7 @@ def _print_error(code: int, message: str) -> int:
 
 
 def _drop_output() -> None:
-    """Discard output that cannot be written; otherwise Python tries to write it again at exit, and reports an error."""
+    """Discard output that a closed pipe did not accept; Python would write it again at exit, and report an error."""
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
@@ -106,7 +106,7 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _show_warnings() -> Iterator[None]:
-    """Return a context in which pipeline's warnings are printed to stderr, and torch's are hidden. TensorRT's
+    """Return a context in which this package's warnings are printed to stderr, and torch's are hidden. TensorRT's
     messages are not printed, since exceptions contain them."""
     ours, theirs = logging.getLogger("pipeline"), logging.getLogger("torch")
     handler = logging.StreamHandler()
@@ -135,7 +135,7 @@ def _show_warnings() -> Iterator[None]:
 
 
 SHOWN: Final = (AgreementWarning, ArtifactWarning, CoverageWarning, VersionWarning)
-"""Our warnings that are printed as lines."""
+"""The classes of this package's warnings that the command line prints, each as one line."""
 
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -154,11 +154,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "diff": ("viewing", "show how two programs differ: nodes that moved, layers, kernels, sizes, times, errors"),
     "plan": ("viewing", "show the engines that would be built for a model, and the fallbacks; build nothing"),
 }
-"""The module of each command, which is imported when the command is asked for, and its help."""
+"""The module and the help text of each command; a command's module is imported only when the command is run."""
 
 
 class _Version(argparse.Action):
-    """``--version``: load TensorRT, print the versions, and exit."""
+    """The flag ``--version``: it loads TensorRT, prints the versions of all libraries, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from pipeline.trt import LIBRARY
@@ -168,7 +168,7 @@ class _Version(argparse.Action):
 
 
 def _create_parsers(requested: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of the command line, and that of the requested command, which alone has its arguments."""
+    """Return the command line's parser and the requested command's parser; only the latter has its arguments."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

@@ -1,4 +1,4 @@
-"""``pipeline compile``, ``bisect``, ``support`` and ``print``: models on the command line."""
+"""The commands ``pipeline compile``, ``bisect``, ``support`` and ``print``, which take a model, not a saved program."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def run_pipeline(pipeline: Any, source: Source) -> Any:
-    """Run the pipeline on a source; any error during capture is raised as a `CaptureError`.
+    """Compile a model from the command line; raise a `CaptureError` for any error while it is captured.
 
     The graphs that torch.export prints to stderr with its exceptions are not shown.
     """
@@ -126,7 +126,7 @@ def bisect_command(options: argparse.Namespace) -> int:
 
 
 def _agreement(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
-    """Return the error against eager, or the reason why it is not measured."""
+    """Return the compiled program's error against eager PyTorch, or None and the reason why it was not measured."""
     if options.no_check:
         return None, "--no-check"
     if options.verify:

@@ -1,4 +1,4 @@
-"""``pipeline generate``: generate tokens with a language model; prompts and results are token ids."""
+"""The command ``pipeline generate``: generate tokens with a language model; prompts and results are token ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> str:
-    """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
+    """Run ``pipeline generate``: generate tokens, and return the text to print, a line of token ids for each prompt."""
     logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it, and it logs what it cannot load
     try:
         compile_for_generation = next((p.load() for p in entry_points(group=GROUP, name="transformers")), None)
@@ -84,7 +84,7 @@ def _parse_ids(text: str) -> list[int]:
 
 
 def _load_model(spec: str, seed: int) -> Any:
-    """Return a decoder-only model, with the weights in its folder, or with random weights if the folder has none."""
+    """Return a decoder-only model of transformers: with the weights in its folder, or random weights if it has none."""
     import transformers
 
     torch.manual_seed(seed)

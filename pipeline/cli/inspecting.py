@@ -1,4 +1,4 @@
-"""``pipeline inspect``: describe a saved program without importing the runtime."""
+"""The command ``pipeline inspect``: describe a saved program without importing the runtime."""
 
 from __future__ import annotations
 

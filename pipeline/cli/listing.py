@@ -1,4 +1,4 @@
-"""Print the support table of ``pipeline support``."""
+"""Create the table of supported operators that ``pipeline support`` prints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
 def operator_lines() -> str:
-    """Return a line for each operator that has a converter."""
+    """Return the table of supported operators: a line for each operator that has a converter."""
     rows = support_table(DYNAMO_CONVERTERS)
     width = max(len(row.target) for row in rows)
     lines = [
@@ -47,7 +47,7 @@ end as float32 (the pass `split_doubles`). Engines have the real and the imagina
 
 
 def operators_page() -> str:
-    """Return the text of docs/operators.md."""
+    """Return the text of the documentation page docs/operators.md."""
     rows = support_table(DYNAMO_CONVERTERS)
     dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES - {torch.int8}))
     known = [row.target for row in rows]
@@ -73,7 +73,7 @@ def operators_page() -> str:
 
 
 def _abbreviate_names(targets: list[str], known: Sequence[str]) -> str:
-    """Return the targets; all overloads of an operator in ``known`` are abbreviated to the operator's name."""
+    """Abbreviate operator names: all overloads of an operator in ``known`` become the operator's name."""
     packets: dict[str, list[str]] = {}
     for target in targets:
         packets.setdefault(target.rpartition(".")[0], []).append(target)
@@ -90,7 +90,7 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def describe_target(target: str) -> tuple[str, bool]:
-    """Describe the converters and decompositions of a target or all its overloads; return whether it has any."""
+    """Describe converters and decompositions of an operator (or all its overloads), and return whether it has any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
         raise UsageError("there is no operator ''; `pipeline support` lists all that have a converter")
@@ -107,7 +107,7 @@ def describe_target(target: str) -> tuple[str, bool]:
 
 
 def _matches_name(target: str, name: str) -> bool:
-    """Return whether a name, with or without namespace and overload, refers to this target."""
+    """Return whether a name that the user typed, with or without namespace and overload, refers to this operator."""
     return any(target == full or target.startswith(f"{full}.") for full in (name, f"aten.{name}"))
 
 
@@ -128,7 +128,7 @@ def _apart(op: torch._ops.OpOverload[..., Target]) -> str:
 
 
 def _aten_operators() -> list[str]:
-    """Return every ATen operator of this torch."""
+    """Return the names of all ATen operators of the installed torch."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in names)
 

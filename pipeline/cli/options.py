@@ -1,4 +1,4 @@
-"""Command-line options: the model and its inputs, precision, and a flag for each setting."""
+"""Add the options that commands share: the model and its inputs, the precision, and a flag for each setting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add ``--input DIMS``, a flag that is repeated for each input of the model; ``text`` is its help."""
+    """Add the flag ``--input DIMS``, which is repeated for each input of the model; ``text`` is the flag's help."""
     metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
@@ -60,11 +60,11 @@ METAVARS: Final[Mapping[str, str]] = {
     "runtime_cache": "PATH",
     "measurements": "FILE",
 }
-"""What the help calls the values of settings that are no flags and no numbers."""
+"""The names that the help prints for the values of settings that are neither on/off flags nor numbers."""
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add ``--precision``, and a flag for each field of CompilationSettings. The help text of a flag is the first
+    """Add the flag ``--precision``, and a flag for each field of CompilationSettings. Its help text is the first
     sentence of the field's documentation and the default."""
     parser.add_argument(
         "--precision",
@@ -106,7 +106,7 @@ def setting_texts() -> dict[str, str]:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence of a text, and its remark about the default."""
+    """Return the first sentence of a field's documentation, and the remark about its default value."""
     stops = (match.start() for match in re.finditer(r"\.(?= |$)", text))
     ends = (stop for stop in stops if text.count("(", 0, stop) == text.count(")", 0, stop))
     start, default = text[: next(ends, len(text))], re.search(r"Default (`[^`]*`|[\w ]+)", text)
@@ -126,7 +126,7 @@ def _parse_settings(options: argparse.Namespace) -> CompilationSettings:
 
 
 def _parse_operator(text: str) -> Any:
-    """Return the operator with a name, or all its overloads; reject an unknown name, since it would have no effect."""
+    """Return the operator of this name, or all its overloads; raise an error if the name is unknown."""
     path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     value: object = torch.ops
     for part in path:

@@ -1,4 +1,4 @@
-"""``pipeline profile``: measure the time of each layer in a call of a saved program on a GPU."""
+"""The command ``pipeline profile``: measure on a GPU how long each layer of a saved program takes in a call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def run_profile(options: argparse.Namespace) -> str:
-    """Measure a program; return the output of ``pipeline profile``."""
+    """Run ``pipeline profile``: measure a saved program, and return the table to print."""
     check_exists(options.file)
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}: expected at least 1")
@@ -50,7 +50,7 @@ def run_profile(options: argparse.Namespace) -> str:
 
 
 def input_leaves(program: Compiled, texts: Sequence[str]) -> Iterator[object]:
-    """Return the inputs in order: from files, or random tensors of the optimal sizes."""
+    """Return a saved program's inputs in order: read from the given files, or random tensors of the optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
     found = inputs_by_name(program, texts)
     for port in ports:

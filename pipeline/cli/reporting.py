@@ -1,4 +1,4 @@
-"""Write the results of a compilation: engines, and a report as text and as JSON."""
+"""Write the results of ``pipeline compile``: the engines, and a report as text and as JSON."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from pipeline.viewing.sources import write_view
 
 @frozen
 class EngineFile:
-    """One engine: its file, the version of TensorRT that built it, and its inputs and outputs (``name: dtype[dims
-    with ranges]``)."""
+    """One saved engine: its file, the version of TensorRT that built it, and its inputs and outputs as texts (``name:
+    dtype[dims with ranges]``)."""
 
     name: str
     file: str
@@ -57,8 +57,8 @@ class EngineFile:
 
 @frozen
 class CompilationReport:
-    """The report of one compilation. If ``agreement`` was not measured, it is None, and ``note`` has the reason.
-    ``verification`` is the agreement that ``--verify`` measured."""
+    """The report that ``pipeline compile`` writes. If the error against eager was not measured, ``agreement`` is None
+    and ``note`` has the reason. ``verification`` is the agreement that ``--verify`` measured."""
 
     model: str
     engines: tuple[EngineFile, ...]
@@ -84,7 +84,7 @@ class CompilationReport:
     def of(
         cls, model: str, compiled: Compiled, ledger: Ledger, agreement: Agreement | None, note: str, precision: str
     ) -> CompilationReport:
-        """Create the report of a compiled program; ``precision`` is the requested precision."""
+        """Create the report of a compiled program; ``precision`` is the precision that the user requested."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -136,7 +136,7 @@ class CompilationReport:
 
 
 def _count_dtypes(program: Program) -> FrozenDict[str, int]:
-    """Return the number of operators by dtype of their first result, the most frequent dtype first."""
+    """Count a program's operators by the dtype of their first result; the most frequent dtype is first."""
     values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
     firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
     found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))
@@ -160,7 +160,7 @@ def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
 
 
 def _json_value(_: object, __: object, value: object) -> Any:
-    """Convert a mapping to a dict and an infinity to text, for JSON."""
+    """Convert a mapping to a dict, and an infinite float to text, since JSON has neither."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
@@ -169,8 +169,8 @@ def _json_value(_: object, __: object, value: object) -> Any:
 
 
 def write_results(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
-    """Write the engines, both reports and the program's page to a new folder, atomically: after an error there is no
-    folder."""
+    """Write the engines, both reports (text and JSON) and the program's web page to a new folder; if an error occurs,
+    no folder is created."""
     with replace_folder(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):
             (scratch / file.file).write_bytes(memoryview(engine.checked_plan()))
@@ -181,7 +181,7 @@ def write_results(folder: Path, compiled: Compiled, report: CompilationReport) -
 
 @contextlib.contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces ``folder`` at the end; after an error ``folder`` is unchanged."""
+    """Yield a temporary folder, which replaces ``folder`` at the end; after an error ``folder`` is unchanged."""
     folder = Path(os.path.realpath(folder))  # a link stays one: what it points to is replaced
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

@@ -1,4 +1,4 @@
-"""``pipeline run``, ``verify``, ``serve-config`` and ``export``: saved programs on the command line."""
+"""The commands ``pipeline run``, ``verify``, ``serve-config`` and ``export``, which take a saved program."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def run_program(options: argparse.Namespace) -> str:
-    """Run a program; return the output of ``pipeline run``: a line for each output."""
+    """Run ``pipeline run``: call a saved program, and return the text to print, one line for each output."""
     check_exists(options.file)
     folder = options.output.absolute().parent if options.output is not None else Path()
     if not folder.is_dir():
@@ -80,7 +80,7 @@ def run_program(options: argparse.Namespace) -> str:
 
 
 def run_verify(options: argparse.Namespace) -> str:
-    """Compare a program with eager; return the output of ``pipeline verify``: its errors and their bounds."""
+    """Run ``pipeline verify``: compare a saved program with eager PyTorch; return errors and bounds as text."""
     check_exists(options.file)
     program = _load_program(options)
     calls = [named_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
@@ -88,7 +88,7 @@ def run_verify(options: argparse.Namespace) -> str:
 
 
 def _load_program(options: argparse.Namespace) -> Compiled:
-    """Load the program from the file; do not warn of a missing GPU if the reference executor is requested."""
+    """Load the saved program; if the user requested the reference executor, do not warn that there is no GPU."""
     with warnings.catch_warnings():
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)
@@ -96,7 +96,7 @@ def _load_program(options: argparse.Namespace) -> Compiled:
 
 
 def run_serve_config(options: argparse.Namespace) -> str:
-    """Write a model repository; return the output of ``pipeline serve-config``: config.pbtxt, and its path."""
+    """Run ``pipeline serve-config``: write a Triton model repository; return the text of config.pbtxt, and its path."""
     check_exists(options.file)
     if options.output.exists() and not options.output.is_dir():
         raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
@@ -107,7 +107,7 @@ def run_serve_config(options: argparse.Namespace) -> str:
 
 
 def run_export(options: argparse.Namespace) -> str:
-    """Write an ONNX file; return the output of ``pipeline export``: its path."""
+    """Run ``pipeline export``: write a saved program as an ONNX file; return the file's path."""
     check_exists(options.file)
     target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
     try:
@@ -118,7 +118,7 @@ def run_export(options: argparse.Namespace) -> str:
 
 
 def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Return the inputs by name; raise a `UsageError` if an input is missing."""
+    """Return a saved program's inputs as (name, value) pairs; raise a `UsageError` if an input is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
@@ -128,7 +128,7 @@ def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str
 
 
 def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
-    """Return the values of ``--input NAME=VALUE``, by input name."""
+    """Parse the flags ``--input NAME=VALUE``: return the text of each value by input name."""
     names = [port.name for port in inputs_of(program.program)]
     found: dict[str, str] = {}
     for text in texts:
@@ -142,7 +142,7 @@ def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
 
 
 def input_value(port: Port, text: str) -> Any:
-    """Return the tensor for a command-line value: the array in a file, or a number."""
+    """Convert a command-line value to a tensor for an input: the array in a file, or a number."""
     if port.kind != "tensor":
         try:
             return int(text)
@@ -165,7 +165,7 @@ def input_value(port: Port, text: str) -> Any:
 
 
 def _is_numpy_dtype(dtype: torch.dtype) -> bool:
-    """Return whether numpy supports a dtype. It lacks bfloat16 and 8-bit floats, which files store as float32."""
+    """Return whether numpy supports a dtype: not bfloat16 and 8-bit floats, which files store as float32."""
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 

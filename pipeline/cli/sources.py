@@ -1,5 +1,5 @@
 """Load the model that the command line compiles: a ``.pt2``, TorchScript or ONNX file, or the result of a factory
-``package.module:name``, with its inputs."""
+``package.module:name``, which also returns the model's inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 @frozen
 class Source:
-    """A model and the inputs for which it is compiled: the arguments of a `pipeline.Pipeline`."""
+    """A model and the inputs for which it is compiled, as they are passed to a `pipeline.Pipeline`."""
 
     name: str
     model: torch.nn.Module | ExportedProgram
@@ -43,7 +43,7 @@ class Source:
     dynamic_shapes: Spec = None
 
     def with_inputs(self, inputs: Sequence[Input]) -> Source:
-        """Return the same model with these inputs in place of its own: named inputs by keyword, others by position."""
+        """Return the same model with these inputs in place of its own; named inputs become keyword arguments."""
         if not inputs:
             return self
         if isinstance(self.model, ExportedProgram):
@@ -55,7 +55,7 @@ class Source:
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
     def checked(self) -> Source:
-        """Return the source; raise a `UsageError` if the module's ``forward`` does not accept its inputs."""
+        """Return the source unchanged; raise a `UsageError` if the module's ``forward`` does not accept the inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)
@@ -69,12 +69,12 @@ class Source:
 
 
 def names_a_model(spec: str) -> bool:
-    """Return whether a string looks like a SPEC: ``package.module:factory``, or a file with a model's extension."""
+    """Return whether a command-line argument looks like a model: ``package.module:factory`` or a model file."""
     return bool(SPEC.fullmatch(spec)) or spec.endswith(tuple(READERS))
 
 
 def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """Load the model that a SPEC names, with these inputs or its own; raise a `UsageError` if there is none."""
+    """Load the model that a SPEC names, with ``inputs`` or its own inputs; raise a `UsageError` if there is none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _convert_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
     elif spec.endswith(tuple(READERS)):
@@ -104,7 +104,7 @@ def _load_file(path: Path) -> Source:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Return whether torch.save wrote a file: a pickle in a zip file, without TorchScript's constants."""
+    """Return whether torch.save wrote a file: a zip file with a pickle, without the constants of TorchScript."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -113,7 +113,7 @@ def _is_pickled(path: Path) -> bool:
 
 
 def _load_torchscript(path: Path) -> torch.jit.ScriptModule:
-    """Load the module of a TorchScript file, for inference, without torch's warnings that the format is deprecated."""
+    """Load a TorchScript file in evaluation mode, and hide torch's warnings that TorchScript is deprecated."""
     with warnings.catch_warnings():
         for category in (FutureWarning, DeprecationWarning):
             warnings.simplefilter("ignore", category)
@@ -127,11 +127,11 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
     ".ts": (_load_torchscript, "torch.jit.save"),
     ".onnx": (onnx_file.read_onnx_file, "torch.onnx.export"),
 }
-"""The reader of a file and its writer's name, by the file's suffix."""
+"""For each file suffix: the function that reads a model file, and the name of the function that writes such files."""
 
 
 def call_factory(spec: str) -> object:
-    """Return the model of ``package.module:factory``: the factory's result, or the module of that name."""
+    """Return the model of ``package.module:factory``: the result of the factory, or the module that has this name."""
     module_name, _, attribute = spec.partition(":")
     factory = _get_attribute(_import_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):
@@ -143,7 +143,7 @@ def call_factory(spec: str) -> object:
 
 
 def _import_module(name: str) -> Any:
-    """Import the module, also from the current folder."""
+    """Import a module by name; it may be in the current folder."""
     here = os.getcwd()  # noqa: PTH109 - sys.path takes strings
     if Path(here, name).is_file():
         raise UsageError(f"SPEC names a module, not a file: write {name.removesuffix('.py')}:factory")
@@ -170,8 +170,8 @@ def _get_attribute(module: object, module_name: str, path: str) -> object:
 
 
 def _convert_result(spec: str, name: str, result: object) -> Source:
-    """Convert a factory's result: a module, a tuple whose first item is a module, an ExportedProgram, or an object
-    with the attributes of a Source."""
+    """Convert a factory's result to a `Source`: it may be a module, a tuple whose first item is a module, an
+    ExportedProgram, or an object with the attributes of a `Source`."""
     if isinstance(result, torch.nn.Module):
         return Source(name, result.eval())
     if isinstance(result, ExportedProgram):
@@ -194,7 +194,7 @@ def _convert_result(spec: str, name: str, result: object) -> Source:
 
 
 def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
-    """Return the inputs in the program's order, after checking them against the export; they set the optimal sizes."""
+    """Return the user's inputs in the exported program's order, after checking that the export accepts them."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     names = list(exported.graph_signature.user_inputs)
     unnamed = iter([i for i in inputs if not i.name])

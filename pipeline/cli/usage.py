@@ -9,7 +9,7 @@ from pipeline.errors import PipelineError
 
 
 class UsageError(PipelineError):
-    """Wrong input on the command line; the message goes to stderr."""
+    """An error for wrong input on the command line; the command prints its message to stderr."""
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add FILE, and ``--allow-operators NAMESPACE``, which may be repeated."""
+    """Add the argument FILE, a saved program, and the flag ``--allow-operators NAMESPACE``, which may be repeated."""
     add_file(parser)
     text = "a library whose operators the program may call in PyTorch (torchvision); may be repeated"
     parser.add_argument(
@@ -26,7 +26,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--input NAME=FILE.npy``, a flag that is repeated for each input; ``what`` describes the accepted values."""
+    """Add the flag ``--input NAME=FILE.npy``, repeated for each input; ``what`` describes the accepted values."""
     metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
@@ -37,6 +37,6 @@ def check_exists(file: str) -> None:
 
 
 def first_line(error: object) -> str:
-    """Return the first non-empty line of an error, at most 300 characters of it."""
+    """Return the first non-empty line of an error's message, at most 300 characters."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= 300 else f"{line[:299]}…"

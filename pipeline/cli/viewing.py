@@ -1,4 +1,4 @@
-"""``pipeline report``, ``diff`` and ``plan``: show a program, the differences of two programs, and planned engines."""
+"""The commands ``pipeline report``, ``diff`` and ``plan``: show a program, compare two, show planned engines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(options: argparse.Namespace) -> str:
-    """Write the page; return the output of ``pipeline report``."""
+    """Run ``pipeline report``: write a program's web page, and return the text to print."""
     program = _open_view(options.file)
     output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
     check_folder(output)
@@ -85,7 +85,7 @@ def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
 
 
 def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str]) -> ProgramView:
-    """Compile the model of a SPEC with changed settings; return its view."""
+    """Compile the model of a SPEC with changed settings, and return the view of the compiled program."""
     if not (options.left or options.right):
         raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
@@ -99,7 +99,7 @@ def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, 
 
 
 def _setting_flag(text: str) -> list[str]:
-    """Convert ``optimization_level=5`` to the flag of the command line."""
+    """Convert a changed setting such as ``optimization_level=5`` to the equivalent flag of the command line."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{text!r} is no setting: write NAME=VALUE, such as optimization_level=5, or precision=fp16")
@@ -127,6 +127,6 @@ def _open_view(path: str) -> ProgramView:
 
 
 def check_folder(path: Path | None) -> None:
-    """Raise an error before any work is done if a file cannot be written."""
+    """Raise an error, before any work is done, if the output file cannot be written."""
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {str(path.absolute().parent)!r} to write {path.name!r} to")

@@ -1,1 +1,1 @@
-"""Compatibility: run converters and models that were written for other compilers and libraries."""
+"""Compatibility with other compilers and libraries: run converters and models that were written for them."""

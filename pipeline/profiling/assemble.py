@@ -1,4 +1,4 @@
-"""Assemble measurements into a ``Profile``: the median time of each layer, and each node's share of it."""
+"""Create a ``Profile`` from measurements: the median time of each layer, and the share of each node in that time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pipeline.recipes import qualified_name
 from pipeline.records.profile import LayerTime, NodeTime, Profile, SegmentTime
 
 Rows = Sequence[tuple[str, float]]
-"""The rows of one run: names, and milliseconds."""
+"""The rows that TensorRT's profiler reports for one run: a name and milliseconds for each."""
 
 
 @frozen
 class MeasuredTimes:
-    """The measurements of a program, in milliseconds on the GPU, one number per run.
+    """The measured GPU times of a program, in milliseconds, with a number for each run.
 
     segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: the inspector's
         data about each engine's layers. kernels: the kernels of each segment. calls: whole calls without CUDA graphs.
@@ -45,8 +45,8 @@ class MeasuredTimes:
 
 
 def assemble_profile(compiled: Compiled, measured: MeasuredTimes) -> Profile:
-    """Return a program's profile from its measurements, for the segments that ran: segments of optimization profiles
-    that the call does not fit are left out."""
+    """Create a program's profile from its measurements; segments that did not run, because they belong to optimization
+    profiles for other sizes, are left out."""
     ran = [s for s in compiled.partitioned.segments if s.profile is None or s.name in measured.segments]
     segments = tuple(_segment_time(compiled, segment, measured) for segment in ran)
     return Profile(
@@ -84,7 +84,7 @@ def _segment_time(compiled: Compiled, segment: Segment, measured: MeasuredTimes)
 
 
 def _median_rows(runs: Sequence[Rows]) -> Rows:
-    """Return the median time of each row of an engine, over the runs with the most common row names."""
+    """Return the median time of each profiler row of an engine, over those runs that have the most common row names."""
     alike = zip(*most_common_runs(runs, lambda row: row[0]), strict=True)
     return [(rows[0][0], median(taken for _, taken in rows)) for rows in alike]
 
@@ -92,7 +92,7 @@ def _median_rows(runs: Sequence[Rows]) -> Rows:
 def _layer_times(
     compiled: Compiled, segment: Segment, rows: Rows, metadata: Mapping[str, Sequence[str]]
 ) -> Iterator[LayerTime]:
-    """Yield the rows of an engine, with the nodes that they compute."""
+    """Yield the profiler's rows of an engine, each with the nodes whose results it computes."""
     names = [name for name, _ in rows]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
@@ -108,13 +108,13 @@ def _layer_times(
 
 
 def _operator_names(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
-    """Return those names that are operators of the program."""
+    """Yield those of the names that are operators of the program."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)
 
 
 def _node_times(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[NodeTime]:
-    """Yield every node with its time; nodes of the same row share the row's time evenly."""
+    """Yield every node with its time; nodes that one profiler row computes share the row's time evenly."""
     times: defaultdict[str, float] = defaultdict(float)
     shared: defaultdict[str, int] = defaultdict(int)
     for layer in (layer for segment in segments for layer in segment.layers):

@@ -1,7 +1,8 @@
-"""Match kernels that CUPTI timed to rows of TensorRT's profiler, by order and by name.
+"""Match the kernels that CUPTI timed with the rows of TensorRT's profiler, by order and by name.
 
-TensorRT's profiler names each row, but its measurement adds microseconds. CUPTI, via torch's profiler, measures every
-kernel without this overhead, but does not know its layer. Both report an engine in the same order.
+TensorRT's profiler names each row after its layers, but its measurement adds microseconds. CUPTI, via torch's
+profiler, times every kernel without this overhead, but does not know the layers. Both report an engine in the same
+order.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from attrs import frozen
 from pipeline.profiling.matching import kernel_stem
 
 MARKER: Final = "spin_kernel"
-"""A part of the name of the kernel that marks the start and end of a segment."""
+"""A part of the name of the kernel that is launched before and after each measured segment, to mark its kernels."""
 MIN_MILLISECONDS: Final = 0.001
-"""Milliseconds below which a row of the profiler has no kernel: one with a kernel had 0.003 at least on an H200."""
+"""A row of TensorRT's profiler below this time has no kernel; on an H200, rows with one took 0.003 at least."""
 MAX_KERNELS: Final = 4
-"""The most kernels of one row."""
+"""The maximum number of kernels that one profiler row can have."""
 WRONG, ODD, MORE, COPY = 8.0, 4.0, 0.5, 0.3
-"""The costs of an assignment: a kernel of another row's name; no kernel, or a kernel for a row that has none; a second
-kernel, or a library's for a generated one; a copy."""
+"""Costs of assigning kernels to profiler rows: WRONG for a kernel generated for another row; ODD for a missing or an
+unexpected kernel; MORE for a second kernel, or a library's in place of a generated one; COPY for a copy."""
 _GENERATED = re.compile(r"_0x[0-9a-f]{16,}")
 T = TypeVar("T")
 _ELEMENTWISE = re.compile(r"__myl_(?!Fc|Corr)")
@@ -32,7 +33,7 @@ _ELEMENTWISE = re.compile(r"__myl_(?!Fc|Corr)")
 
 @frozen
 class Span:
-    """A kernel run: its start and duration, in milliseconds."""
+    """One run of a kernel on the GPU: its name, and its start and duration in milliseconds."""
 
     name: str
     start: float
@@ -41,14 +42,14 @@ class Span:
 
 @frozen
 class RowTimes:
-    """The times of a segment, in milliseconds: each row's kernels, by name, and the gaps between kernels."""
+    """A segment's GPU milliseconds: each profiler row's kernel names and time, and the gaps between kernels."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float
 
 
 def kernels_by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
-    """Return the kernels of each run of each segment, without its first run.
+    """Group measured kernels by segment and by run of the segment; the first run of each segment is dropped.
 
     order: the segments in execution order. spans: all measured kernels, with a marker kernel (`MARKER`) before and
         after each segment. The result is empty if markers are missing.
@@ -64,7 +65,7 @@ def kernels_by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[s
 
 
 def time_rows(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> RowTimes | None:
-    """Return the median time of each row, from its kernels; None if kernels and rows do not match.
+    """Return the median time of each profiler row, from the kernels that it ran; None if kernels and rows do not match.
 
     rows: names and milliseconds from TensorRT's profiler. runs: the kernels of each run.
     """
@@ -84,14 +85,14 @@ def time_rows(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]])
 
 
 def most_common_runs(runs: Sequence[Sequence[T]], name_of: Callable[[T], str]) -> list[Sequence[T]]:
-    """Return the runs whose rows have the most common names."""
+    """Return those runs whose sequence of names is the most common one."""
     names = [tuple(map(name_of, run)) for run in runs]
     most = max(names, key=names.count, default=())
     return [run for run, each in zip(runs, names, strict=True) if each == most]
 
 
 def _gap_milliseconds(run: Sequence[Span]) -> float:
-    """Return the milliseconds between kernels, from the first to the last."""
+    """Return the milliseconds between the first and the last kernel in which the GPU ran no kernel."""
     free, end = 0.0, run[0].start if run else 0.0
     for span in run:
         free += max(span.start - end, 0.0)
@@ -100,7 +101,8 @@ def _gap_milliseconds(run: Sequence[Span]) -> float:
 
 
 def assign_kernels(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, float]]) -> list[int] | None:
-    """Assign kernels to rows, both in order, at the lowest cost; return None if a name would not match."""
+    """Assign kernels to profiler rows, both in execution order, at the lowest total cost: return each kernel's row
+    index, or None if a kernel's name contradicts its row."""
     width = 48 + abs(len(rows) - len(kernels))
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
     for i, row in enumerate(rows):
@@ -130,7 +132,7 @@ def assign_kernels(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[st
 
 
 def _assignment_cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]]) -> float:
-    """Return the cost of assigning these kernels to a row."""
+    """Return the cost of assigning these kernels to one profiler row."""
     name, milliseconds = row
     if not kernels:
         return ODD if milliseconds > MIN_MILLISECONDS else 0.0
@@ -149,8 +151,8 @@ def _name_cost(row: str, kernel: str) -> float:
 
 
 def _is_of_other_row(row: str, kernel: str) -> bool:
-    """Return whether TensorRT generated this kernel for a different row. A generated kernel has its row's name, with
-    ``_vec`` if vectorized; rows with only a number (``__mye3987``) match any kernel."""
+    """Return whether TensorRT generated this kernel for another profiler row. A generated kernel has its row's name,
+    with ``_vec`` if it is vectorized; rows whose name is only a number (``__mye3987``) match any kernel."""
     if kernel.startswith("Mem") or not _GENERATED.search(kernel) or row.startswith("__mye"):
         return False
     return kernel_stem(kernel).removesuffix("_vec") != kernel_stem(row)

@@ -1,4 +1,5 @@
-"""Match rows of TensorRT's profiler with layers of the network: by the plan, by the engine inspector, or by name.
+"""Find which layers of the network each row of TensorRT's profiler measures: by the engine's plan, the engine
+inspector, or names.
 
 TensorRT names a row after a kernel that computes several layers (``__myl_MulAddRelu_myl0_3``), or after the layers
 (``conv1 + relu``). The plan lists the layers of each kernel, in order; a row's name may end with the kernel's number in
@@ -30,8 +31,8 @@ PRODUCT = "product"
 
 @frozen
 class Match:
-    """The layers of a row, and the method by which they were matched: ``inspector``, ``plan``, ``order``, ``name``, or
-    empty. For rows without layers, ``by`` is their kind: ``streams`` (synchronization) or ``sizes`` (shape
+    """The layers that a profiler row measures, and how they were found: ``inspector``, ``plan``, ``order``, ``name``,
+    or empty. For a row without layers, ``by`` is the kind of row: ``streams`` (synchronization) or ``sizes`` (shape
     arithmetic)."""
 
     layers: tuple[str, ...] = ()
@@ -41,11 +42,11 @@ class Match:
 def match_rows(
     rows: Sequence[str], steps: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]
 ) -> tuple[Match, ...]:
-    """Return the layers of each row.
+    """Return, for each row of TensorRT's profiler, the network's layers that it measures.
 
     Args:
         rows: the profiler's names, in execution order.
-        steps: the plan's steps, in order; empty if the plan has no text.
+        steps: the kernels that the plan lists, in order; empty if the plan has no text.
         layers: the network's layers, in order.
         metadata: the layers of each row according to the engine inspector.
     """
@@ -55,7 +56,7 @@ def match_rows(
 
 
 class _LayerIndex:
-    """An index of a network's layers by the names that rows and steps use."""
+    """An index of a network's layers by the names that appear in profiler rows and in the plan."""
 
     def __init__(self, steps: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]) -> None:
         self.steps, self.layers, self.metadata = steps, layers, metadata
@@ -64,7 +65,7 @@ class _LayerIndex:
         self.owned = {node_name(layer) for layer in self.claimed}
 
     def match(self, row: str, step: Kernel | None) -> Match:
-        """Match a row, given its step in the plan."""
+        """Return the layers that a profiler row measures, given its kernel in the plan."""
         if listed := self.known_layers(self.metadata.get(row, ())):
             return Match(listed, "inspector")
         if step is not None and step.layers:
@@ -79,13 +80,13 @@ class _LayerIndex:
         return Match(found, "name") if found else Match()
 
     def known_layers(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the network's layers of these names, or of their prefixes (``conv__gemm_from_conv1x1``)."""
+        """Return the network's layers with these names, without suffixes (``conv`` for ``conv__gemm_from_conv1x1``)."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
     def following_layers(self, step: Kernel) -> tuple[str, ...]:
-        """Return the layers of a step whose plan entry names none: the layers after those of the previous step, up to a
-        layer that another step names."""
+        """Return the layers of a kernel for which the plan lists none: the layers that follow those of the previous
+        kernel, up to a layer that the plan lists for another kernel."""
         before = [other for other in self.steps if other.place < step.place and other.kind not in STREAMS | SIZES]
         last = max((self.index[name] for each in before[-1:] for name in self.known_layers(each.layers)), default=None)
         if last is None:
@@ -95,8 +96,8 @@ class _LayerIndex:
 
 
 def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
-    """Return the step of each row: by the number in the row's name, else by aligning the two sequences of names.
-    Matmuls and convolutions are aligned by order only, since their kernels have names from other libraries."""
+    """Return the plan's kernel for each profiler row: by the number in the row's name, else by aligning both sequences.
+    Matmuls and convolutions are aligned only by order, since their kernels have names from other libraries."""
     by_place = {(step.place, kernel_stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}
@@ -109,12 +110,12 @@ def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kern
 
 
 def kernel_stem(name: str) -> str:
-    """Return the name of a kernel without its instance's suffixes (``_0x31bf89da…``, ``_myl0_3``)."""
+    """Return a kernel's name without the suffixes of its instance (``_0x31bf89da…``, ``_myl0_3``)."""
     return _INSTANCE.sub("", name, count=1)
 
 
 def _row_key(row: str, names: Mapping[str, str]) -> str:
-    """Return the key by which a row is compared with the plan's steps."""
+    """Return the name by which a profiler row is compared with the kernels of the plan."""
     return names.get(kernel_stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
 
 
@@ -123,7 +124,7 @@ def _kernel_key(kernel: Kernel) -> str:
 
 
 def layers_in_name(row: str, layers: Sequence[str]) -> Iterator[str]:
-    """Yield the layers whose whole names occur in a row's name, also if a name contains another. A range
+    """Yield the layers whose whole names occur in a profiler row's name, even if one name contains another. A range
     (``ForeignNode[a...b]``) stands for all layers from ``a`` to ``b``."""
     foreign = _FOREIGN.search(row)
     if foreign is not None and foreign[1] in layers and foreign[2] in layers:
@@ -138,8 +139,8 @@ def layers_in_name(row: str, layers: Sequence[str]) -> Iterator[str]:
 
 
 def parse_metadata(information: str) -> dict[str, tuple[str, ...]]:
-    """Return the layers of each row, read from layer metadata (written by `build`) in the inspector's JSON; empty if
-    the text is not JSON, or has only names."""
+    """Read from the engine inspector's JSON which layers each profiler row has: `build` writes this as layer metadata.
+    Return an empty dict if the text is not JSON, or has only names."""
     try:
         listed = json.loads(information)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Measure a compiled program on a GPU: segments by CUDA events, layers by TensorRT's profiler and CUPTI."""
+"""Measure a compiled program on a GPU: segments by CUDA events, and layers by TensorRT's profiler and CUPTI."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ RUNS, WARMUP = 50, 10
 def measure_profile(
     compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object], runs: int = RUNS
 ) -> Profile:
-    """Return the profile of a call with these inputs on the current GPU.
+    """Measure a call with these inputs on the current GPU, and return its profile.
 
-    Separate passes, so that none slows down another, measure the whole call without and with CUDA graphs, each segment
-    by CUDA events, each engine's layers by TensorRT's profiler, and kernels by CUPTI. Inputs are copied first.
+    Separate passes, which do not slow one another down, measure the whole call without and with CUDA graphs, each
+    segment by CUDA events, each engine's layers by TensorRT's profiler, and kernels by CUPTI. Inputs are copied first.
 
     Raises:
         ExecutionError: there is no GPU, or an engine does not run here.
@@ -61,7 +61,7 @@ def measure_profile(
 
 @frozen
 class Call:
-    """A repeatable call, with its own copies of the inputs on the GPU."""
+    """A call of a program that can be repeated: it has its own copies of the inputs on the GPU."""
 
     args: Sequence[object]
     kwargs: Mapping[str, object]
@@ -72,7 +72,7 @@ class Call:
         return tree_map(_copy_to_gpu, tuple(self.args)), tree_map(_copy_to_gpu, dict(self.kwargs))
 
     def __call__(self, module: CompiledModule) -> object:
-        """Call the module."""
+        """Call the module with the copied inputs."""
         args, kwargs = self.copies
         return module(*args, **kwargs)
 
@@ -86,7 +86,7 @@ class Call:
         return perf_counter() - start
 
     def measure(self, module: CompiledModule, runs: int) -> list[float]:
-        """Return the milliseconds of each call, by CUDA events around it."""
+        """Call the module ``runs`` times; return the milliseconds of each call, measured by CUDA events around it."""
         self.warm_up(module)
         marks = []
         for _ in range(runs):
@@ -97,7 +97,7 @@ class Call:
 
     @property
     def input_texts(self) -> tuple[str, ...]:
-        """Return the inputs as text."""
+        """Return a short text for each input: the dtype and shape of a tensor, or the value."""
         return tuple(
             f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
             for x in tree_leaves(self.copies)
@@ -109,33 +109,33 @@ def _copy_to_gpu(value: object) -> object:
 
 
 def record_event() -> torch.cuda.Event:
-    """Record an event on the current stream."""
+    """Record a new timing event on the current CUDA stream, and return it."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 def elapsed_milliseconds(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
-    """Return the milliseconds between the two events of each pair."""
+    """Return the milliseconds between the two CUDA events of each pair."""
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in marks]
 
 
 CYCLES = 2.5e9
-"""The highest clock rate of a GPU, in Hz."""
+"""An upper bound of a GPU's clock rate, in Hz."""
 
 
 @define
 class SegmentTimer:
-    """A timer of a segment without launch gaps: the GPU is kept busy until the host has launched all kernels (for 1.5
-    times the host's shortest time), so that these run back to back. After about 1,000 queued launches the host waits,
-    so its time in later runs may include GPU time."""
+    """Time the kernels of a segment without launch gaps: the GPU is kept busy until the host has launched all kernels
+    (for 1.5 times the host's shortest time), so that these run back to back. After about 1,000 queued launches the host
+    waits, so the host's time in later runs may include GPU time."""
 
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
 
     def __call__(self, run: SegmentRunner, inputs: list[Leaf], options: RunOptions) -> Sequence[Leaf]:
-        """Run the segment. The first run measures the host's time, and is not recorded."""
+        """Run the segment and record its GPU time. The first run only measures the host's time, and is not recorded."""
         if self.host is not None:
             keep_busy(int(1.5 * self.host * CYCLES))
         start, since = record_event(), perf_counter()
@@ -153,14 +153,14 @@ def keep_busy(cycles: int) -> None:
 
 
 def create_instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | None = None) -> ProgramModule:
-    """Return a module that launches segments separately, without CUDA graphs, and shares the model's weights;
-    ``shared`` as in `ProgramModule`."""
+    """Return a module that launches each segment separately, without CUDA graphs, and reads the model's weights in
+    place; ``shared`` is as in `ProgramModule`."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
     return ProgramModule(compiled, "tensorrt", settings, shared)
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
-    """Return the milliseconds of each segment in each run; the module stays slower afterwards."""
+    """Return the milliseconds of each segment in each run. The timers stay, and make later calls slower."""
     timers = attach_timers(module)
     for _ in range(runs + 1):
         call(module)
@@ -169,14 +169,14 @@ def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, 
 
 
 def attach_timers(module: ProgramModule) -> Mapping[str, SegmentTimer]:
-    """Attach a timer to each segment of a module; later calls run through them."""
+    """Attach a timer to each segment of a module; later calls run the segments through these timers."""
     timers: defaultdict[str, SegmentTimer] = defaultdict(SegmentTimer)
     module.instrument(lambda segment, run: partial(timers[segment.name], run))
     return timers
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
-    """A profiler for TensorRT that collects the rows of one engine, a list for each run."""
+    """A profiler for TensorRT that collects the profiled rows of one engine, as a list for each run."""
 
     def __init__(self) -> None:
         trt.IProfiler.__init__(self)
@@ -184,11 +184,11 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
         self.runs: list[list[tuple[str, float]]] = []
 
     def report_layer_time(self, layer_name: str, ms: float) -> None:
-        """Collect a row (TensorRT calls this after each layer)."""
+        """Add a row to the current run; TensorRT calls this method after each layer."""
         self.rows.append((layer_name, ms))
 
     def end(self) -> None:
-        """End a run."""
+        """End the current run, so that later rows belong to the next."""
         if self.rows:
             self.runs.append(self.rows)
         self.rows = []
@@ -197,7 +197,7 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
 def layer_times(
     compiled: Compiled, call: Call, runs: int
 ) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
-    """Return the rows of TensorRT's profiler for each engine and run, and the inspector's data about its layers."""
+    """Return TensorRT's profiler rows by engine and run, and the engine inspector's report of the layers."""
     module = create_instrumentable(compiled)
     call.warm_up(module)
     recorders: dict[str, LayerRecorder] = {}
@@ -222,7 +222,7 @@ def layer_times(
 def record_run(
     run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run an engine and report its times; other segments may run in the same context."""
+    """Run an engine and record its layer times at once, since other segments may use the same context."""
     context.profiler = recorder  # type: ignore[attr-defined]
     outputs = run(inputs, options)
     torch.cuda.synchronize()
@@ -233,7 +233,7 @@ def record_run(
 
 
 def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
-    """Return each segment's kernels by run, from CUPTI through torch's profiler; none if another profiler runs."""
+    """Measure each segment's kernels in each run by CUPTI, via torch's profiler; empty if another profiler runs."""
     module = create_instrumentable(compiled)
     call.warm_up(module)
     order: list[str] = []
@@ -259,7 +259,7 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
 def run_between_markers(
     order: list[str], name: str, timer: SegmentTimer, run: SegmentRunner, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run a segment between two marker kernels (which only wait), to delimit its kernels."""
+    """Run a segment between two marker kernels (which only wait), which delimit its kernels in the measurement."""
     order.append(name)
     if timer.host is None:
         keep_busy(1)
@@ -269,7 +269,7 @@ def run_between_markers(
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
-    """Return the milliseconds of each call with CUDA graphs; or none, and the reason why capture failed."""
+    """Measure calls with CUDA graphs: return the milliseconds of each call; or none, and why capture failed."""
     module = compiled.module("tensorrt", cuda_graphs=True)
     times = call.measure(module, runs)
     refused = module.refused_graphs

@@ -1,4 +1,4 @@
-"""Keys under which measurements of a program's variants are saved, so that later compilations need not measure."""
+"""Keys under which measured times of a program are saved, so that later compilations need not measure again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.program import text_digest
 from pipeline.settings import CompilationSettings
 
 Milliseconds: TypeAlias = "tuple[float, float | None]"
-"""Milliseconds in TensorRT and in PyTorch; None: PyTorch does not run it."""
+"""The measured milliseconds of a program in TensorRT and in PyTorch; None if it was not measured in PyTorch."""
 
 
 WITHOUT_EFFECT: Final = frozenset(
@@ -26,11 +26,11 @@ WITHOUT_EFFECT: Final = frozenset(
         *("progress", "refittable_weights", "reuse_cached_engines", "runtime_cache"),
     }
 )
-"""Settings that leave the measured times as they are."""
+"""Settings that do not affect the measured times, and are therefore left out of the keys."""
 
 
 def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str, Milliseconds]:
-    """Return the longest times among all ranks, since a call waits for the slowest rank."""
+    """Return the longest of each time over all ranks, since a distributed call waits for the slowest rank."""
     merged = dict[str, Milliseconds]()
     for key, (ours, theirs) in (item for pairs in by_rank for item in pairs.items()):
         slowest = merged.get(key, (ours, theirs))
@@ -40,30 +40,31 @@ def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str,
 
 
 class Measurements(Protocol):
-    """A store of measurements by key."""
+    """A store of measured times, by key."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return the measurements on the GPU for which engines of these compute capabilities are built."""
+        """Return the saved times for the GPU for which engines of these compute capabilities are built."""
 
     def save(self, measured: Mapping[str, Milliseconds]) -> None:
-        """Add measurements of the current GPU; existing measurements are not replaced."""
+        """Save measured times for the current GPU; times that are already saved are not replaced."""
 
 
 @frozen
 class NoMeasurements:
-    """A store that saves nothing."""
+    """A store of measured times that is always empty."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return nothing."""
+        """Return no times."""
         return {}
 
     def save(self, measured: Mapping[str, Milliseconds]) -> None:
-        """Do nothing."""
+        """Save nothing."""
 
 
 @frozen
 class Keys:
-    """The keys of a program's measurements: digests of everything that determines times, except GPU and versions.
+    """The keys under which a program's measured times are saved: digests of everything that determines times, except
+    the GPU and the versions of libraries.
 
     program: the key of the captured graph with its sizes, for the time of the fastest mixture of engines and PyTorch
         and the time of an alternative. engines: by engine name, the key of the network's structure without names. For
@@ -75,7 +76,7 @@ class Keys:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None = None, form: str = "program") -> Keys:
-        """Compute the keys of a compiled program, or of one of its profiles; ``form`` names the alternative."""
+        """Compute the keys of a compiled program or one of its profiles; ``form`` names the measured alternative."""
         prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
@@ -86,7 +87,7 @@ class Keys:
 
 
 def _settings_text(settings: CompilationSettings) -> str:
-    """Return the settings that affect times, including PyTorch's settings for float32 matmuls."""
+    """Return, as text, the settings that affect measured times, including PyTorch's settings for float32 matmuls."""
     changed = (f"{name}={value}" for name, value in settings.changed().items() if name not in WITHOUT_EFFECT)
     backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     return "\n".join([*changed, *(str(each.fp32_precision) for each in backends)])

@@ -1,4 +1,4 @@
-"""Compare programs by the GPU times of their segments, measured alternately."""
+"""Compare programs by the GPU times of their segments; the programs run alternately."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ log = logging.getLogger(__name__)
 
 FEW, LEAST = 9, 3
 ENOUGH: Final = 0.3
-"""The seconds after which a call is not repeated, but for the least number of times."""
+"""The seconds of measurement after which a call is not repeated, if it has run the minimum number of times."""
 
 
 @frozen
 class SegmentCost:
-    """A segment's times in milliseconds: on the GPU, and on the host to launch the segment."""
+    """The time of a segment in milliseconds: on the GPU, and on the host to launch the segment."""
 
     gpu: float
     host: float
 
     @property
     def longest(self) -> float:
-        """Return the time of a call without a CUDA graph."""
+        """Return the time of the segment in a call without a CUDA graph: the longer of GPU and host time."""
         return max(self.gpu, self.host)
 
 
@@ -51,10 +51,12 @@ def segment_costs(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
-    """Return the lowest cost of each program's segments in a call. Programs run alternately, and the minimum counts,
-    since other processes on the GPU only add time. For several calls, return the geometric mean.
+    """Measure the segments of several programs; return the lowest time of each segment in a call. Programs run
+    alternately, and the minimum counts, since other processes on the GPU only add time. For several calls, return the
+    geometric mean.
 
-    With ``cuda_graphs`` these are the costs in the program's CUDA graph, in which the host launches nothing.
+    With the setting ``cuda_graphs`` these are times within the program's CUDA graph, in which the host launches
+    nothing.
 
     turn: creates the context of the measurement, after engines are loaded and kernels compiled.
     """
@@ -79,7 +81,7 @@ def segment_costs(
 def _costs_in_calls(
     modules: Sequence[ProgramModule], timers: Sequence[Mapping[str, SegmentTimer]], call: Call, runs: int
 ) -> list[dict[str, SegmentCost]]:
-    """Return the lowest cost of segments in calls without a CUDA graph."""
+    """Return, for each program, the lowest times of its segments in calls without a CUDA graph."""
     for timer in (timer for module_timers in timers for timer in module_timers.values()):
         timer.host, timer.marks = None, []
     for _ in range(runs + 1):
@@ -103,9 +105,10 @@ def _geometric_mean(costs: Sequence[SegmentCost]) -> SegmentCost:
 def _measure_replays(
     programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
 ) -> Iterator[list[list[float]]]:
-    """Yield, for each call, the milliseconds of graph replays by program; nothing without ``cuda_graphs``.
+    """Yield, for each call, the milliseconds of each program's CUDA graph replays; nothing without the setting
+    ``cuda_graphs``.
 
-    The graphs share a memory pool.
+    All graphs share one memory pool.
     """
     pool: Argument = None
     graphs: list[torch.cuda.CUDAGraph | None] = []
@@ -119,8 +122,8 @@ def _measure_replays(
 
 
 def _divide_graph_time(costs: Mapping[str, SegmentCost], times: Sequence[float]) -> Mapping[str, SegmentCost]:
-    """Return the costs of segments in a CUDA graph: the graph's time, divided in proportion to the costs in a call
-    without a graph; without a graph, return the costs unchanged."""
+    """Return the segments' times within a CUDA graph: the graph's replay time, divided in proportion to the times in a
+    call without a graph. If there is no graph, return the times unchanged."""
     total = sum(cost.gpu for cost in costs.values())
     if not times or not total:
         return costs
@@ -128,7 +131,7 @@ def _divide_graph_time(costs: Mapping[str, SegmentCost], times: Sequence[float])
 
 
 def _capture_graph(module: ProgramModule, call: Call, pool: Argument) -> torch.cuda.CUDAGraph | None:
-    """Capture a call in a CUDA graph; None if that fails."""
+    """Capture a call in a CUDA graph; return None if the capture fails."""
     graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
     try:
         call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
@@ -142,7 +145,7 @@ def _capture_graph(module: ProgramModule, call: Call, pool: Argument) -> torch.c
 
 
 def _replay_times(graphs: Sequence[torch.cuda.CUDAGraph | None], runs: int) -> list[list[float]]:
-    """Return the milliseconds of alternating replays of the graphs."""
+    """Replay several CUDA graphs alternately; return the milliseconds of the replays of each graph."""
     marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in graphs]
     for run in range(2 * runs):
         for graph, graph_marks in zip(graphs, marks, strict=True):

@@ -12,12 +12,13 @@ from pipeline.records.profile import Profile, SegmentTime
 from pipeline.runtime.atomic import replace_file
 
 TRACKS = {"call": 1, "segments": 2, "layers": 3, "nodes": 4}
-"""The rows of the trace, from top to bottom."""
+"""The horizontal tracks of the trace, with their numbers, from top to bottom."""
 Event: TypeAlias = dict[str, object]
 
 
 def write_trace(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile as a trace. Layers follow one another, each as long as its median; times are in microseconds.
+    """Write a profile as a trace file. Layers follow one another, each as long as its median time; times are in
+    microseconds.
 
     Raises:
         OSError: the file cannot be written.
@@ -30,7 +31,7 @@ def write_trace(profile: Profile, path: str | os.PathLike[str]) -> None:
 
 
 def trace_events(profile: Profile) -> Iterator[Event]:
-    """Return the events of the trace."""
+    """Return the events of a profile's trace, in the format of chrome://tracing."""
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": profile.gpu or "GPU"}}
     for name, track in TRACKS.items():
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}

@@ -1,4 +1,5 @@
-"""The tools by which this package tests its converters: operator calls as records, and a check of all properties.
+"""Test converters and decompositions: describe operator calls as records, and check that compiled calls agree with
+eager PyTorch.
 
 Test your own converter on random calls that Hypothesis generates (``pip install hypothesis pytest``):
 
@@ -7,7 +8,8 @@ Test your own converter on random calls that Hypothesis generates (``pip install
     def test_my_gelu():
         check_converter(my_gelu)
 
-Test a single call; dynamic sizes have names. A failure prints such a line, which you can paste into a test:
+Test a single call, in which dynamic sizes have names. A failing test prints the call in this form, to paste into a
+test:
 
     check(Call(aten.add.Tensor, (TensorSpec(("n", 3), torch.float16), TensorSpec((3,), torch.float16)), sizes={"n": 2}))
     check(Call(aten.linear.default, (TensorSpec(("n", 4)), TensorSpec((5, 4), constant=True)), sizes={"n": (1, 2, 8)}))
@@ -18,9 +20,9 @@ Test a single call; dynamic sizes have names. A failure prints such a line, whic
 - ``Size(name, scale=1, offset=0, divisor=1)``: an int argument computed from sizes,
   ``name // divisor * scale + offset``; the name may be a product, ``"n*m"``.
 - A decomposition of your own: ``check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])``.
-- ``check`` returns ``Checked``, or ``Rejected`` (falsy) with the reasons. It raises ``CheckError``, whose ``kind`` is
-  ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
-  ``CallError`` if PyTorch itself does not accept the call.
+- ``check`` returns ``Checked``, or ``Rejected`` (falsy) with the reasons. ``check`` raises ``CheckError``, whose
+  ``kind`` is ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or
+  ``"used"``, and ``CallError`` if PyTorch itself does not accept the call.
 - Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write a strategy, ``strategies.common``
   has the building blocks, and ``strategy_for(target)`` returns the hand-written strategy, or one generated from the
   schema (elementwise operators, reductions).

@@ -1,4 +1,4 @@
-"""Operator calls as frozen records with named sizes, so that the same call can be tested at many sizes."""
+"""Describe operator calls as frozen records with named sizes, so that the same call can be tested at many sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @frozen(repr=False)
 class Size:
-    """An int computed from sizes: ``product of names // divisor * scale + offset``.
+    """An int argument that is computed from named sizes: ``product of names // divisor * scale + offset``.
 
     ``Size("n")``, ``Size("n", 2, 1)`` for 2n + 1, ``Size("n*m")``, ``Size("n", divisor=2)``, ``Size("n", -1)``.
     """
@@ -36,15 +36,15 @@ class Size:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the sizes in the expression."""
+        """Return the names of the sizes in the expression: two for ``Size("n*m")``."""
         return tuple(part.strip() for part in self.name.split("*"))
 
     def at(self, sizes: Mapping[str, Any]) -> Leaf:
-        """Return the value for these sizes, which may be symbolic."""
+        """Return the value of the expression for these sizes, which may be symbolic."""
         return self.evaluate(sizes, lambda function, a, b: function(a, b))
 
     def evaluate(self, sizes: Mapping[str, T], compute: Callable[[Function, T, T | int], T]) -> T:
-        """Evaluate the expression; ``compute`` computes each operation."""
+        """Evaluate the expression for these sizes; ``compute`` is called for each arithmetic operation."""
         value = sizes[self.names[0]]
         for name in self.names[1:]:
             value = compute(operator.mul, value, sizes[name])
@@ -60,7 +60,7 @@ Dim: TypeAlias = int | str | Size
 
 
 def _lists_to_tuples(value: object) -> object:
-    """Convert lists to tuples, so that a call is immutable (operators accept both)."""
+    """Convert lists to tuples (nested ones too), so that a call is immutable; operators accept both."""
     if isinstance(value, list | tuple):
         return tuple(map(_lists_to_tuples, value))
     return value
@@ -74,7 +74,7 @@ def _as_shape_tuple(shape: Iterable[Dim]) -> tuple[Dim, ...]:
 
 @frozen(repr=False)
 class TensorSpec:
-    """A tensor argument.
+    """A description of a tensor argument: its shape, dtype and kind of values.
 
     shape: each size is an int, the name of a size (``"n"``), or a ``Size``.
     values: the kind of values, as named in ``pipeline.testing.values``: ``"normal"``, ``"special"``, ``("below", 5)``.
@@ -88,18 +88,18 @@ class TensorSpec:
     seed: int = 0
 
     def at(self, sizes: Sizes) -> torch.Tensor:
-        """Return the tensor for these sizes."""
+        """Return a tensor with the described values, for these sizes."""
         return generate(self.values_at(sizes), [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
 
     def values_at(self, sizes: Sizes) -> Leaf:
-        """Return the kind of values, with numbers in place of size names."""
+        """Return the kind of values, with numbers in place of the names of sizes."""
         if isinstance(self.values, str):
             return self.values
         return self.values[0], *(dim_at(v, sizes) for v in self.values[1:])
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the sizes in the shape."""
+        """Return the names of the sizes that occur in the tensor's shape."""
         return tuple(name for dim in self.shape for name in _size_names(dim))
 
     def __repr__(self) -> str:
@@ -111,12 +111,12 @@ class TensorSpec:
 
 
 def argument_at(leaf: object, sizes: Mapping[str, object]) -> Leaf:
-    """Return the value of a `Size` for these sizes; return any other leaf unchanged."""
+    """Return the value of an argument for these sizes: a `Size` is evaluated, any other argument is unchanged."""
     return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
 
 def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
-    """Return the value of a named dim for these sizes; return any other dim unchanged."""
+    """Return the size of a dim as a number, for these named sizes; a dim that is already a number is unchanged."""
     return sizes[dim] if isinstance(dim, str) else argument_at(dim, sizes)
 
 
@@ -133,7 +133,7 @@ def _parse_ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
 
 
 def _parse_range(name: str, size: Argument) -> Range:
-    """Return the range of a size: for ``3``, min 1, opt 3, max 8 (or twice the size if larger)."""
+    """Convert a size to its range: ``3`` becomes min 1, opt 3, max 8 (or twice the size if larger)."""
     if isinstance(size, Range):
         return size
     low, opt, high = size if isinstance(size, tuple) else (min(1, size), size, max(8, 2 * size))
@@ -144,12 +144,12 @@ def _parse_range(name: str, size: Argument) -> Range:
 
 @frozen(repr=False, eq=False)
 class Call:
-    """An operator call.
+    """A description of an operator call, with named sizes that may be dynamic.
 
     target: the ``OpOverload``.
     args, kwargs: ``TensorSpec``, ``Size``, plain values, and sequences of these.
-    sizes: the values of the names in shapes and ``Size``: ``{"n": 3}``, or ``{"n": (min, opt, max)}``.
-    outputs: the indices of the requested results; None for all. Converters may omit the others.
+    sizes: the value or the range of each name in shapes and ``Size``: ``{"n": 3}``, or ``{"n": (min, opt, max)}``.
+    outputs: the indices of the requested results; None for all. Converters may omit results that are not requested.
 
     ``Call(aten.add.Tensor, (TensorSpec(("n", 3)), TensorSpec((3,))), sizes={"n": 2})``
     """
@@ -161,7 +161,7 @@ class Call:
     outputs: tuple[int, ...] | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Check that every name has a size, and that every size is used."""
+        """Check that every name in the call has a size, and that every size is used."""
         used = {name for leaf in self.leaves() for name in (leaf.names if isinstance(leaf, TensorSpec | Size) else ())}
         for spec in self.specs:
             used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _size_names(v)}
@@ -171,7 +171,7 @@ class Call:
             raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
 
     def leaves(self) -> list[Leaf]:
-        """Return the arguments, with sequences flattened."""
+        """Return the arguments as a flat list, without nested sequences."""
         return tree_leaves((self.args, tuple(self.kwargs.values())))
 
     @property
@@ -181,26 +181,26 @@ class Call:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Return the tensor arguments that are not parameters of the model."""
+        """Return the tensor arguments that are inputs of the model, in order; parameters are left out."""
         return tuple(spec for spec in self.specs if not spec.constant)
 
     @property
     def is_dynamic(self) -> bool:
-        """Return whether the call names sizes."""
+        """Return whether the call has named sizes, and thus may have dynamic ones."""
         return bool(self.sizes)
 
     @property
     def opt(self) -> dict[str, int]:
-        """Return the optimal sizes by name."""
+        """Return the optimal value of each named size."""
         return {name: size.opt for name, size in self.sizes.items()}
 
     def with_sizes(self, sizes: Sizes) -> Call:
-        """Return the same call at other sizes; ranges are extended if necessary."""
+        """Return the same call with other values of the named sizes; their ranges are extended if necessary."""
         new = {n: Range(min(r.min, s := sizes.get(n, r.opt)), s, max(r.max, s)) for n, r in self.sizes.items()}
         return evolve(self, sizes=new)
 
     def with_static_sizes(self) -> Call:
-        """Return the same call with static sizes."""
+        """Return the same call with numbers in place of the names of sizes."""
         sizes = self.opt
 
         def fix_sizes(leaf: Leaf) -> Leaf:
@@ -212,28 +212,28 @@ class Call:
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
     def arguments_at(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return arguments with real, deterministic values for these sizes (default: the call's own sizes)."""
+        """Return arguments with deterministic tensors for these sizes (default: the call's own sizes)."""
         sizes = self.opt if sizes is None else sizes
         return self.with_tensors(self.create_tensors(sizes), sizes)
 
     def create_tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
-        """Return the real tensors, in the order of ``specs``; equal specs have different values by position."""
+        """Create a tensor for each of ``specs``, in order; equal specs at two positions get different values."""
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
     def with_tensors(self, values: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return arguments with these tensors in place of ``specs``, and the values of ``Size`` for these sizes."""
+        """Return the arguments with these tensors in place of ``specs``, and each ``Size`` evaluated."""
         rest = iter(values)
         return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_at(leaf, sizes))
 
     def run_eager(self, sizes: Sizes | None = None) -> Leaf:
-        """Return the result in eager PyTorch."""
+        """Run the call in eager PyTorch, and return its result."""
         args, kwargs = self.arguments_at(sizes)
         return self.target(*args, **kwargs)
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """Return a few distinct sets of sizes inside the ranges: opt, min, max, and a mixture."""
+        """Return a few combinations of sizes in their ranges: optimal, smallest, largest, and a mixture."""
         ranges = self.sizes.items()
         least = {n: r.min for n, r in ranges}
         most = {n: min(r.max, 9) if r.min <= 9 else r.max for n, r in ranges}
@@ -242,15 +242,15 @@ class Call:
         return distinct_sizes(self.opt, most, least, mixed, above)
 
     def map_leaves(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return the arguments with ``f`` applied to each leaf; sequences become lists."""
+        """Return the call's arguments with ``f`` applied to each leaf; sequences become lists."""
         return [_map_leaves(a, f) for a in self.args], {k: _map_leaves(a, f) for k, a in self.kwargs.items()}
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the call in Hypothesis's reports."""
+        """Print the call in Hypothesis's reports as Python code."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
-        """Return Python that creates the call (with ``import torch`` and ``from pipeline.testing import *``)."""
+        """Return Python code that creates the call (with ``import torch`` and ``from pipeline.testing import *``)."""
         given = [f"torch.ops.{qualified_name(self.target)}", _python_source(self.args)]
         keywords: dict[str, str] = {}
         if self.kwargs:
@@ -262,7 +262,7 @@ class Call:
         return _call_source("Call", given, keywords)
 
     def __eq__(self, other: object) -> bool:
-        """Compare by text, in which 1 differs from True."""
+        """Compare two calls by their Python code, in which, unlike in Python, 1 differs from True."""
         return repr(self) == repr(other) if isinstance(other, Call) else NotImplemented
 
     def __hash__(self) -> int:
@@ -270,7 +270,7 @@ class Call:
 
 
 def distinct_sizes(*sizes: dict[str, int]) -> tuple[dict[str, int], ...]:
-    """Return the distinct sets of sizes."""
+    """Return these combinations of sizes without duplicates."""
     return tuple(candidate for i, candidate in enumerate(sizes) if candidate not in sizes[:i])
 
 
@@ -283,13 +283,13 @@ def _call_source(class_name: str, values: Sequence[str], keywords: Mapping[str, 
 
 
 def _changed_fields(record: Any, *field_names: str) -> dict[str, str]:
-    """Return the fields that differ from their defaults, as texts by name."""
+    """Return the fields of a record that differ from their defaults: the Python code of their values, by name."""
     defaults = {a.name: a.default for a in record.__attrs_attrs__}
     return {n: _python_source(getattr(record, n)) for n in field_names if getattr(record, n) != defaults[n]}
 
 
 def _python_source(value: object) -> str:
-    """Return Python source of the value, also for NaN and infinities, for which ``repr`` is no expression."""
+    """Return Python code for a value, also for NaN and infinities, whose ``repr`` is not valid Python."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_python_source, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, float) and not math.isfinite(value):

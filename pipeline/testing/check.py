@@ -1,4 +1,4 @@
-"""``check``: test all properties of a converter on one call."""
+"""``check``: test all properties of an operator's converter on one call."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 class CheckError(PipelineError, AssertionError):
-    """A converter fails a check: ``kind`` is the failed property, ``call`` the call, and ``converter`` the name of the
-    tested function, or "" for a converter of the registry."""
+    """A converter fails a check: ``kind`` is the property that failed, ``call`` is the call, and ``converter`` is the
+    name of the tested function ("" for a converter of the registry)."""
 
     converter = ""
 
@@ -44,7 +44,7 @@ class CheckError(PipelineError, AssertionError):
         self.args = (kind, call, message)
 
     def __str__(self) -> str:
-        """Return the error message, with a snippet that reproduces the failure."""
+        """Return the error message, followed by Python code that reproduces the failure."""
         lines = ["import torch", "import pipeline", "from pipeline.testing import *"]
         own = f", registry=pipeline.DYNAMO_CONVERTERS.override({self.converter})" if self.converter else ""
         snippet = "\n".join([*lines, f"check({self.call!r}{own})"])
@@ -53,7 +53,7 @@ class CheckError(PipelineError, AssertionError):
 
 @frozen
 class Checked:
-    """A call that passed. ``used``: the target's own converter was used; ``built``: an engine was built."""
+    """The result of a passed ``check``. ``used``: the target's own converter ran; ``built``: an engine was built."""
 
     call: Call
     networks: tuple[Network, ...] = field(repr=False)
@@ -64,7 +64,7 @@ class Checked:
 
 @frozen
 class Rejected:
-    """A call that cannot run in an engine, with the reasons. It is falsy."""
+    """The result of ``check`` for a call that cannot run in an engine, with the reasons. It is falsy."""
 
     call: Call
     reasons: tuple[Rejection, ...]
@@ -89,15 +89,15 @@ def check(
 
     The check requires that two conversions produce the same network, that this network runs at all sizes, and, if
     requested, that an engine builds. Every result must have the operator's dtype and shape, and NaN and infinities
-    where eager has them. Its error against float64 may exceed eager's by a few units in the last place (``ULPS``).
+    where eager has them. A result's float64 error may exceed eager's by a few units in the last place (``ULPS``).
 
     Args:
         call: the operator call.
-        registry, decompositions, settings: for the compilation. ``decompositions`` take precedence over converters.
+        registry, decompositions, settings: what to compile with. ``decompositions`` take precedence over converters.
         dynamic: False makes all sizes static; True requires named sizes in the call; None uses the call unchanged.
         build: also build the engine.
         executors: the executors to run on; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
-        devices: further devices to capture for (``"cuda"``): if the graph differs there, both graphs are checked.
+        devices: further devices to capture for (``"cuda"``): if a device's graph differs, that graph is checked too.
         used: fail if a decomposition took precedence over the target's own converter.
 
     Returns ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
@@ -126,7 +126,7 @@ def check(
 
 
 def _choose_static_or_dynamic(call: Call, dynamic: bool | None) -> Call:
-    """Return the call, with static sizes if ``dynamic`` is False; raise an error if it is True and no size is named."""
+    """Return the call, with static sizes if ``dynamic`` is False; raise an error if True and no size is named."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
         raise TypeError(f"check takes a call, such as {example}, not {call!r}")
@@ -143,7 +143,7 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Check the call as captured for another device, if the program differs; skip calls unsupported by torch there."""
+    """Check the program for another device too, if it differs; skip calls that torch does not support there."""
     device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):
@@ -160,7 +160,7 @@ def _check_on_device(
 
 
 def _convert(call: Call, partitioned: Partitioned) -> Converted:
-    """Convert twice, check that the networks are equal, and return them."""
+    """Convert a call twice, check that the two networks are equal, and return the result."""
     first, second = (run_check("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
         fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
@@ -168,7 +168,7 @@ def _convert(call: Call, partitioned: Partitioned) -> Converted:
 
 
 def _uses_own_converter(call: Call, partitioned: Partitioned, required: bool) -> bool:
-    """Return whether an engine has a node of the target itself; if not, and if ``required``, fail."""
+    """Return whether an engine contains the target operator itself; if not, and if that is required, raise an error."""
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
     found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
     if required and not found:
@@ -177,12 +177,12 @@ def _uses_own_converter(call: Call, partitioned: Partitioned, required: bool) ->
 
 
 def default_executors(build: bool) -> tuple[Executor, ...]:
-    """Return the executors to compare on: the reference, and TensorRT if engines are built and there is a GPU."""
+    """Return the executors to run on: the CPU reference, and TensorRT if engines are built and there is a GPU."""
     return ("reference", "tensorrt") if build and has_gpu() else ("reference",)
 
 
 def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled, executor: Executor) -> None:
-    """Compare the compiled call with eager at every size."""
+    """Run the compiled call and eager at each combination of sizes, and raise an error if their results differ."""
     module = run_check("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
         _compare_at_sizes(sizes, call, call_program, module, executor)
@@ -204,7 +204,7 @@ def _compare_at_sizes(
 
 
 def _check_fake_tensors(expected: Expected, program: Program) -> None:
-    """Raise a `CallError` if eager and fake tensors differ in a dtype or size: converters see only fake tensors.
+    """Raise a `CallError` if results in eager and on fake tensors, which converters see, differ in a dtype or size.
 
     Torch 2.11 specializes ``int(k * 1.7)`` to the current size ``int(6 * 1.7)`` in a dynamic upsample_linear1d.
     """
@@ -223,7 +223,7 @@ def _fake_outputs(program: Program) -> list[torch.Tensor]:
 
 
 def run_check(kind: Kind, call: Call, function: Callable[[], T], where: str = "") -> T:
-    """Call a function, and convert its exceptions to a `CheckError` of this kind."""
+    """Call a function; convert any exception to a `CheckError` of this kind."""
     try:
         return function()
     except CheckError:
@@ -233,5 +233,5 @@ def run_check(kind: Kind, call: Call, function: Callable[[], T], where: str = ""
 
 
 def fail(kind: Kind, call: Call, message: str) -> NoReturn:
-    """Raise a `CheckError`."""
+    """Raise a `CheckError` of this kind for a call."""
     raise CheckError(kind, call, message)

@@ -1,5 +1,5 @@
-"""Compare the results of a call, or of a whole program leaf by leaf, with float64: errors may be at most eager's plus a
-tolerance; integers and bools must equal eager's."""
+"""Compare the results of a call or a whole program with eager's and float64 results. An error may be at most eager's
+error plus a tolerance; integers and bools must equal eager's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM, Units, units_for
 
 LARGEST_PLAIN_INPUT = 8.0
-"""The expected bound of values inside a program; an error may be that of a number as large."""
+"""The expected magnitude of values inside a program: errors may be as large as for values of that magnitude."""
 
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's, float64's, and those for absolute values of the inputs; None: unknown.
+    """The expected results of a call: eager's results, float64 results, and results for absolute values of the inputs;
+    None if unknown.
 
-    Complex results are pairs of reals in a last dim of size 2; ``pairs`` tells which results are complex.
+    Complex results are pairs of reals in a last dim of size 2; ``pairs`` says which results are complex.
     """
 
     call: Call
@@ -36,7 +37,8 @@ class Expected:
 
 
 def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Run the operator in PyTorch: in the given dtypes, in float64, and, if its row requires it, on absolute values.
+    """Run the operator in PyTorch: in its own dtypes, in float64, and, if its row of ``ULPS`` requires it, on absolute
+    values.
 
     If PyTorch has no CPU kernel for the dtype, the float64 result, rounded to ``dtypes``, replaces eager's.
     """
@@ -69,8 +71,8 @@ def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torc
 
 
 def _inputs_in_float64(tensors: Sequence[torch.Tensor], results_are_floats: bool) -> list[torch.Tensor]:
-    """Return the inputs in float64 or complex128. Integers stay, unless all inputs are integers and the results
-    ``results_are_floats``: eager then computes in float32."""
+    """Return the inputs in float64 or complex128. Integers are kept, unless all inputs are integers and the results are
+    floats: eager then computes in float32."""
     if results_are_floats and not any(map(_is_inexact, tensors)):
         return [t.float().double() for t in tensors]
     return [t.to(_widen_dtype(t.dtype)) for t in tensors]
@@ -81,7 +83,7 @@ def _is_inexact(t: torch.Tensor) -> bool:
 
 
 def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
-    """Return complex results as pairs of reals."""
+    """Convert complex results to pairs of reals in a last dim of size 2; return all other results unchanged."""
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
 
 
@@ -119,7 +121,7 @@ def _largest_finite(t: torch.Tensor) -> float:
 
 
 def describe_difference(expected: Expected, index: int, result: torch.Tensor, executor: str) -> str:
-    """Describe how a result differs from the expected one; empty if it does not."""
+    """Describe how a result differs from the expected one; empty if its errors are within the tolerance."""
     eager = expected.eager[index]
     if result.dtype != eager.dtype:
         return f"the dtype is {result.dtype}, eager's is {eager.dtype}"
@@ -143,7 +145,7 @@ def describe_difference(expected: Expected, index: int, result: torch.Tensor, ex
 def _tolerance(
     row: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return the tolerance in addition to eager's error: the units and scale of the operator's row in ``ULPS``."""
+    """Return the error that is allowed in addition to eager's, by the operator's row of ``ULPS``."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
     if row.scale == "pair":
@@ -173,7 +175,7 @@ def _wrong_elements(
 
 
 def _describe_first(wrong: torch.Tensor, result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
-    """Describe the first wrong element, and the number of wrong elements."""
+    """Describe the first wrong element of a result, and say how many elements are wrong."""
     if not bool(wrong.any()):
         return ""
     at = tuple(int(i) for i in wrong.nonzero()[0])
@@ -185,7 +187,7 @@ def _describe_first(wrong: torch.Tensor, result: torch.Tensor, eager: torch.Tens
 def describe_outputs_difference(
     label: str, eager: object, exact: object, result: object, program: Program, executor: str
 ) -> str:
-    """Describe how ``result`` differs from eager's ``eager`` (``exact``: in float64); empty if they agree."""
+    """Describe how a program's outputs differ from eager's and float64's (``exact``); empty if they agree."""
     leaves, spec = named_leaves(eager)
     our_leaves, our_spec = tree_flatten(result)
     if spec != our_spec:
@@ -199,7 +201,7 @@ def describe_outputs_difference(
 
 
 def _coarsest_dtype(program: Program) -> torch.dtype:
-    """Return the dtype with the coarsest rounding among the floats that the program computes in."""
+    """Return, of the float dtypes in which a program computes, the one with the coarsest rounding."""
     values = [n.meta.get("val") for n in program.graph.nodes]
     floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
     return max(floats - {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
@@ -225,7 +227,7 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
 def _wrong_in_program(
     eager: torch.Tensor, exact: object, result: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus a program's units."""
+    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus ``PROGRAM``'s units."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), result.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0

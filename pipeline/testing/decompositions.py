@@ -1,4 +1,4 @@
-"""``check_decomposition``: check which operators a decomposition returns, and its results."""
+"""``check_decomposition``: check which operators a decomposition returns, and that its results are correct."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def check_decomposition(
         calls: calls of its operators; if none are given, Hypothesis generates calls for each operator.
         expected: operators that every call decomposes to, by overload, packet (any of its overloads) or name.
         unexpected: operators that no call decomposes to; the decomposed operator is one, unless it is in ``expected``.
-        registry, decompositions, settings: for the compilation.
+        registry, decompositions, settings: what to compile with.
         profile: Hypothesis's settings; None: the profile that is loaded.
 
     Raises:
-        CheckError: ``decomposes``: it is not used, or returns other operators, which are listed; further kinds are
-            those of ``check``.
+        CheckError: kind ``decomposes``: the decomposition is not used, or returns other operators, which are listed.
+            All other kinds are those of ``check``.
         LookupError: no calls are given, and no strategy generates calls.
         TypeError: the function declares no decomposition.
     """
@@ -78,7 +78,7 @@ def check_decomposition(
 
 
 TargetsByName: TypeAlias = dict[str, frozenset[Target]]
-"""Operators by the overload, packet or name that a test gives for them."""
+"""The operators of each overload, packet or name that a test passes as ``expected`` or ``unexpected``."""
 
 
 def _targets_by_name(keys: Iterable[Target]) -> TargetsByName:
@@ -99,7 +99,7 @@ def _check_operators(call: Call, program: Program, expected: TargetsByName, unex
 
 
 def _check_random_calls(targets: Iterable[Operator], check_call: Function, profile: hypothesis.settings) -> None:
-    """Try random calls of operators; raise a LookupError if there is no strategy for them."""
+    """Check a decomposition on random calls of its operators; raise a LookupError if no strategy exists."""
     strategies = [strategy for strategy in map(strategy_for, targets) if strategy is not None]
     passed: list[Call] = []
 

@@ -20,7 +20,7 @@ def is_same_program(program: Program, other: Program) -> bool:
 
 
 def first_difference(program: Program, other: Program) -> str:
-    """Return the number of the first row in which two programs differ, and both texts; empty if all rows are equal."""
+    """Return, as text, the first node in which two programs differ and its index; empty if they do not differ."""
     for index, (ours, theirs) in enumerate(zip_longest(_node_rows(program), _node_rows(other))):
         if ours != theirs:
             return f"%{index}:\n  {ours}\n  {theirs}"
@@ -28,7 +28,7 @@ def first_difference(program: Program, other: Program) -> str:
 
 
 def _node_rows(program: Program) -> Iterator[tuple[str, ...]]:
-    """Return a row for each node: its target or constant, its arguments by index, its value."""
+    """Yield texts for each node: its target or constant, its arguments by index, its value's dtype and shape."""
     indices: dict[torch.fx.Node, str] = {}
     for node in program.graph.nodes:
         recipe = program.constants.get(node.name)
@@ -44,7 +44,7 @@ def _dtype_and_shape(tensor: torch.Tensor) -> str:
 
 
 def _recipe_text(recipe: Recipe) -> str:
-    """Return a recipe as text, its steps by index."""
+    """Return a constant's recipe as text, in which steps are numbered instead of named."""
     text = f"{recipe.dtype} {recipe}"
     for index, step in enumerate(recipe.steps):
         text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{index}", text)

@@ -1,4 +1,4 @@
-"""Find which results, inputs and earlier results share memory."""
+"""Find which results, inputs and results of earlier calls share memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """Return a pytree's leaves with their paths (numbers for types registered without keys), and its structure."""
+    """Return the leaves of a pytree with their paths (numbers for types registered without keys), and its structure."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
@@ -31,19 +31,19 @@ def named_tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
 
 @frozen(eq=False)
 class Snapshot:
-    """A snapshot of a pytree: its tensors, with copies, and the texts of other leaves."""
+    """A snapshot of a pytree at one moment: its tensors with copies of their values, and the texts of other objects."""
 
     rows: tuple[tuple[str, torch.Tensor, torch.Tensor], ...]
     printed: tuple[tuple[Any, str], ...] = ()
 
     @classmethod
     def take(cls, tree: object, *others: object) -> Snapshot:
-        """Take a snapshot of a pytree."""
+        """Take a snapshot of the tensors in a pytree, and of the texts of other objects."""
         rows = tuple((path, tensor, tensor.detach().clone()) for path, tensor in named_tensors(tree))
         return cls(rows, tuple((value, str(value)) for value in others))
 
     def changes(self) -> str:
-        """Return the paths of tensors that differ from their copies, and the types of other leaves that changed."""
+        """Return the paths of tensors that changed since then, and the types of other objects that changed."""
         paths = [path for path, tensor, copy in self.rows if not _is_equal(tensor, copy)]
         return ", ".join([*paths, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 
@@ -53,8 +53,9 @@ def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class ReturnedInputs(TorchFunctionMode):
-    """A recorder of input tensors that functions return unchanged, as ``flatten`` does with a vector. torch.export's
-    graph has separate values for input and result, so their identity is lost. In-place functions are not recorded."""
+    """A mode that records input tensors that functions return unchanged, as ``flatten`` does with a vector. In
+    torch.export's graph, input and result are then separate values, so a compiled program returns a different tensor
+    object. In-place functions are not recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,8 +72,9 @@ class ReturnedInputs(TorchFunctionMode):
 def describe_shared_memory(
     ours: object, our_inputs: object, theirs: object, their_inputs: object, returned: Sequence[torch.Tensor] = ()
 ) -> str:
-    """Describe which of our tensors share memory although theirs do not, or are distinct although theirs are the same
-    tensor, except ``returned``; empty if none. Both pytrees have the same structure."""
+    """Describe where the memory sharing of our results and inputs differs from eager's (``theirs``): tensors that share
+    memory only in ours, or that are one object only in theirs, except ``returned``. Return an empty text if there is no
+    such difference. Both pytrees have the same structure."""
     mine, other = (
         [*_labeled_tensors("result", results), *_labeled_tensors("input", inputs)]
         for results, inputs in ((ours, our_inputs), (theirs, their_inputs))
@@ -91,7 +93,7 @@ def describe_shared_memory(
 
 
 def describe_memory_shared_by_calls(ours: Sequence[object], theirs: Sequence[object]) -> str:
-    """Describe which results of two calls share memory although eager's do not; empty if none."""
+    """Describe results of two successive calls that share memory although eager's do not; empty if none."""
     mine, other = ([named_tensors(results) for results in calls] for calls in (ours, theirs))
     for i, (path, a) in enumerate(mine[0]):
         for j, (other_path, b) in enumerate(mine[1]):

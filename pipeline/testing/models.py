@@ -1,4 +1,4 @@
-"""``check_model``: compile a whole model, and check all properties of the result at several sizes."""
+"""``check_model``: compile a whole model, and compare it with eager PyTorch at several sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Arguments = tuple[tuple[Leaf, ...], dict[str, Leaf]]
 
 
 class ModelError(PipelineError, AssertionError):
-    """A compiled model fails a check: ``kind`` is the failed property."""
+    """A compiled model fails a check of ``check_model``: ``kind`` is the property that failed."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class ModelError(PipelineError, AssertionError):
 
 @frozen
 class Model:
-    """A model under test: its factory, and its arguments with named sizes.
+    """A model to test: the function that creates it, and its arguments with named sizes.
 
     args, kwargs: pytrees of ``TensorSpec`` and plain values. sizes: the values of the names in shapes.
     """
@@ -64,28 +64,28 @@ class Model:
     sizes: FrozenDict[str, Range]
 
     def create(self) -> torch.nn.Module:
-        """Create the model in evaluation mode, always with the same weights."""
+        """Create the model in evaluation mode, with the same weights in every call."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return self.make().eval()
 
     def sizes_at(self, end: Literal["min", "opt", "max"]) -> dict[str, int]:
-        """Return the sizes at this end of their ranges."""
+        """Return the minimum, optimal or maximum value of each named size."""
         return {name: getattr(size, end) for name, size in self.sizes.items()}
 
     @property
     def opt(self) -> dict[str, int]:
-        """Return the optimal sizes, those of the example."""
+        """Return the optimal value of each named size; the example inputs have these sizes."""
         return self.sizes_at("opt")
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """Return the optimal, smallest and largest sizes, and an intermediate size for each name."""
+        """Return the sizes to test: optimal, smallest and largest, and an intermediate size for each name."""
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
         return distinct_sizes(self.opt, self.sizes_at("min"), self.sizes_at("max"), between)
 
     def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
-        """Return fresh arguments for these sizes; ``strided``: tensors of rank 2 or more are not contiguous."""
+        """Create arguments for these sizes; with ``strided``, tensors of rank 2 or more are not contiguous."""
 
         def value(index: int, leaf: object) -> Leaf:
             if not isinstance(leaf, TensorSpec):
@@ -98,7 +98,7 @@ class Model:
         return arguments
 
     def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
-        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each name; None without names."""
+        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each named size; None if there is none."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
 
         def spec(leaf: object) -> object:
@@ -110,7 +110,7 @@ class Model:
         return inspect.signature(model.forward).bind(*args, **kwargs).arguments if dims else None
 
     def as_inputs(self) -> Arguments:
-        """Return the arguments as ``pipeline.Input``, with ranges."""
+        """Return the arguments as ``pipeline.Input`` records, with the ranges of named sizes."""
         ends = self.sizes_at("min"), self.sizes_at("opt"), self.sizes_at("max")
 
         def as_input(leaf: object) -> object:
@@ -140,7 +140,7 @@ def check_model(
 
     Two compilations must produce the same networks, which can be saved, and must not change any argument. No engine has
     fewer operators than ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call must
-    return eager's pytree, dtypes, shapes and values (the error against float64 may exceed eager's by some units,
+    return eager's pytree, dtypes, shapes and values (the error against float64 may exceed eager's by the units of
     ``ulps.PROGRAM``), and mutate inputs and buffers as eager does. Results, inputs and later calls must not share
     memory unless they do in eager. A returned input must be the same object, and so must a result returned twice
     (except ``memory.ReturnedInputs``).
@@ -182,7 +182,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Return the program that ``check_model`` compiles for the same arguments; arguments for the check are ignored."""
+    """Return the program that ``check_model`` compiles for the same arguments; those for the check are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -190,7 +190,7 @@ def capture_model(
 def _parse_model(
     make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None, entry: Entry
 ) -> Model:
-    """Return the arguments of ``check_model`` as a record; raise a TypeError or ValueError for a wrong one."""
+    """Create a `Model` from the arguments of ``check_model``; raise a TypeError or ValueError for invalid ones."""
     if isinstance(make, torch.nn.Module):
         raise TypeError(f"make is {kind_of(make)}: pass a function that creates the model, such as lambda: model")
     if entry not in get_args(Entry):
@@ -219,7 +219,7 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
 
 
 def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
-    """Compile twice, check that the networks are equal and the inputs unchanged, and return the compiled program."""
+    """Compile the model twice; check that networks are equal and arguments unchanged; return the program."""
     try:
         program, before = _capture(model, compile.settings, entry)
         text = str(program)
@@ -245,7 +245,7 @@ def _networks(record: Any) -> str:
 
 
 def _check_segments(partitioned: Partitioned) -> None:
-    """Check that segments are large enough and few enough, and read only outputs of earlier ones."""
+    """Check that segments are large enough and few enough, and that each reads only outputs of earlier segments."""
     program, settings = partitioned.program, partitioned.program.settings
     operators = {n.name for n in program.graph.nodes if is_operator(n)}
     for segment in partitioned.engine_segments if partitioned.fallbacks else ():
@@ -264,7 +264,7 @@ def _check_segments(partitioned: Partitioned) -> None:
 
 
 def _check_inputs_are_read(compiled: Compiled) -> None:
-    """Check that layers read each non-empty tensor among an engine's inputs."""
+    """Check that some layer reads each engine input that is a non-empty tensor."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
         inputs = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
@@ -273,7 +273,7 @@ def _check_inputs_are_read(compiled: Compiled) -> None:
 
 
 def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
-    """Run the compiled model, eager and eager in float64, each with a separate state, and compare them."""
+    """Compare the compiled model with eager and with eager in float64; each has its own state."""
     module, eager, exact = compiled.module(executor), model.create(), model.create().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
     tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
@@ -288,7 +288,7 @@ def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, st
 
 @frozen
 class _ComparedCalls:
-    """The calls of the compiled module, of eager, and of eager in float64 with the same arguments."""
+    """Calls of the compiled module, eager, and eager in float64 with the same arguments, to compare results."""
 
     module: CompiledModule
     eager: torch.nn.Module
@@ -300,7 +300,7 @@ class _ComparedCalls:
     executor: Executor
 
     def is_captured(self) -> bool:
-        """Return whether torch.export captured the model for these sizes: it may exclude some, with a warning."""
+        """Return whether the program accepts these sizes: torch.export may exclude some, with a warning."""
         try:
             bind_symbols(self.module.program, flatten_inputs(self.module.program, *self.ours))
         except ShapeError:

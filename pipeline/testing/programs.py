@@ -1,4 +1,4 @@
-"""Build the ``Program`` of a call directly, in a few milliseconds; torch.export takes fifty."""
+"""Create the ``Program`` of an operator call directly, in a few milliseconds; torch.export takes fifty."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from pipeline.shapes.environment import Range, ShapeEnvironment, expression, sha
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 
 MAX_UNBACKED = 1024
-"""The assumed upper bound of data-dependent sizes."""
+"""The assumed maximum of sizes that depend on the data."""
 
 
 class CallError(PipelineError, ValueError):
-    """PyTorch does not accept the call, or accepts only a single value of a dynamic size."""
+    """PyTorch itself rejects the call, or accepts it only for one value of a dynamic size."""
 
 
 @frozen
 class CallProgram:
-    """The program of a call, and the sources of its inputs."""
+    """The program of a single operator call, and which tensor or size each of its inputs is."""
 
     program: Program
     inputs: tuple[int | str, ...] = field()
-    """For each input of the program: the index of a spec, or the name of a size."""
+    """For each input of the program: the index of the tensor in ``Call.specs``, or the name of a size."""
 
     def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Leaf]:
-        """Return the program's arguments for these sizes: pairs of reals for complex tensors."""
+        """Return arguments to call the program with, for these sizes; complex tensors become pairs of reals."""
         tensors = [torch.view_as_real(t) if t.is_complex() else t for t in call.create_tensors(sizes)]
         return [tensors[i] if isinstance(i, int) else sizes[i] for i in self.inputs]
 
 
 def build_call_program(call: Call, settings: CompilationSettings) -> CallProgram:
-    """Build the program: inputs, constants, sizes read from the inputs, arithmetic on sizes, the call, its results."""
+    """Create a call's program: inputs, constants, sizes read from inputs, arithmetic on sizes, the call, results."""
     if settings.device == "cuda":
         ensure_cuda_guard()
     with patch_for_device(settings.device, settings.compute_capabilities):
@@ -57,7 +57,7 @@ def build_call_program(call: Call, settings: CompilationSettings) -> CallProgram
 
 
 class _Builder:
-    """One program under construction."""
+    """A program while it is being created from an operator call."""
 
     def __init__(self, call: Call, device: str) -> None:
         self.call, self.device = call, device
@@ -71,7 +71,7 @@ class _Builder:
         self.parameters: dict[str, torch.Tensor] = {}
 
     def create_symbol(self, name: str) -> torch.SymInt:
-        """Return a symbolic int with a hint of at least 2, as in torch.export."""
+        """Create the symbol of a named size: a symbolic int whose hint is at least 2, as in torch.export."""
         size, hint = self.call.sizes[name], self.hints[name]
         source = ConstantSource(f"__size_{name}")
         symbol = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
@@ -90,7 +90,7 @@ class _Builder:
         return CallProgram(self.create_program(outputs, settings), tuple(sources))
 
     def create_input(self, index: int, spec: TensorSpec) -> torch.fx.Node:
-        """Create the placeholder of a tensor; a constant becomes a parameter, a complex input pairs of reals."""
+        """Create a tensor's placeholder; a constant becomes a parameter, a complex input pairs of reals."""
         node = self.graph.placeholder(f"{'p' if spec.constant else 'x'}{index}")
         pairs = spec.dtype.is_complex and not spec.constant
         shape = [dim_at(d, self.symbols) for d in spec.shape]
@@ -102,7 +102,7 @@ class _Builder:
         return self.add_call(aten.view_as_complex.default, node) if pairs else node
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
-        """Create a node that reads each size from the shape of an input, or from a separate input."""
+        """Create a node for each named size: it is read from an input's shape, or is a separate input."""
         separate_inputs = []
         inputs = [(x, spec.shape) for x, spec in zip(tensors, self.call.specs, strict=True) if not spec.constant]
         for name in self.call.sizes:
@@ -117,13 +117,13 @@ class _Builder:
         return separate_inputs
 
     def convert_argument(self, leaf: object, tensors: Any) -> Any:
-        """Return an argument of the node: a node, or a plain value; sizes are computed as in torch.export's graphs."""
+        """Return an argument's node or plain value; nodes compute sizes, as in torch.export's graphs."""
         if isinstance(leaf, TensorSpec):
             return next(tensors)
         return leaf.evaluate(self.size_nodes, self.add_call) if isinstance(leaf, Size) else leaf
 
     def add_call(self, function: Target, *args: Argument) -> torch.fx.Node:
-        """Create a node, and compute its value."""
+        """Create a node that calls a function, and compute its value on fake tensors."""
         node = self.graph.call_function(function, args)
         values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         with self.mode:
@@ -131,7 +131,7 @@ class _Builder:
         return node
 
     def fake_result(self, args: Argument, kwargs: Argument) -> Any:
-        """Return the call's result on fake tensors; raise a `CallError` if a guard specializes a size."""
+        """Return the call's result on fake tensors; raise a `CallError` if a guard fixes a dynamic size."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), patch_for_export():
@@ -144,7 +144,7 @@ class _Builder:
         return result
 
     def create_outputs(self, node: torch.fx.Node) -> list[Leaf]:
-        """Create the nodes of requested results, with ``getitem`` for tuples; complex results become pairs of reals."""
+        """Create nodes for requested results (``getitem`` for tuples); complex ones become pairs of reals."""
         value, results = node.meta["val"], [node]
         if isinstance(value, tuple | list):
             results = [self.add_call(operator.getitem, node, i) for i in (self.call.outputs or range(len(value)))]
@@ -172,8 +172,8 @@ class _Builder:
 
 
 def _choose_hints(sizes: Mapping[str, Range]) -> dict[str, int]:
-    """Return a hint for each size, on which guards are evaluated. Hints differ if the ranges allow it, since equal
-    hints may make torch specialize two sizes as equal."""
+    """Choose the hint of each size, for which torch evaluates guards. Hints differ if the ranges allow it, since torch
+    may treat sizes with equal hints as always equal."""
     hints: dict[str, int] = {}
     for name, size in sizes.items():
         free = [h for h in (*range(size.opt, size.max + 1), *range(2, size.opt)) if h >= 2 and h not in hints.values()]
@@ -182,12 +182,12 @@ def _choose_hints(sizes: Mapping[str, Range]) -> dict[str, int]:
 
 
 def _unbacked_symbols(value: object) -> set[object]:
-    """Return the symbols of data-dependent sizes."""
+    """Return the symbols of data-dependent sizes that occur in a value."""
     sizes = shape_of(value) if isinstance(value, torch.Tensor) else ()
     return {s for size in sizes if not isinstance(size, int) for s in free_unbacked_symbols(size)}
 
 
 def _is_unconstrained(size: torch.SymInt) -> bool:
-    """Return whether no guard has specialized a size or equated it with another."""
+    """Return whether a size is still dynamic: no guard restricted it to one value, or to another size's value."""
     expr = expression(size)
     return not isinstance(expr, int) and bool(expr.is_Symbol) and expr not in size.node.shape_env.replacements

@@ -1,4 +1,4 @@
-"""``check_converter``: compare a converter with its operator on random calls from Hypothesis."""
+"""``check_converter``: compare a converter with eager PyTorch on random operator calls from Hypothesis."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from pipeline.testing.strategies import strategy_for
 Strategy = st.SearchStrategy[Call]
 
 BUILD_EVERY = 12
-"""The engine of one call in so many is also built. A hash of the printed call chooses, so that failures recur."""
+"""The engine of one in this many calls is built; a hash of the printed call decides, so that failures recur."""
 
 CALLS_PER_ROUND = 10
-"""The calls that Hypothesis draws in one round. After ten it mostly draws variations of earlier ones, which find
-little."""
+"""The number of calls that Hypothesis generates in one round. After ten calls it mostly generates variations of earlier
+ones, which find few errors."""
 
 _HYPOTHESIS_OPTIONS: dict[str, Any] = {
     "deadline": None,
@@ -40,7 +40,7 @@ _HYPOTHESIS_OPTIONS: dict[str, Any] = {
 
 @define
 class Tally:
-    """The counts of tested calls.
+    """Counts of the calls that were tested.
 
     passed: calls that passed every check. used: passed calls that used the target's own converter. reasons: counts of
         rejections by reason. refused: PyTorch's reasons for refusing calls. seen: all calls.
@@ -53,7 +53,7 @@ class Tally:
     refused: list[CallError] = field(factory=list, repr=False)
 
     def check_once(self, call: Call, check: Callable[[Call], Checked | Rejected]) -> None:
-        """Check a call and count it, once."""
+        """Check a call and count its result, unless the same call was checked before."""
         if call in self.seen:
             return
         try:
@@ -63,7 +63,7 @@ class Tally:
         self.seen.add(call)
 
     def add(self, result: Checked | Rejected) -> None:
-        """Count one call."""
+        """Count the result of one call."""
         if isinstance(result, Checked):
             self.passed += 1
             self.used += result.used
@@ -92,7 +92,7 @@ def check_target(
 
     Args:
         target: the operator.
-        registry, decompositions, settings: for the compilation.
+        registry, decompositions, settings: what to compile with.
         strategy: the strategy that generates calls; None: ``strategies.strategy_for``.
         dynamic: True: only calls with dynamic sizes; False: all sizes are static; None: calls as generated.
         build_every: build an engine for every N-th call; 0 for none.
@@ -126,7 +126,7 @@ def check_target(
 
 
 def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
-    """Run a function on ``profile.max_examples`` random calls."""
+    """Call a function with ``profile.max_examples`` random calls from a strategy."""
     for number in range(0, profile.max_examples, CALLS_PER_ROUND):
         count = min(CALLS_PER_ROUND, profile.max_examples - number)
 
@@ -151,7 +151,7 @@ def _check_tested(name: str, tally: Tally) -> None:
 
 
 def check_converter(converter: Callable[..., object] | ConverterRegistry, *targets: Any, **options: Any) -> None:
-    """Test with random calls that a converter passes every check of ``check``.
+    """Test a converter on random calls of its operators; each call must pass every check of ``check``.
 
         def test_my_gelu():
             check_converter(my_gelu)
@@ -159,7 +159,8 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
     Args:
         converter: a function declared with ``dynamo_tensorrt_converter``, or a registry.
         targets: the operators to test; by default all that the converter declares.
-        options: options of ``check_target``; in ``registry`` the converter replaces others for its operators.
+        options: options of ``check_target``; in ``registry``, the converter replaces all other converters of its
+            operators.
 
     Raises:
         CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if the function declares no

@@ -3,7 +3,7 @@
 An error may be as large as eager's own in that dtype, plus a number of units in the last place. A unit is the distance
 between neighbouring numbers of the dtype at the *scale* of the row:
 
-- ``"element"``: at the exact value of the element itself;
+- ``"element"``: at the exact value of the element;
 - ``"pair"``: at the absolute value of the complex number that the element is a part of;
 - ``"tensor"``: at the largest exact value of the tensor, or its largest input if that is larger;
 - ``"absolute"``: at the operator's result for its inputs' absolute values, a bound for sums in another order.
@@ -23,7 +23,8 @@ Scale = Literal["element", "pair", "tensor", "absolute"]
 
 @frozen
 class Units:
-    """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error of fp32 matmuls there.
+    """A row of the table of tolerances: ``units`` on any executor, ``gpu`` additional units on a GPU, and ``tf32``, a
+    relative error of float32 matmuls on a GPU.
 
     ``signed_zeros``: whether zeros must have the same sign as in eager. ``exponential``: results are powers of e, for
     which TensorRT has a wider bound (``exponent_tolerance``). ``rounds_numbers``: eager rounds Python numbers to the
@@ -40,15 +41,15 @@ class Units:
     rounds_numbers: bool = False
 
     def allowed_units(self, executor: str, dtype: torch.dtype) -> float:
-        """Return the units that this executor may add to eager's error."""
+        """Return the units by which this executor's error may exceed eager's."""
         if executor != "tensorrt":
             return self.units
         uses_tf32 = dtype == torch.float32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
     def for_complex_results(self) -> Units:
-        """Return the row for complex results: real and imaginary parts are sums of products, which may cancel, and the
-        signs of eager's zeros depend on the tensor's length."""
+        """Return the row to use for complex results: real and imaginary parts are sums of products, which may cancel,
+        and the signs of eager's zeros depend on the tensor's length."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
@@ -57,8 +58,8 @@ class Units:
         error grows with the exponent. Also, a power that is subnormal in float32 may become 0; silu multiplies it by up
         to 128.
 
-        Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 units. Its layer for bfloat16,
-        which converters therefore do not use, gave 0 for 6.6e-36.
+        Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 units. TensorRT's sigmoid
+        layer for bfloat16, which converters therefore do not use, returned 0 for 6.6e-36.
         """
         if executor != "tensorrt" or not self.exponential:
             return torch.zeros_like(exact)
@@ -120,17 +121,17 @@ ULPS: Final[Mapping[object, Units]] = {
     **_rows("lstm gru rnn_tanh rnn_relu packed_lstm packed_gru packed_rnn_tanh packed_rnn_relu", _RECURRENT),
     **_rows("linear_attention selective_scan", _RECURRENT),
 }
-"""The rows by operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
+"""The tolerances by operator (its packet's name), or by (operator, dtype) for a dtype with its own tolerance."""
 
 PROGRAM: Final[Mapping[torch.dtype, Units]] = {
     torch.float32: Units(32, "some forty operators round one after another", "tensor", tf32=4e-3, signed_zeros=False),
     torch.float16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
     torch.bfloat16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
 }
-"""The rows for a whole program, by the coarsest dtype that it computes in."""
+"""The tolerances of a whole program, by the coarsest dtype in which it computes."""
 
 
 def units_for(target: object, dtype: torch.dtype) -> Units:
-    """Return the row of an operator and a dtype."""
+    """Return the tolerance (row of the table) of an operator in this dtype."""
     name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
     return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))

@@ -1,4 +1,4 @@
-"""Generators of values for a call's tensors, by the name of a kind of values; deterministic for a seed."""
+"""Functions that generate a tensor's values, by name of a kind of values; they are deterministic for a seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 
 def _ints_up_to(most: int) -> CreateValues:
-    """Return a generator of integers up to ``most``, of both signs where the dtype has them."""
+    """Return a generator of integers of magnitude up to ``most``, of both signs if the dtype is signed."""
     return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
         shape, dtype, generator
     )
@@ -55,13 +55,13 @@ _SPECIAL_FLOATS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.
 
 
 def _special_without(unwanted: Callable[[float], bool]) -> CreateValues:
-    """Return a generator of ``special`` values, without some floats."""
+    """Return a generator of the kind ``special``, without the floats for which ``unwanted`` is True."""
     allowed = torch.tensor([value for value in _SPECIAL_FLOATS if not unwanted(value)], dtype=torch.float64)
     return _per_dtype(lambda shape, dtype, generator: _random_choice(allowed, shape, generator), _special)
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate floats with NaN, infinities and zeros of both signs; integers up to near the ends of their range."""
+    """Generate floats with NaN, infinities and zeros of both signs; or integers up to the ends of their range."""
     if dtype.is_floating_point:
         return _random_choice(torch.tensor(_SPECIAL_FLOATS, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:
@@ -72,7 +72,7 @@ def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
 
 
 def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate mostly NaN, infinities, and the finite floats next to them."""
+    """Generate floats that are mostly NaN, infinities, and the finite numbers next to these."""
     if not dtype.is_floating_point:
         return _special(shape, dtype, generator)
     most = torch.finfo(dtype).max
@@ -81,13 +81,13 @@ def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
 
 
 def _sorted_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate small integers, or extreme values, sorted along the last dim, with NaN last."""
+    """Generate values that are sorted along the last dim, with NaN last: small integers, or extreme values."""
     kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme
     return kind(shape, dtype, generator).sort(-1).values
 
 
 def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate floats up to 1000, integers beyond 2**24 where the dtype holds them, and beyond 2**31 in int64."""
+    """Generate floats up to 1000, and integers above 2**24 if the dtype has them (above 2**31 in int64)."""
     if dtype.is_floating_point:
         return _floats_between(-1000.0, 1000.0)(shape, dtype, generator)
     high = {torch.int64: 1 << 40, torch.int32: 1 << 30}.get(dtype, 127)
@@ -95,7 +95,7 @@ def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator)
 
 
 def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate distinct values: shuffled steps of 1 around zero, of a half in floats, of 2**33 + 1 in int64."""
+    """Generate distinct values around zero in random order: 1 apart, 0.5 in floats, and 2**33 + 1 in int64."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
     step = 0.5 if dtype.is_floating_point else (1 << 33) + 1 if dtype == torch.int64 else 1
@@ -108,14 +108,14 @@ def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gene
 
 
 def _regular_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate matrices that are far from singular, the largest element of a row at any index."""
+    """Generate matrices that are far from singular; the largest element of a row may be in any column."""
     *batch, rows, columns = shape
     order = torch.rand(*batch, rows, 1, generator=generator).argsort(-2).expand(*batch, rows, columns)
     return (0.3 * torch.randn(*shape, generator=generator) + 2 * torch.eye(rows, columns)).gather(-2, order)
 
 
 def _positive_definite_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate symmetric matrices whose eigenvalues are 1 or more; parts of such for shapes that are not square."""
+    """Generate symmetric matrices whose eigenvalues are at least 1, or parts of such for shapes that are not square."""
     *batch, rows, columns = shape
     size = max(rows, columns)
     factor = torch.randn(*batch, size, size, generator=generator)
@@ -146,9 +146,9 @@ normal: floats of a normal distribution, integers -9 to 9, bools. positive: abov
 unit: strictly between -1 and 1. small: integers -3 to 3, in floats as well, so that ties occur.
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
 extreme: mostly NaN, ±inf and the greatest finite floats.
-sorted: small integers or extreme values, sorted along the last dim. no nan: special without it. distinct: no two
-alike. permutation: indices along the last dim, each once. regular: matrices far from singular. definite: symmetric and
-positive definite matrices. zeros, ones.
+sorted: small integers or extreme values, sorted along the last dim. no nan: special values without NaN. distinct: no
+two elements are equal. permutation: indices along the last dim, each once. regular: matrices far from singular.
+definite: symmetric and positive definite matrices. zeros, ones.
 """
 
 PARAMETRIC: Final[Mapping[str, Callable[..., CreateValues]]] = {
@@ -159,15 +159,16 @@ PARAMETRIC: Final[Mapping[str, Callable[..., CreateValues]]] = {
 }
 """The kinds of values with numbers, as in ``("below", 5)``; a number may be the name of a size.
 
-below k: indices 0 to k - 1. index k: the same counted from either end. between low, high: integers, both included.
+below k: indices 0 to k - 1. index k: indices of k elements counted from either end, -k to k - 1. between low, high:
+    integers, both included.
 uniform low, high: floats.
 """
 
 
 def generate(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return a tensor of this shape and dtype. ``kind`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
-    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Real and imaginary parts are both
-    generated so."""
+    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. For a complex dtype, real and imaginary
+    parts are generated separately."""
     if dtype.is_complex:
         return torch.complex(*(generate(kind, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)

@@ -1,1 +1,1 @@
-"""Verification of compiled programs: sample inputs, eager's results, error bounds, bisection of errors, healing."""
+"""Verify compiled programs against eager PyTorch: samples, error bounds, bisection for wrong nodes, and healing."""

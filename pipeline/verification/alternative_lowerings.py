@@ -1,4 +1,4 @@
-"""Alternative implementations of nodes whose engine returns wrong results: float32, another lowering, PyTorch."""
+"""Alternative implementations of nodes whose engine is wrong: float32, decomposition, another converter, PyTorch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class NotPossibleError(PipelineError):
-    """These nodes do not have this alternative implementation."""
+    """An alternative implementation is not available for these nodes."""
 
 
 @frozen
 class Alternative:
-    """An alternative implementation: functions that change a program and its verdicts, or raise `NotPossibleError`."""
+    """An alternative implementation: functions that change program and verdicts, or raise `NotPossibleError`."""
 
     action: str
     rewrite: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -43,7 +43,7 @@ class Alternative:
 
 
 def compute_in_float32(program: Program, nodes: Sequence[str]) -> Program:
-    """Return the program with these nodes computed in float32 between casts; a cast weight is stored in float32."""
+    """Return the program with these nodes computed in float32 between casts; a weight is stored in float32."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     halves = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
     if not halves:
@@ -65,7 +65,7 @@ def _cast_to_float32(rewriting: Rewriting, node: Node) -> None:
 
 
 def _replace_result(rewriting: Rewriting, old: Node, new: Argument) -> None:
-    """Replace a node (or the items of its result) in all users by the new node, cast to the old node's dtype."""
+    """Replace a node (or its items) in all nodes that read it by another result, cast to the old dtype."""
     if isinstance(old.meta.get("val"), torch.Tensor):
         rewriting.replace(old, _cast_like(rewriting, old, new))
         return
@@ -94,7 +94,7 @@ def _is_half(node: Node) -> bool:
 
 
 def decompose_nodes(program: Program, nodes: Sequence[str], depth: int = 1) -> Program:
-    """Return the program with these nodes decomposed by torch's decompositions, ``depth`` times."""
+    """Return the program with these nodes replaced by torch's decompositions of them, applied ``depth`` times."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     for node in [n for n in rewriting.graph.nodes if n.name in nodes]:
         template, inputs = _trace_decomposition(rewriting, node, depth)
@@ -110,7 +110,7 @@ def decompose_nodes(program: Program, nodes: Sequence[str], depth: int = 1) -> P
 
 
 def _trace_decomposition(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:
-    """Trace a node's decomposition on fake inputs; return the traced graph and the node's inputs."""
+    """Trace the decomposition of a node on fake inputs; return the traced graph, and the node's inputs."""
     flat, spec = tree_flatten((node.args, dict(node.kwargs)))
     inputs = [v for v in flat if isinstance(v, Node)]
     table: dict[Target, Function] = dict(torch.export.default_decompositions())
@@ -136,7 +136,7 @@ def _trace_decomposition(rewriting: Rewriting, node: Node, depth: int) -> tuple[
 
 
 def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Return the verdicts in which these nodes use the next converter that accepts them."""
+    """Return verdicts in which each of these nodes is converted by the next converter that accepts it."""
     verdicts = dict(validated.verdicts)
     if not all(verdicts[name].others for name in nodes):
         raise NotPossibleError("no other converter accepts the nodes")
@@ -147,7 +147,7 @@ def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) 
 
 
 def run_in_torch(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Return the verdicts in which these nodes are rejected with this reason, so that they run in PyTorch."""
+    """Return verdicts in which these nodes are rejected with this reason, so that they run in PyTorch."""
     return reject_nodes(validated, {name: Rejection(reason) for name in nodes})
 
 
@@ -160,4 +160,4 @@ ALTERNATIVES = (
     Alternative("lowered by torch's decomposition, twice", rewrite=partial(decompose_nodes, depth=2)),
     IN_TORCH,
 )
-"""The alternative implementations, in the order in which they are tried."""
+"""All alternative implementations, in the order in which they are tried."""

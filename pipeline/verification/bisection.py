@@ -1,4 +1,4 @@
-"""Bisection for the nodes whose engine is wrong: run some nodes in TensorRT and the rest in PyTorch."""
+"""Find nodes whose engine is wrong by bisection: run some nodes in TensorRT and all others in PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.verification.split import put_in_engines
 log = logging.getLogger(__name__)
 
 MAX_BUILDS = 200
-"""The default limit of builds in one search."""
+"""The default maximum number of programs that one search compiles."""
 
 
 def bisect_program(
@@ -35,10 +35,10 @@ def bisect_program(
     recompiler: Recompiler,
     max_builds: int = MAX_BUILDS,
 ) -> Bisection:
-    """Find the smallest sets of nodes whose engines return wrong results, for a program that does not agree with eager.
+    """For a program that does not agree with eager, find the smallest sets of nodes whose engines return wrong results.
 
-    agreement: the errors of the whole program. comparison: the reference results. again: the stages that compile parts
-    of the program.
+    agreement: the errors of the whole program. comparison: the reference results. recompiler: the stages that compile
+        parts of the program.
     """
     trials = _Trials(compiled, agreement, comparison, recompiler)
     nodes = suspect_operators(compiled, agreement, comparison)
@@ -53,7 +53,7 @@ def bisect_program(
 
 @define
 class _Trials:
-    """Trials that compile parts of a program, and check whether they reproduce the whole program's wrong outputs."""
+    """Trial compilations: each runs a set of nodes in TensorRT, and checks whether the wrong outputs recur."""
 
     compiled: Compiled
     agreement: Agreement
@@ -62,7 +62,7 @@ class _Trials:
     failures: dict[frozenset[str], tuple[OutputAgreement, ...]] = field(factory=dict)
 
     def has_wrong_results(self, nodes: frozenset[str]) -> bool | None:
-        """Return whether results are wrong with only these nodes in TensorRT; None if it does not compile or run."""
+        """Return whether results are wrong with only these nodes in TensorRT; None if that does not compile or run."""
         report(len(self.failures), None, f"{len(nodes)} operators in TensorRT")
         only = frozenset((row.output, row.sample) for row in self.agreement.failures)
         try:
@@ -78,7 +78,7 @@ class _Trials:
 
 
 def suspect_operators(compiled: Compiled, agreement: Agreement, comparison: Comparison) -> list[str]:
-    """Return the operators in engines on which a wrong output depends, in order."""
+    """Return the operators in engines on which at least one wrong output depends, in execution order."""
     wrong = {row.output for row in agreement.failures}
     above = output_ancestors(compiled.program)
     nodes = {n for name, nodes in zip(comparison.names, above, strict=True) if name in wrong for n in nodes}

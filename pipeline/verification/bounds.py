@@ -1,4 +1,4 @@
-"""Error bounds: compare an output with eager's and with the exact output; decide whether its error is too large."""
+"""Error bounds: compare a program's output with eager's and the exact output, and decide if its error is too large."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from pipeline.aten.types import Leaf
 from pipeline.records.agreement import OutputAgreement
 
 MULTIPLE: Final = 4.0
-"""The default factor by which a program's error may exceed eager's own in the same dtypes."""
+"""The default factor by which a compiled program's error may exceed eager's error, in the same dtypes."""
 
 MatmulPrecision = Literal["cpu", "ieee", "tf32"]
-"""The arithmetic of float32 matmuls: that of the reference executor, or on a GPU float32 or TF32."""
+"""How float32 matmuls are computed: by the reference executor (``"cpu"``), or on a GPU as float32 or TF32."""
 
 
 def matmul_precision(executor: str, tf32: bool) -> MatmulPrecision:
-    """Return how an executor computes matmuls in float32."""
+    """Return how an executor computes float32 matmuls; ``tf32``: whether they use TF32 on a GPU."""
     return "cpu" if executor == "reference" else "tf32" if tf32 else "ieee"
 
 
 FLOAT32: Final[Mapping[MatmulPrecision, float]] = {"cpu": 32 * 2.0**-23, "ieee": 256 * 2.0**-23, "tf32": 5 * 2.0**-10}
-"""The floor in float32, where some forty operators round one after another. On a GPU TensorRT sums in an order of its
-own: an IEEE convolution has 1e-6 on RTX 1.6.1, and 2e-5 after ResNet-50's 53. In TF32 it cuts digits off where PyTorch
-rounds: 8e-4 a convolution, all to one side, and 3.3e-3 after ResNet-50's, where eager with TF32 has 3e-4
-(docs/tensorrt.md)."""
+"""The error that is allowed in float32 even if eager is exact, by how matmuls are computed. About forty operators round
+one after another. On a GPU TensorRT adds in a different order: the error is 1e-6 for one IEEE convolution on RTX 1.6.1,
+and 2e-5 after ResNet-50's 53 convolutions. In TF32 it truncates where PyTorch rounds: 8e-4 for one convolution, all
+errors in one direction, and 3.3e-3 after ResNet-50's, where eager with TF32 has 3e-4 (docs/tensorrt.md)."""
 
 SHARE: Final = 0.25
-"""The share of roundings beyond the bound from which an output is taken to depend on discrete choices."""
+"""If this share of random roundings exceeds the error bound, an output is assumed to depend on discrete choices."""
 
 SPREAD_FACTOR: Final = 1.25
-"""The factor by which ours may exceed such a rounding, in elements beyond the bound and in error."""
+"""The factor by which a program may exceed a random rounding, in elements beyond the bound and in error."""
 
 HALVES: Final = 4
-"""The floor in halves: units in the last place at the output's largest magnitude. Few operators round in a row."""
+"""The error that is allowed in half precision even if eager is exact: units in the last place at the output's largest
+magnitude. Few operators round one after another."""
 
 NORMS: Final[Mapping[MatmulPrecision, float]] = {"cpu": 8 * 2.0**-23, "ieee": FLOAT32["ieee"], "tf32": 4 * 2.0**-10}
-"""The least bound of the norm of errors in float32. No norm was measured on a GPU: in TF32 it is between the largest
-errors of a network that is right (ResNet-50: 3.3e-3) and of one that is wrong (DPT on RTX 1.4: 5.7e-3)."""
+"""The norm of errors that is allowed in float32 even if eager is exact. No norm was measured on a GPU: for TF32 it is
+between the largest errors of a correct network (ResNet-50: 3.3e-3) and a wrong one (DPT on RTX 1.4: 5.7e-3)."""
 
 NORM_OF_HALVES: Final = 0.5
-"""The same in halves, in units in the last place: four times the error of a single rounding."""
+"""`NORMS` for half precision, in units in the last place: four times the norm after a single rounding."""
 
 MIN_ELEMENTS: Final = 64
-"""The fewest elements whose norm is judged: the ratio of the norms of a few errors is chance."""
+"""The minimum number of elements whose norm of errors is checked: for fewer, the ratio of norms is chance."""
 
 
 @frozen
 class Bound:
-    """The bounds of an output's largest error (relative to the largest magnitude) and of the norm of its errors: a
-    multiple of eager's error, plus a floor or at least a floor."""
+    """The bounds for an output's largest error (relative to its largest magnitude) and for the norm of its errors. The
+    first is a multiple of eager's error plus a floor; the second a multiple of eager's norm, or at least a floor."""
 
     dtype: torch.dtype
     products: MatmulPrecision = "cpu"
@@ -60,34 +61,34 @@ class Bound:
 
     @property
     def floor(self) -> float:
-        """The error that is allowed even if eager is exact."""
+        """The largest error that is allowed even if eager is exact."""
         return HALVES * torch.finfo(self.dtype).eps if self.dtype.itemsize < 4 else FLOAT32[self.products]
 
     def error_bound(self, eager_error: float) -> float:
-        """Return the bound, given eager's error."""
+        """Return the bound for an output's largest error, given eager's largest error."""
         return self.multiple * eager_error + self.floor
 
     @property
     def norm_floor(self) -> float:
-        """The norm of errors that is allowed even if eager is exact."""
+        """Return the norm of errors that is allowed even if eager is exact."""
         halves = self.dtype.itemsize < 4
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 
     def norm_bound(self, eager_norm: float) -> float:
-        """Return the bound of the norm of errors, given eager's; half-precision sums have 5 to 20 times that norm."""
+        """Return the bound for the norm of errors, given eager's norm; half-precision sums have 5 to 20 times that."""
         return max(self.multiple * eager_norm, self.norm_floor)
 
 
 @frozen
 class UnstablePart:
-    """The part of an output that depends on rounding: a mask of the elements, and the range of floats, or the set of
-    integers or bools, to which other roundings lead."""
+    """The elements of an output that depend on rounding (a mask), and the values that they have under other roundings:
+    the range of floats, or the set of integers or bools."""
 
     mask: torch.Tensor
     values: torch.Tensor
 
     def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Return a mask of the elements that another rounding explains, independent of their errors."""
+        """Return a mask of the elements that have a value of another rounding, whatever their error."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
@@ -99,10 +100,11 @@ class UnstablePart:
 
 @frozen
 class Spread:
-    """The spread of a floating-point output under random roundings, each by at most half a unit in the last place.
+    """The spread of a floating-point output over runs with random rounding errors of at most half a unit in the last
+    place.
 
-    low, high: the range of each element. draws: for each random rounding, the number of elements beyond the bound and
-        the largest error. norms: for each rounding, the norm of its errors.
+    low, high: the range of each element. draws: for each run, the number of elements beyond the bound and the largest
+        error. norms: for each run, the norm of its errors.
     """
 
     low: torch.Tensor
@@ -111,7 +113,7 @@ class Spread:
     norms: tuple[float, ...] = ()
 
     def add_rounding(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
-        """Return the spread with the results of a further rounding, whose infinities and NaNs are ignored."""
+        """Return the spread with the finite results of one more run with random rounding."""
         errors = _relative_errors(value, exact, exact, largest_finite(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
@@ -119,18 +121,18 @@ class Spread:
         return Spread(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
 
     def norm_bound(self, bound: float) -> float:
-        """Return the bound of the norm of errors: ``bound``, or, if `SHARE` of the roundings exceed it, the
-        largest norm of a rounding, times `SPREAD_FACTOR`."""
+        """Return the bound for the norm of errors: ``bound`` or, if at least a share `SHARE` of the runs with random
+        rounding exceeds it, the largest norm of such a run times `SPREAD_FACTOR`."""
         chance = sum(norm > bound for norm in self.norms) >= max(1, SHARE * len(self.norms))
         return SPREAD_FACTOR * max(self.norms) if chance else bound
 
     def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Return a mask of the elements whose error is beyond the bound, but which are in their range, widened by the
-        bound.
+        """Return a mask of the elements that random rounding explains: their error is beyond the bound, but they are in
+        the element's range over all runs, widened by the bound.
 
-        If `SHARE` of the roundings are beyond the bound too, several discrete choices may depend on rounding, and each
-        rounding chooses differently. Then rounding explains all elements that any rounding moves beyond the bound, if
-        their number and their largest error are at most `SPREAD_FACTOR` times those of a single rounding.
+        If a share `SHARE` of the runs is beyond the bound too, several discrete choices may depend on rounding, and
+        each run chooses differently. Then rounding explains all elements that any run moves beyond the bound, if
+        their number and their largest error are at most `SPREAD_FACTOR` times those of a single run.
         """
         wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
         found = wrong & (ours >= low - bound * size) & (ours <= high + bound * size)
@@ -150,11 +152,11 @@ def measure_errors(
     exact: Leaf,
     unstable_parts: Callable[[], Iterable[UnstablePart | Spread]] = tuple,
 ) -> OutputAgreement:
-    """Measure an output's errors against eager's and the exact output; return its row with the errors.
+    """Measure an output's errors against eager's and against the exact output; return ``row`` with the errors filled
+    in.
 
-    exact: the same output in a wider dtype; if None, eager is used instead. varied: a function that computes the parts
-        of the exact output that change when matmuls are rounded differently; called only if the error is beyond the
-        bound.
+    exact: the same output in a wider dtype; if None, eager is used instead. unstable_parts: a function that yields the
+        elements of the exact output that depend on rounding; called only if the error is beyond the bound.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
         equal = type(ours) is type(eager) and bool(ours == eager or (ours != ours and eager != eager))
@@ -222,7 +224,7 @@ def _add_errors(
 
 
 def _relative_errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: float) -> torch.Tensor:
-    """Return relative errors; infinite where NaN or infinity is neither in eager's nor in the exact output."""
+    """Return errors relative to ``size``; infinite where only ours is NaN or infinite."""
     same = (ours == eager) | (ours == exact) | (ours.isnan() & (eager.isnan() | exact.isnan()))
     odd = ~ours.isfinite() | ~exact.isfinite()
     gap = ((ours - exact).abs() / size).nan_to_num(float("inf"), float("inf"), float("inf"))
@@ -230,27 +232,27 @@ def _relative_errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tenso
 
 
 def _as_float64(t: torch.Tensor) -> torch.Tensor:
-    """Convert to float64; complex numbers become pairs."""
+    """Convert a tensor to float64; complex numbers become pairs of reals."""
     return torch.view_as_real(t.resolve_conj().to(torch.complex128)) if t.is_complex() else t.double()
 
 
 def largest_error(eager: torch.Tensor, exact: torch.Tensor, size: float) -> float:
-    """Return eager's largest error, relative to ``size``; NaN and infinite errors count as 0."""
+    """Return the largest error of eager's output, relative to ``size``; NaN and infinite errors count as 0."""
     return largest(((eager.double() - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0))
 
 
 def relative_norm(errors: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of errors over finite elements: relative to the exact output's norm, or absolute if it is 0."""
+    """Return the norm of finite elements' errors, relative to the norm of the exact output; absolute if that is 0."""
     finite = errors.isfinite() & exact.isfinite()
     norm, size = (float(torch.linalg.vector_norm(v[finite].double())) for v in (errors, exact))
     return norm / (size or 1.0)
 
 
 def largest_finite(t: torch.Tensor) -> float:
-    """Return the largest finite magnitude, to which errors are relative; 1 if that is 0."""
+    """Return the largest finite magnitude of a tensor's elements, to which errors are relative; 1 if it is 0."""
     return largest(t[t.isfinite()]) or 1.0
 
 
 def largest(t: torch.Tensor) -> float:
-    """Return the largest magnitude; 0 for an empty tensor."""
+    """Return the largest magnitude of a tensor's elements; 0 for an empty tensor."""
     return float(t.abs().max()) if t.numel() else 0.0

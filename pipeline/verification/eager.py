@@ -1,5 +1,5 @@
-"""Run a captured program with PyTorch's own operators, without the model: as in eager, in a wider dtype, or with
-matmuls rounded differently. Calibration uses such runs to record the ranges of activations."""
+"""Run a captured program with PyTorch's own operators, without the model's code: as in eager, in a wider dtype, or with
+random rounding errors. Calibration uses such runs to record the ranges of activations."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from pipeline.runtime.call_memory import CallLimit
 from pipeline.runtime.opened_file import check_files
 
 WIDENED = 4
-"""The factor by which float64 is larger than a half, in bytes."""
+"""The ratio of the sizes of float64 and half-precision elements in bytes."""
 
 INEXACT = (*CONTRACTIONS, Kind.NORMALIZES, Kind.SCALES, Kind.SOFTENS)
 INEXACT_NAMES = frozenset(
     (*TABLE[EXPONENTS].split(), *["sum", "mean", "var", "std", "norm", "add", "sub", "mul", "div"])
 )
-"""Operators whose results depend on rounding; others only move, compare or select elements."""
+"""The names of operators whose results depend on rounding; all others only move, compare or select elements."""
 
 ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
-"""Operators that only check dtypes and strides, which differ here."""
+"""Operators that only check dtypes and strides; they are skipped, since dtypes and strides differ in these runs."""
 
 
 class EagerRun:
@@ -42,7 +42,7 @@ class EagerRun:
     program: the captured program. parameters: the model's tensors, by name. device: where the graph runs. dtype: the
         dtype to which narrower floating-point tensors are cast; None for the model's own dtypes. noise: the largest
         relative random error (from ``seed``) to add to results of operators that round, or a function from dtype to
-        this error. kept: names of nodes whose values are saved in ``values``.
+        this error. saved_nodes: names of nodes whose values are saved in ``values``.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class EagerRun:
         self.bound = CallLimit.from_file(parameters, program, 1 if dtype is None else WIDENED)
 
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
-        """Return the program's outputs for these inputs, including the new values of mutated buffers and inputs. The
-        inputs themselves are not changed."""
+        """Run the program on these inputs; return its outputs, including the new values of mutated buffers and inputs.
+        The inputs themselves are not changed."""
         check_files(self.program.parameters)
         by_name = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
         return self.run(by_name) if self.bound is None else self.bound(self.run, by_name)
 
     def run(self, inputs: Mapping[str, object]) -> tuple[object, ...]:
-        """Run the graph for inputs given by name; free each value after its last use."""
+        """Run the graph on inputs given by placeholder name; each value is freed after its last use."""
         unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():
             for node in self.program.graph.nodes:
@@ -86,7 +86,7 @@ class EagerRun:
         return tuple(env[x] if isinstance(x, torch.fx.Node) else x for x in results_of(self.program.graph))
 
     def observe(self, node: torch.fx.Node, value: object) -> None:
-        """Save the value of a node if ``saved_nodes`` names it."""
+        """Save the value of a node, if its name is in ``saved_nodes``."""
         if node.name in self.saved_nodes:
             self.values[node.name] = value
 
@@ -105,7 +105,7 @@ class EagerRun:
         )
 
     def load_weight(self, placeholder: str) -> torch.Tensor:
-        """Return a parameter, a buffer, or a constant computed from them; the model's own tensor, if possible."""
+        """Return a parameter, a buffer, or a constant computed from these; the model's own tensor, if possible."""
         if placeholder in self.program.buffers:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
@@ -115,7 +115,7 @@ class EagerRun:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
     def call_operator(self, node: torch.fx.Node) -> Argument:
-        """Return the result of an operator."""
+        """Call the operator of a node on the values of its arguments, and return the result."""
         target = node.target
         if target in ASSERTS:
             return None
@@ -132,7 +132,7 @@ class EagerRun:
         return tree_map(partial(self.add_rounding_noise, node), result) if inexact else result
 
     def convert_argument(self, value: object) -> Argument:
-        """Return an argument; a dtype is widened to ``dtype``, a device is replaced by ``device``."""
+        """Return the value of a node's argument; dtypes are widened to ``dtype``, devices replaced by ``device``."""
         if isinstance(value, torch.fx.Node):
             value = self.env[value]
         if isinstance(value, torch.Tensor):
@@ -140,13 +140,13 @@ class EagerRun:
         return self.convert_constant(value)
 
     def convert_constant(self, value: object) -> Argument:
-        """Return a non-tensor argument; dtypes are widened, devices are replaced."""
+        """Return an argument that is no tensor; dtypes are widened, and devices replaced by ``device``."""
         if isinstance(value, torch.dtype):
             return widen_dtype(value, self.dtype)
         return self.device if isinstance(value, torch.device) else value
 
     def add_rounding_noise(self, node: torch.fx.Node, value: object) -> Argument:
-        """Return a result of an operator with random rounding errors added."""
+        """Return the result of a node's operator with random rounding errors added, if the operator rounds."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         dtype = next((v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), value.dtype)
@@ -156,7 +156,7 @@ class EagerRun:
 
 
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """Return, for each node, the nodes whose last use it is (possibly itself), except the graph's outputs."""
+    """Return, for each node, the nodes whose values can be freed after it: nothing reads them later."""
     read = set(graph.output_node().all_input_nodes)
     released = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):
@@ -174,7 +174,7 @@ def widen_dtype(dtype: torch.dtype, min_dtype: torch.dtype | None) -> torch.dtyp
 
 @contextmanager
 def use_tf32(enabled: bool) -> Iterator[None]:
-    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32 like TensorRT (``enabled``), or float32."""
+    """Return a context in which PyTorch's float32 matmuls on a GPU use TF32 (``enabled``) or float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cublas.allow_tf32
     cudnn.allow_tf32 = cublas.allow_tf32 = enabled
@@ -185,7 +185,7 @@ def use_tf32(enabled: bool) -> Iterator[None]:
 
 
 def output_ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
-    """Return, for each output of a program, the nodes on which it depends; none for a constant."""
+    """Return, for each output of a program, the nodes on which it depends; an empty set for a constant."""
     return [
         _ancestors(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results_of(program.graph)
     ]
@@ -202,12 +202,12 @@ def _ancestors(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
 
 @frozen
 class RangeMethod:
-    """The method to compute an activation's range: the largest magnitude, or a percentile of all magnitudes."""
+    """How the range of an activation is computed: its largest magnitude, or a percentile of its magnitudes."""
 
     percentile: float | None = None
 
     def compute(self, x: Tensor) -> float:
-        """Return the range of one batch."""
+        """Return the range of an activation, given its values for one batch."""
         sizes = x.detach().float().abs().reshape(-1)
         if not sizes.numel():
             return 0.0
@@ -218,7 +218,7 @@ class RangeMethod:
 
 
 class Calibration(EagerRun):
-    """An interpreter that records the range of each requested activation over all batches."""
+    """An interpreter of a program's graph that records the range of each requested activation over all batches."""
 
     def __init__(self, program: Program, node_names: Iterable[str], method: RangeMethod) -> None:
         super().__init__(program, program.parameters, torch.device("cpu"))
@@ -226,7 +226,7 @@ class Calibration(EagerRun):
         self.ranges: dict[str, float] = {}
 
     def observe(self, node: torch.fx.Node, value: object) -> None:
-        """Record the range of a requested activation."""
+        """Record the range of a node's value, if it is a requested activation."""
         if node.name in self.node_names and isinstance(value, Tensor):
             self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.method.compute(value))
 
@@ -234,7 +234,7 @@ class Calibration(EagerRun):
 def measure_ranges(
     program: Program, node_names: Iterable[str], method: RangeMethod, batches: Iterable[Sequence[object]]
 ) -> Mapping[str, float]:
-    """Run the program on batches of inputs, and return each activation's range, by node."""
+    """Run a program on batches of inputs; return the range of each named activation over all batches."""
     calibration = Calibration(program, node_names, method)
     for batch in batches:
         calibration(batch)

@@ -1,4 +1,4 @@
-"""Replace engines of a program by PyTorch segments, or the whole program by its captured operators in PyTorch."""
+"""Replace some engines of a program by PyTorch segments, or the whole program by its captured operators in PyTorch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ T = TypeVar("T")
 
 
 def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Compiled:
-    """Return a program in which these engines are replaced by PyTorch segments, each with its reason. An engine of one
-    optimization profile is replaced in that profile. Other engines stay.
+    """Return a program in which these engines are replaced by PyTorch segments. ``reasons`` has a reason for each
+    replaced engine, by name; all other engines are kept. An engine for one optimization profile is replaced only in
+    that profile.
 
     Raises:
-        ValueError: a segment has no operator of its own, or the borders of another segment would change.
+        ValueError: a segment has no operator of its own, or the inputs or outputs of another segment would change.
     """
     before = compiled.partitioned
     by_nodes = [tuple(variants) for _, variants in groupby(before.segments, lambda segment: segment.nodes)]
@@ -60,7 +61,8 @@ def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Com
 
 
 def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled:
-    """Return the program before `decompose`, with the same parameters, as a single PyTorch segment.
+    """Return a program that runs the captured operators (before `decompose`) in a single PyTorch segment, with the same
+    parameters.
 
     Raises:
         ValueError: there is no such program, or the settings compute float64 in float32.
@@ -77,14 +79,14 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
 
 
 def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
-    """Join several reasons with the same hint into one."""
+    """Join several reasons for rejections into one; their hint is the same."""
     return Rejection("; ".join(dict.fromkeys(rejection.reason for rejection in reasons)), reasons[0].hint)
 
 
 def _operator_groups(
     before: Partitioned, by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
-    """Return each segment's operators (once for all profiles), and the verdicts by which some run in PyTorch."""
+    """Return the operators of each segment (once for all profiles), and verdicts by which some run in PyTorch."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
     counts = Counter(name for first, *_ in by_nodes for name in first.nodes)
     groups: list[Group] = []
@@ -99,7 +101,7 @@ def _operator_groups(
 
 
 def _with_engine_inputs(engine: Segment, segment: Segment) -> Segment:
-    """Return an engine's PyTorch segment, which has the engine's profile and reads the same weights in place."""
+    """Return the PyTorch segment that replaces an engine, with the engine's profile, and the same weights in place."""
     name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
     added = [shared[name] for name in segment.constants if name in shared]
     constants = tuple(name for name in segment.constants if name not in shared)

@@ -1,4 +1,4 @@
-"""Heal a program: give nodes whose engine is wrong an alternative implementation, until results agree with eager."""
+"""Heal a program: replace nodes whose engine is wrong by alternative implementations, until it agrees with eager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Decision:
-    """A decision to compile nodes by an alternative implementation, and the reason."""
+    """A decision to compile certain nodes by an alternative implementation, and the reason for it."""
 
     nodes: tuple[str, ...]
     alternative: Alternative
@@ -31,8 +31,8 @@ class Decision:
 
 
 def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompiler: Recompiler) -> Validated:
-    """Return the program with these alternative implementations, and the verdicts on it. New nodes must run in engines;
-    nodes that were healed before stay healed.
+    """Apply alternative implementations to a program's nodes; return the changed program, and its verdicts. New nodes
+    must run in engines; nodes that were healed before stay healed.
 
     Raises:
         NotPossibleError: nodes do not have this implementation.
@@ -61,7 +61,7 @@ def heal(
     trial_compiler: Recompiler,
     final_compiler: Recompiler,
 ) -> Compiled:
-    """Return a program that agrees with eager, in which the faulty nodes have an alternative implementation.
+    """Return a program that agrees with eager, because its faulty nodes are compiled by alternative implementations.
 
     agreement: the program's errors, some beyond their bound. trial_compiler: compiles the programs that are tried.
         final_compiler: compiles the program to return.
@@ -89,7 +89,7 @@ def heal(
 
 @frozen
 class _Healing:
-    """The search for alternative implementations of a program's faulty nodes."""
+    """The search for alternative implementations of a program's faulty nodes, by trial compilations."""
 
     program: Compiled
     bisection: Bisection
@@ -97,7 +97,8 @@ class _Healing:
     recompiler: Recompiler
 
     def choose_alternatives(self) -> tuple[Mapping[Fault, Alternative], Compiled] | None:
-        """Return the alternative for each fault, and the program; None if it is wrong even with all faults in PyTorch.
+        """Return an alternative implementation for each fault, and the program compiled with these; None if it is wrong
+        even with all faults in PyTorch.
 
         Each fault gets the first alternative that is correct while the remaining faults run in PyTorch.
         """
@@ -114,7 +115,7 @@ class _Healing:
         return (chosen, best) if best is not None else None
 
     def compile_if_correct(self, chosen: Mapping[Fault, Alternative]) -> Compiled | None:
-        """Compile the program with these alternatives; return None if it does not agree with eager."""
+        """Compile the program with these alternatives; return None if that fails or does not agree with eager."""
         try:
             compiled = self.compile_with(chosen)
             return compiled if self.comparison.measure_agreement(compiled).holds else None
@@ -123,7 +124,7 @@ class _Healing:
             return None
 
     def compile_with(self, chosen: Mapping[Fault, Alternative]) -> Compiled:
-        """Compile the program with these alternatives."""
+        """Compile the program with these alternative implementations of its faults."""
         decisions = [Decision(fault.nodes, alternative, _fault_reason(fault)) for fault, alternative in chosen.items()]
         return self.recompiler.compile_validated(apply_decisions(self.program, decisions, self.recompiler))
 

@@ -1,4 +1,4 @@
-"""Replace operators whose engines do not load by an alternative implementation, or run them in PyTorch."""
+"""Replace operators whose engines do not load on the GPU by an alternative implementation, or run them in PyTorch."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from pipeline.verification.split import put_in_engines
 log = logging.getLogger(__name__)
 
 ROUNDS: Final = 4
-"""The number of compilations with more operators in other forms, before whole segments run in PyTorch."""
+"""The maximum number of recompilations with more operators replaced, before whole engines run in PyTorch."""
 MAX_BUILDS: Final = 48
-"""The most engines that are built to find one fault."""
+"""The maximum number of engines that are built to find one set of operators whose engine does not load."""
 MAX_SINGLE_TRIALS: Final = 8
-"""The most operators of a fault that are tried one by one in another form."""
+"""The maximum number of operators in a fault for which alternative implementations are tried one operator at a time."""
 
 
 class Loader(Protocol):
-    """A function that loads a program's engines, and returns those that do not load; None if this is unknown."""
+    """A function that loads a program's engines, and returns those that fail to load; None if it cannot tell."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults | None: ...
 
@@ -50,11 +50,11 @@ class Loader(Protocol):
 def make_loadable(
     compiled: Compiled, failures: LoadResults, loader: Loader, trial_compiler: Recompiler, final_compiler: Recompiler
 ) -> tuple[Compiled, LoadResults | None]:
-    """Return a program whose engines load, in which faulty operators have an alternative, and the loader's result.
+    """Replace operators whose engines do not load; return a program whose engines load, and the loader's result for it.
 
     Faulty operators are those that the error names, if an engine of only these does not load; otherwise bisection finds
-    them. Operators with the same signature count as faulty, too. Each gets the first alternative implementation that
-    loads.
+    them. Operators with the same signature count as faulty, too. Each faulty operator gets the first alternative
+    implementation that loads.
 
     Args:
         compiled: the program.
@@ -63,7 +63,7 @@ def make_loadable(
         trial_compiler, final_compiler: these compile a trial program, and the program to return.
 
     Raises:
-        ExecutionError: not even an engine of one activation loads.
+        ExecutionError: no engine loads on this GPU, not even one with a single activation.
     """
     search = _Search(loader, trial_compiler)
     search.check_one_engine_loads(compiled.settings, failures)
@@ -86,7 +86,7 @@ def make_loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``fails``: whether their engine loads, by signature."""
+    """A search for operators whose engines do not load. ``fails``: whether an engine fails to load, by signature."""
 
     loader: Loader
     recompiler: Recompiler
@@ -94,7 +94,7 @@ class _Search:
     alternatives: dict[str, tuple[tuple[int, ...], Alternative]] = field(factory=dict)
 
     def check_one_engine_loads(self, settings: CompilationSettings, failures: LoadResults) -> None:
-        """Raise an `ExecutionError` if not even an engine of one activation loads."""
+        """Raise an `ExecutionError` if no engine loads on this GPU, not even one with a single activation."""
         program = capture(torch.nn.ReLU().eval(), (torch.ones(4),), settings=settings.evolve(torch_executed_ops=()))
         validated = self.recompiler.compute_verdicts(program)
         if self.fails_to_load(validated, frozenset(validated.verdicts)):
@@ -102,7 +102,8 @@ class _Search:
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(failures.refused.values())}", hint)
 
     def choose_alternatives(self, compiled: Compiled, failures: LoadResults, *, in_torch: bool) -> Iterator[Decision]:
-        """Yield decisions for operators in engines that do not load; ``in_torch``: run all these in PyTorch."""
+        """Yield a decision for each set of faulty operators in engines that do not load; with ``in_torch``, decide to
+        run all operators of these engines in PyTorch."""
         nodes = {node.name: node for node in compiled.program.graph.nodes if is_operator(node)}
         decided = set[str]()
         for segment in compiled.partitioned.engine_segments:
@@ -119,7 +120,7 @@ class _Search:
     def find_faults(
         self, compiled: Compiled, nodes: Sequence[torch.fx.Node], suspects: frozenset[str]
     ) -> list[list[torch.fx.Node]]:
-        """Return a smallest set of operators whose engine does not load, and all sets with the same signature."""
+        """Return a smallest set of operators whose engine does not load, and all sets with an equal engine."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
         is_wrong = Predicate(lambda subset: self.fails_to_load(validated, subset), MAX_BUILDS, {frozenset(names): True})
@@ -144,7 +145,7 @@ class _Search:
     def decide(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], message: str, *, in_torch: bool = False
     ) -> Decision:
-        """Return the decision for a fault, or for one of its operators: the first alternative that loads."""
+        """Return the decision to replace a fault or one of its operators by the first alternative that loads."""
         names = tuple(node.name for node in fault)
         together = f" together with {', '.join(names[1:])}" if 1 < len(names) <= MAX_SINGLE_TRIALS else ""
         reason = f"its engine does not load{together}: {message}"
@@ -159,7 +160,7 @@ class _Search:
     def find_alternative(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], reason: str
     ) -> tuple[tuple[int, ...], Alternative]:
-        """Return the first alternative implementation that loads, and the indices of the operators that get it."""
+        """Return the first alternative whose engine loads, and the indices of the operators that it replaces."""
         everything = tuple(range(len(fault)))
         single = [(i,) for i in everything] if len(fault) <= MAX_SINGLE_TRIALS else []
         for alternative in ALTERNATIVES:
@@ -172,7 +173,7 @@ class _Search:
         return (cheap,), IN_TORCH
 
     def loads_with(self, compiled: Compiled, fault: Sequence[torch.fx.Node], decision: Decision) -> bool:
-        """Return whether the engine of a fault's operators loads with the decided alternative."""
+        """Return whether an engine of the faulty operators loads if they are compiled as decided."""
         try:
             validated = apply_decisions(compiled, [decision], self.recompiler)
         except NotPossibleError:
@@ -182,7 +183,7 @@ class _Search:
         return self.fails_to_load(validated, frozenset(new)) is False
 
     def fails_to_load(self, validated: Validated, names: frozenset[str]) -> bool | None:
-        """Return whether the engine of these operators does not load; None if it cannot be built."""
+        """Return whether the engine of these operators fails to load; None if it cannot be built."""
         report(len(self.fails), None, f"{len(names)} operators, to see whether their engine loads")
         partitioned = Partitioned(validated.program, (), validated.verdicts)
         try:
@@ -195,7 +196,7 @@ class _Search:
 
 
 def _operators_in_message(compiled: Compiled, segment: Segment, message: str) -> frozenset[str]:
-    """Return the operators whose layers or kernels an error message names."""
+    """Return the operators whose layers or kernels are named in TensorRT's error message."""
     index = [network.name for network in compiled.networks].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
     found = {node_name(part.strip(".")) for part in re.findall(r"[^\s\"'\[\](){},;+=]+", message)}
@@ -207,7 +208,7 @@ def _operators_in_message(compiled: Compiled, segment: Segment, message: str) ->
 
 
 def _engine_signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
-    """Return a key that is equal for operators whose engines are equal."""
+    """Return a key that is equal for sets of operators whose engines are equal."""
     known: Mapping[str, object] = program.constants
     rows = (
         (n.target, argument_key(n.args), argument_key(n.kwargs), [x.name in known for x in n.all_input_nodes])

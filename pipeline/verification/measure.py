@@ -1,4 +1,4 @@
-"""Measure the agreement of a compiled program with eager PyTorch on samples."""
+"""Measure the errors of a compiled program against eager PyTorch on sample inputs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ RANDOM = "it depends on random numbers"
 
 @frozen(slots=False)
 class Comparison:
-    """The reference for all programs compiled from the same program: samples, and eager's results for them.
+    """The reference for programs that are compiled from the same captured program: sample inputs, and eager's results
+    for them.
 
-    names: the outputs' names. unjudged: the reason why an output is not compared, by its index.
+    names: the outputs' names. unjudged: for outputs that are not compared, the reason, by the output's index.
     """
 
     references: tuple[Reference, ...] = field(repr=False)
@@ -45,7 +46,7 @@ class Comparison:
     def create(
         cls, program: Program, executor: Executor | None = None, inputs: UserInputs = None, multiple: float = MULTIPLE
     ) -> Comparison:
-        """Run eager on the samples of a program.
+        """Run a program on its sample inputs in eager PyTorch.
 
         Raises:
             PipelineError: the program was loaded, and its file lacks the program for eager, or weights.
@@ -69,7 +70,7 @@ class Comparison:
         )
 
     def measure_agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """Measure a program's agreement with eager; ``only`` restricts it to some outputs and samples."""
+        """Measure a compiled program's errors against eager; ``only`` selects pairs of output and sample."""
         rows: list[OutputAgreement] = []
         references = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))
@@ -91,7 +92,7 @@ class Comparison:
     def compare_sample(
         self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
     ) -> list[OutputAgreement]:
-        """Return the rows of a sample, from the results of ``source``."""
+        """Compare a sample's results with eager's; return a row for each output. ``source`` names what ran."""
         rows = list[OutputAgreement]()
         for i, (name, value) in enumerate(zip(self.names, ours, strict=True)):
             row = OutputAgreement(name, reference.sample.name, source=source)
@@ -101,7 +102,7 @@ class Comparison:
 
 
 def run_module(module: CompiledModule, reference: Reference) -> list[Leaf]:
-    """Run a module; return its results and mutated buffers and inputs, in the order of its program's outputs."""
+    """Run a compiled module on a sample; return results and mutated tensors, in the order of the program's outputs."""
     for name in module.program.buffers.values():
         find_buffer(module, name).copy_(reference.parameters[name].detach())
     return call_on_copies(
@@ -115,8 +116,8 @@ def run_module(module: CompiledModule, reference: Reference) -> list[Leaf]:
 def call_on_copies(
     call: Callable[..., Sequence[Leaf]], program: Program, reference: Reference, buffer_value: Callable[[str], Leaf]
 ) -> list[Leaf]:
-    """Call on copies of a sample's inputs; return the leaves of the result, and the mutated inputs and buffers (from
-    ``buffer_value``), in the order of the program's outputs."""
+    """Call a function on copies of a sample's inputs; return its results, mutated inputs and mutated buffers (read by
+    ``buffer_value``) in the order of the program's outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     returned = iter(call(*args, **kwargs))
@@ -131,12 +132,12 @@ def call_on_copies(
 
 
 def compared_outputs(program: Program) -> list[Output]:
-    """Return the outputs that the model returns or mutates, without outputs that only check a call."""
+    """Return the outputs to compare: those that the model returns or mutates, not those that only check a call."""
     return [output for output in program.outputs if output.kind in ("user", "buffer", "input")]
 
 
 def output_names(program: Program) -> list[str]:
-    """Return the names of outputs (``logits``, ``hidden_states.0``; ``output``) and of mutated buffers and inputs."""
+    """Return each output's name: ``logits``, ``hidden_states.0``, ``output``, or a mutated buffer or input."""
     return [
         o.name or f"output.{i}" if o.kind == "user" else f"{o.kind} {o.target} after the call"
         for i, o in enumerate(compared_outputs(program))
@@ -144,10 +145,10 @@ def output_names(program: Program) -> list[str]:
 
 
 def runs_in_tf32(executor: Executor) -> bool:
-    """Return whether the executor computes float32 matmuls in TF32, as engines do on a GPU."""
+    """Return whether an executor computes float32 matmuls in TF32, as engines do on a GPU."""
     return executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 def gpu_name(executor: Executor) -> str:
-    """Return the name of the GPU on which programs run; empty for the reference executor."""
+    """Return the name of the GPU on which an executor runs programs; empty for the reference executor."""
     return torch.cuda.get_device_name() if executor == "tensorrt" else ""

@@ -1,4 +1,4 @@
-"""Compare the captured graph with a copy of the module from which it was captured."""
+"""Compare a captured graph with the original model: run a copy of the module from which the graph was captured."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from pipeline.verification.reference import NotComparableError, Reference, outpu
 ATOMS: Final = (type(None), bool, int, float, str, torch.dtype, torch.device)
 HOOKS: Final = ("__deepcopy__", "__copy__", "__getnewargs__", "__getnewargs_ex__")
 STATE: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
-"""The methods by which a class defines how it is copied, and its state."""
+"""The methods by which a class defines how it is copied and what its state is."""
 
 
 def add_module_rows(
     agreement: Agreement, comparison: Comparison, program: Program, multiple: float = MULTIPLE
 ) -> Agreement:
-    """Return the agreement with an additional row of source ``module`` for each output and sample. If the module is not
-    comparable, `Agreement.module` has the reason."""
+    """Compare the graph with the original module: add a row of source ``module`` to the agreement for each output and
+    sample. If the module cannot be compared, `Agreement.module` has the reason."""
     rows, reasons = list[OutputAgreement](), list[str]()
     if not comparison.references:
         return agreement
@@ -60,7 +60,7 @@ def add_module_rows(
 
 
 def _references_on(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
-    """Return the graph's results on the module's device: for all samples, or for one if eager ran on another device."""
+    """Return the graph's results on the module's device: all samples, or one if eager ran on another device."""
     for reference in comparison.references:
         if device.type == reference.device.type:
             yield reference
@@ -78,7 +78,7 @@ def _device(module: SourceModel, comparison: Comparison) -> torch.device:
 
 
 def original_module(program: Program) -> SourceModel:
-    """Return the module from which a program was captured, in its state at capture.
+    """Return the module from which a program was captured, if its state is still as it was at capture.
 
     Raises:
         NotComparableError: the module no longer exists, or was changed since.
@@ -100,14 +100,14 @@ def original_module(program: Program) -> SourceModel:
 
 
 def _named_tensors(model: SourceModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers by all of their names, in one traversal."""
+    """Yield the parameters and buffers of a module; a shared tensor is yielded once for each of its names."""
     for path, part in model.named_modules(remove_duplicate=False) if isinstance(model, torch.nn.Module) else ():
         yield from part.named_parameters(path, recurse=False, remove_duplicate=False)
         yield from part.named_buffers(path, recurse=False, remove_duplicate=False)
 
 
 def _run_copy(comparison: Comparison, program: Program, reference: Reference, module: SourceModel) -> list[Leaf]:
-    """Run a copy of the module; return its results and mutated buffers and inputs, in the order of the outputs."""
+    """Run a copy of the module on a sample; return results and mutated tensors, in the program's order."""
 
     def call(*args: Leaf, **kwargs: Leaf) -> list[Leaf]:
         try:
@@ -130,8 +130,8 @@ def _run_copy(comparison: Comparison, program: Program, reference: Reference, mo
 
 @contextmanager
 def _eager_context(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
-    """Return a context in which a module runs as at capture: without gradients, under the same autocast. The random
-    state is restored at the end."""
+    """Return a context in which a module runs as it did at capture: without gradients, and with the same autocast. At
+    the end, the state of random generators is restored."""
     gpu = device.type == "cuda"
     with ExitStack() as around:
         around.enter_context(torch.no_grad())
@@ -143,7 +143,7 @@ def _eager_context(program: Program, device: torch.device, tf32: bool) -> Iterat
 
 
 def _copy_module(module: SourceModel, program: Program) -> SourceModel:
-    """Return a copy that shares the parameters, and has separate buffers and other state.
+    """Return a copy of a module that shares its parameters, and has its own buffers and other state.
 
     Raises:
         NotComparableError: the module cannot be copied.
@@ -163,7 +163,7 @@ def copy_sharing_parameters(module: torch.nn.Module) -> torch.nn.Module:
     """Return a ``copy.deepcopy`` that shares the module's parameters.
 
     deepcopy copies twenty fields of each submodule, most of which are empty hook mappings. For submodules without a
-    custom copy method this function creates these instead, in a third of the time.
+    custom copy method, this function creates empty mappings instead, which takes a third of the time.
     """
     memo: dict[int, Any] = {id(p): p for p in module.parameters()}
     parts = [part for part in module.modules() if _is_plain(type(part))]
@@ -175,7 +175,7 @@ def copy_sharing_parameters(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _is_plain(kind: type) -> bool:
-    """Return whether a module class has the default copy protocol and the state that ``torch.nn.Module`` defines."""
+    """Return whether a module class has Python's default copy protocol, and only ``torch.nn.Module``'s state."""
     known = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in STATE)
     return known and not any(hasattr(kind, name) for name in HOOKS)
 
@@ -189,7 +189,7 @@ def _copy_value(value: object, memo: dict[int, Any]) -> object:
 
 
 class _DetachComputed(TorchFunctionMode):
-    """The context of a copy: tensors computed from parameters, which torch refuses to copy, are detached first."""
+    """A context for copying a module: tensors computed from parameters, which torch refuses to copy, are detached."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:

@@ -1,5 +1,5 @@
-"""Recompile a program with the stages of its own pipeline, starting at `validate`; report what a loaded program lacks
-for recompilation or verification."""
+"""Recompile a program with the stages of its own pipeline from `validate` on; report what a loaded program lacks for
+recompilation or verification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.runtime.snapshot import find_present
 
 
 def check_comparable(program: Program) -> None:
-    """Raise an error if eager PyTorch cannot run a program.
+    """Raise an error if eager PyTorch cannot run this program, which verification requires.
 
     Raises:
         PipelineError: the program's file lacks the program for eager, or this process lacks operators.
@@ -34,7 +34,7 @@ def check_comparable(program: Program) -> None:
 
 
 def check_compilable(program: Program) -> None:
-    """Raise an error if a program has no converters for a recompilation.
+    """Raise an error if a program cannot be recompiled, because its file or cache entry stores no converters.
 
     Raises:
         PipelineError: the program was loaded, or comes from a cache.
@@ -47,13 +47,13 @@ def check_compilable(program: Program) -> None:
 
 
 def _was_loaded(program: Program) -> bool:
-    """Return whether the graph comes from a file, which stores no fake tensors."""
+    """Return whether the program's graph was loaded from a file, which stores no fake tensors."""
     return any(isinstance(node.meta.get("val"), TensorType) for node in program.graph.nodes)
 
 
 @frozen
 class Recompiler:
-    """The stages for a recompilation: those that return `Validated` and `Partitioned`, and later ones to `Compiled`."""
+    """The stages that recompile a program: those that return `Validated` and `Partitioned`, and all later ones."""
 
     validate: AnyStage
     partition: AnyStage
@@ -61,7 +61,7 @@ class Recompiler:
 
     @classmethod
     def from_stages(cls, stages: Sequence[AnyStage], unbuilt: AnyStage | None = None) -> Recompiler:
-        """Select these stages of a pipeline. ``unbuilt`` replaces the stage that builds engines.
+        """Create a recompiler from a pipeline's stages. ``unbuilt`` replaces the stage that builds engines.
 
         Raises:
             PipelineError: the pipeline has no stage that returns one of these records.
@@ -81,17 +81,17 @@ class Recompiler:
         return cls(stages[index[Validated]], stages[index[Partitioned]], tuple(rest))
 
     def compile_partitioned(self, partitioned: Partitioned) -> Compiled:
-        """Compile a partitioned program."""
+        """Compile a program that is already partitioned into engines and PyTorch segments."""
         record: Any = partitioned
         for stage in self.rest:
             record = stage(record)
         return cast(Compiled, record)
 
     def compute_verdicts(self, program: Program) -> Validated:
-        """Compute the verdicts on a program."""
+        """Compute the verdicts on a program: for each node, whether a converter accepts it."""
         validated: Validated = self.validate(program)
         return validated
 
     def compile_validated(self, validated: Validated) -> Compiled:
-        """Compile a validated program with the pipeline's own partitioner."""
+        """Compile a program whose verdicts are known, with the pipeline's own partitioner."""
         return self.compile_partitioned(self.partition(validated))

@@ -1,4 +1,4 @@
-"""``Bisection`` and ``Fault``: the results of a search, as frozen records that print."""
+"""``Bisection`` and ``Fault``: the results of a search for wrong nodes, as frozen records that can be printed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pipeline.records.agreement import Agreement, OutputAgreement
 
 @frozen
 class Fault:
-    """A smallest set of nodes whose engine is wrong: without any of them it is correct. Usually it is a single node.
+    """A smallest set of nodes whose engine returns wrong results: without any of the nodes, results are correct.
+    Usually the set has a single node.
 
     nodes, targets, lines: the nodes, their operators, and the user's source lines that created them.
-    failures: the agreement rows that are beyond their bound if only these nodes run in TensorRT.
+    failures: the rows of the agreement whose error exceeds the bound if only these nodes run in TensorRT.
     """
 
     nodes: tuple[str, ...]
@@ -31,7 +32,7 @@ class Fault:
 class Bisection:
     """The result of `pipeline.bisect`.
 
-    faults: the independent smallest sets of nodes whose engines are wrong; empty if the program agrees with eager.
+    faults: the disjoint smallest sets of nodes whose engines are wrong; empty if the program agrees with eager.
     builds: the number of programs compiled for the search, including the whole program.
     agreement: the agreement of the whole program.
     complete: True if all faults were found: the other nodes agree with eager. False if the search reached its limit of
@@ -48,17 +49,17 @@ class Bisection:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the names of all faulty nodes."""
+        """Return the names of the nodes of all faults."""
         return tuple(node for fault in self.faults for node in fault.nodes)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the operators of all faulty nodes."""
+        """Return the operators of the nodes of all faults."""
         return tuple(target for fault in self.faults for target in fault.targets)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Return the model's source lines that created the faulty nodes."""
+        """Return the user's source lines that created the nodes of all faults."""
         return tuple(line for fault in self.faults for line in fault.lines)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Reference results for a sample: eager's and exact results, computed once for many programs."""
+"""Reference results for a sample: eager's and exact results, computed once and compared with many compiled programs."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from pipeline.verification.eager import EagerRun, output_ancestors, use_tf32
 from pipeline.verification.samples import Sample
 
 TRIES: Final = 6
-"""The number of runs with matmuls rounded differently, to find the elements that rounding decides."""
+"""The number of runs with random errors in matmuls, which show the elements that depend on rounding."""
 
 ROUNDINGS: Final = 12
-"""The number of runs with random roundings by at most half a unit, to find the spread of each element."""
+"""The number of runs with random rounding errors of at most half a unit, which show the spread of each element."""
 
 FLIPS: Final = 32.0
-"""The factor, change over rounding error, from which rounding decides a float; others change by a few times the
-error."""
+"""A float whose change exceeds this multiple of the rounding error depends on a discrete choice; all others change by a
+few times that error."""
 
 POSTPONED: Final = ("smallest", "largest")
-"""Samples whose exact results are computed only on demand."""
+"""The samples (by size) whose exact results are computed only on demand, since float64 is slow."""
 
 
 @frozen(slots=False)
 class Reference:
-    """The results of one sample, in the order of the program's outputs.
+    """The reference results of one sample, in the order of the program's outputs.
 
     eager: results in the model's own dtypes. exact: results in ``against``, the widest dtype in which the program runs;
         None if that is the model's own. bounds: the error bound of each output.
@@ -68,7 +68,7 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """Compute the results in eager, and, unless postponed, in the widest dtype that runs. ``bounds``: see
+        """Compute a sample's results in eager and, unless postponed, in the widest dtype that runs. ``bounds``: see
         `output_bounds`.
 
         Raises:
@@ -83,12 +83,12 @@ class Reference:
 
     @property
     def exact(self) -> tuple[Leaf, ...] | None:
-        """Return the results in ``against``, the widest dtype that runs; None if that is eager's own."""
+        """The results in ``against``, the widest dtype that runs; None if that is the model's own dtype."""
         return self._exact_and_dtype[0]
 
     @property
     def against(self) -> str:
-        """Return the name of the reference that errors are relative to: a dtype, or ``eager``."""
+        """The name of the reference that errors are relative to: a dtype, or ``eager`` if no wider dtype runs."""
         return self._exact_and_dtype[1]
 
     @cached_property
@@ -97,7 +97,7 @@ class Reference:
             return _run_exact(self.inputs, self.source, self.parameters, self.device, self.bounds)
 
     def measure_errors(self, row: OutputAgreement, output: int, ours: Leaf) -> OutputAgreement:
-        """Return the row of an output with its errors.
+        """Measure the errors of a program's output ``ours``; return ``row`` with the errors filled in.
 
         An output within the floor of eager's output is also within the bound for every exact output e: with the error E
         of eager and magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is a
@@ -115,7 +115,7 @@ class Reference:
         )
 
     def unstable_parts(self, output: int) -> Iterator[UnstablePart | Spread]:
-        """Yield the part of an output that depends on rounding; then the spread under random roundings."""
+        """Yield the part of an output that depends on discrete choices; then its spread under random rounding."""
         if (flips := self._flipped_parts[output]) is not None:
             yield flips
         if (drawn := self._rounding_extremes[output]) is not None:
@@ -144,24 +144,24 @@ class Reference:
         return spreads
 
     def _half_unit(self, dtype: torch.dtype) -> float:
-        """Return the largest relative rounding error of a dtype; for float32 that of matmuls, which may be in TF32."""
+        """Return the largest relative rounding error of a dtype; for float32 that of matmuls, which may use TF32."""
         if dtype == torch.float32 and any(bound.products == "tf32" for bound in self.bounds):
             return 2.0**-11
         return torch.finfo(dtype).eps / 2
 
     def _run_with_noise(self, noise: float | Callable[[torch.dtype], float], seed: int) -> tuple[Leaf, ...]:
-        """Return the results in float64 with matmuls rounded differently."""
+        """Return the program's results in float64 with random errors added to results of operators that round."""
         return EagerRun(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
 
 
 class NotComparableError(PipelineError):
-    """Eager PyTorch fails on a sample."""
+    """Eager PyTorch cannot run a sample, so that a compiled program cannot be compared with it."""
 
 
 def _run_eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Return the inputs that eager accepts, and its results."""
+    """Run a sample in eager; return the inputs that eager accepts (or the alternative inputs), and its results."""
     first: Exception | None = None
     try:
         for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
@@ -197,7 +197,7 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def _error_limit(bound: Bound, eager: object, exact: object) -> float | None:
-    """Return the largest allowed error of a floating-point output, given eager's own; None for other dtypes."""
+    """Return the largest allowed error of a floating-point output, given eager's error; None for other dtypes."""
     if not isinstance(eager, torch.Tensor) or not isinstance(exact, torch.Tensor) or exact.shape != eager.shape:
         return None
     if not exact.is_floating_point():
@@ -206,15 +206,15 @@ def _error_limit(bound: Bound, eager: object, exact: object) -> float | None:
 
 
 def _add_rounding(spread: Spread | None, value: Leaf, exact: Leaf, bound: float | None) -> Spread | None:
-    """Return the spread with another rounding's value; None if that value has different sizes."""
+    """Return the spread extended by the values of one more run; None if the values have different sizes."""
     if spread is None or bound is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
         return None
     return spread.add_rounding(value, exact, bound)
 
 
 def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:
-    """Return the part of the exact output that depends on rounding; None if more than half of the floats change, since
-    the output is then just sensitive to rounding."""
+    """Return the elements of an output that depend on discrete choices. Return None if more than half of the floats
+    change, since the whole output is then sensitive to rounding."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
     if exact.is_floating_point():
@@ -229,13 +229,13 @@ def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> Unstab
 
 
 def output_bounds(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
-    """Return the bound of each output of a program."""
+    """Return the error bound of each output of a program."""
     products = matmul_precision("reference" if device.type == "cpu" else "tensorrt", tf32)
     return tuple(Bound(_coarsest_dtype(above), products, multiple) for above in output_ancestors(source))
 
 
 def _coarsest_dtype(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
-    """Return the coarsest dtype in which nodes compute: float32, float16 or bfloat16."""
+    """Return the dtype with the coarsest rounding in which these nodes compute: float32, float16 or bfloat16."""
     values = (node.meta.get("val") for node in nodes)
     floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
     known = floats & {torch.float32, torch.float16, torch.bfloat16}

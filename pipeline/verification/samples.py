@@ -1,4 +1,4 @@
-"""Sample inputs: the user's, or generated inputs of the smallest, optimal and largest sizes."""
+"""Sample inputs for verification: the user's, or generated inputs of the smallest, optimal and largest sizes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ENDS: Final[Mapping[End, Callable[[Range], int]]] = {
     "optimal": lambda r: r.opt,
     "largest": lambda r: r.max,
 }
-"""The size that each sample takes from a range."""
+"""For each sample, the function that chooses its size from a range: the minimum, the optimum or the maximum."""
 
 MAX_TRIED_SIZES = 64
-"""The number of sizes from an end of a range that are tried if the end itself breaks a relation."""
+"""The number of sizes next to the end of a range that are tried if the end itself violates a relation between sizes."""
 
 aten = torch.ops.aten
 
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others``: alternatives if eager does not accept them."""
+    """The inputs of one call, in the program's order. ``others``: alternative inputs if eager rejects these."""
 
     name: str
     sizes: FrozenDict[str, int]
@@ -45,17 +45,17 @@ class Sample:
     others: tuple[Leaf, ...] | None = field(default=None, eq=False, repr=False)
 
     def arguments(self, program: Program, device: torch.device) -> Arguments:
-        """Return fresh positional and keyword arguments, on a device."""
+        """Return new positional and keyword arguments with the sample's values, on a device."""
         leaves = [v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for v in self.leaves]
         args, kwargs = tree_unflatten(leaves, program.in_spec)
         return tuple(args), dict(kwargs)
 
 
 def create_samples(program: Program, source: Program, inputs: UserInputs = None) -> tuple[Sample, ...]:
-    """Return the samples of a program.
+    """Create sample inputs for a program: the user's, or generated ones.
 
-    given: None to generate inputs: from the example's values if the program was captured with tensors, else random with
-        a fixed seed. Otherwise a sequence of calls, or a function that returns a call, given the sizes (by input:
+    inputs: None to generate inputs: from the example's values if the program was captured with tensors, else random
+        with a fixed seed. Otherwise a sequence of calls, or a function that returns a call, given the sizes (by input:
         ``x.shape[0]``). A call is a tuple of positional inputs, a dict of keyword inputs, or both as ``(tuple, dict)``.
     """
     if inputs is not None and not callable(inputs):
@@ -64,7 +64,7 @@ def create_samples(program: Program, source: Program, inputs: UserInputs = None)
 
 
 def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
-    """Return the inputs of a call with these sizes (by symbol), generated as in `create_samples`."""
+    """Generate the inputs of a call with these sizes (by symbol), as `create_samples` does."""
     return _create_sample(program, program.as_source(), "given", sizes, None)
 
 
@@ -85,7 +85,7 @@ def _user_sample(program: Program, name: str, call: object) -> Sample:
 
 
 def split_call(call: object) -> Arguments:
-    """Split a user's inputs of a call into positional and keyword ones."""
+    """Split the inputs of a call, as the user passed them, into positional and keyword inputs."""
     if isinstance(call, Mapping):
         return (), dict(call)
     if not isinstance(call, tuple | list):
@@ -96,14 +96,14 @@ def split_call(call: object) -> Arguments:
 
 
 def sizes_by_location(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes keyed by input and dim: ``x.shape[0]``."""
+    """Return sizes under the names that users see, input and dim: ``x.shape[0]``."""
     symbols = program.shapes.symbols
     locations = {n: symbols[n].places[0] if n in symbols and symbols[n].places else n for n in sizes}
     return {location: sizes[name] for name, location in locations.items()}
 
 
 def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
-    """Return the distinct smallest, optimal and largest sizes that a call may have."""
+    """Return the smallest, optimal and largest sizes that a call may have, without duplicates."""
     found: dict[tuple[int, ...], tuple[End, dict[str, int]]] = {}
     order: tuple[End, ...] = ("optimal", "smallest", "largest")
     for name in order:
@@ -113,8 +113,8 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
 
 
 def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
-    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller ones, in which
-    sizes whose optimum is the maximum are a quarter of it: calls may have any size."""
+    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller sizes, since
+    calls may have any size: sizes whose optimum is the maximum are a quarter of it."""
     narrowed = {} if profile is None else program.profiles[profile]
     symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
@@ -125,7 +125,7 @@ def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, 
 
 
 def _feasible_sizes(program: Program, choose: Callable[[Range], int]) -> dict[str, int]:
-    """Return sizes at this end of their ranges, or as near as the relations between sizes allow."""
+    """Return sizes that ``choose`` takes from their ranges, or the nearest ones that satisfy all relations."""
     read = {s.name for p in program.inputs for d in _expressions(p) if not isinstance(d, int) for s in d.free_symbols}
     ranges = {name: program.shapes[name] for name in program.shapes if name in read}
     sizes = {name: choose(r) for name, r in ranges.items()}
@@ -143,7 +143,7 @@ def _expressions(port: Port) -> Sequence[Leaf]:
 
 
 def _satisfies_relations(program: Program, sizes: Mapping[str, int]) -> bool:
-    """Return whether these sizes satisfy the program's relations."""
+    """Return whether these sizes satisfy the relations between the program's sizes."""
     if not all(r.holds(sizes) for r in program.shapes.relations if r.symbols <= sizes.keys()):
         return False
     rows = ((d, r) for p in program.inputs for d, r in zip(_expressions(p), p.ranges, strict=False))
@@ -153,7 +153,7 @@ def _satisfies_relations(program: Program, sizes: Mapping[str, int]) -> bool:
 def _input_value(
     program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
 ) -> tuple[Any, Any]:
-    """Return the value of an input, and an alternative if eager does not accept it."""
+    """Generate the value of one input, and an alternative value for the case that eager rejects the first."""
     if port.kind != "tensor":
         value = unwrap_constant(port.value) if port.kind == "constant" else evaluate_size(port.value, sizes)
         return value, value
@@ -170,7 +170,7 @@ def _input_value(
 
 
 def _resample(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
-    """Return random elements of the example, so that, for example, token ids stay valid and masks stay masks."""
+    """Return random elements of the example in a new shape, so that token ids stay valid and masks stay masks."""
     generator = torch.Generator().manual_seed(seed)
     flat = example.flatten()
     indices = torch.randint(0, flat.numel(), tuple(shape), generator=generator)
@@ -178,7 +178,7 @@ def _resample(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.T
 
 
 def _tile(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return the example, cropped or repeated to the shape, so that ascending values still ascend."""
+    """Return the example, cropped or repeated to a new shape, so that ascending values still ascend."""
     for dim, size in enumerate(shape):
         indices = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
         example = example.index_select(dim, indices)
@@ -186,7 +186,7 @@ def _tile(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _random_tensor(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
-    """Return random values: normal floats, bools, indices below ``limit``, other integers of 0 or 1."""
+    """Return a random tensor for an input: normal floats, bools, indices below ``limit``, or integers 0 and 1."""
     assert port.dtype is not None
     generator = torch.Generator().manual_seed(seed)
     if port.dtype.is_complex:
@@ -198,7 +198,7 @@ def _random_tensor(port: Port, shape: Sequence[int], limit: int | None, seed: in
 
 
 def index_limits(program: Program) -> dict[str, int]:
-    """Return the length of the smallest table that each input indexes, for inputs that are used as indices."""
+    """Return, for each input that is used as an index, the length of the smallest table that it indexes."""
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
         for index, entries in _table_lookups(node):
@@ -208,7 +208,7 @@ def index_limits(program: Program) -> dict[str, int]:
 
 
 def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
-    """Yield the index tensors that a node reads, each with the static length of the table."""
+    """Yield the index tensors that a node reads, each with the length of the indexed table, if that is static."""
     args: Argument = node.args
     if node.target in (aten.embedding.default, aten._embedding_bag.default, aten.embedding_bag.padding_idx):
         read = [(0, args[1])]
@@ -223,7 +223,7 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
 
 
 def _origin_name(node: torch.fx.Node) -> str:
-    """Return the name of the node whose elements ``node`` only moves or casts."""
+    """Return the name of the node from which ``node`` gets its elements, which it only moves or casts."""
     while is_move(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

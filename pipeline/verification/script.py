@@ -1,4 +1,4 @@
-"""Write a self-contained script that reproduces a fault: the nodes as a module, their inputs, and the errors."""
+"""Write a self-contained Python script that reproduces a fault: faulty nodes as a module, inputs, and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ sys.exit(0 if compiled.agreement.holds else 1)
 
 
 def fault_script(program: Program, comparison: Comparison, fault: Fault, agreement: Agreement) -> str:
-    """Return a script that reproduces a fault; empty if the nodes cannot be written as calls (control flow)."""
+    """Return a Python script that reproduces a fault; empty if the nodes cannot be written as calls (control flow)."""
     sample = (fault.failures or agreement.failures)[0].sample
     reference = next(r for r in comparison.references if r.sample.name == sample)
     writer = _Writer(program, frozenset(fault.nodes))
@@ -72,8 +72,8 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
 
 @define(eq=False)
 class _Writer:
-    """A writer of nodes as Python source. ``inputs``: the values that the nodes read from other nodes; ``unsupported``:
-    whether such a value cannot be written as source."""
+    """A writer of Python source for faulty nodes. ``inputs`` has the values that they read from other nodes;
+    ``unsupported`` is True if such a value cannot be written as source."""
 
     program: Program
     names: frozenset[str]
@@ -82,7 +82,7 @@ class _Writer:
 
     @property
     def nodes(self) -> list[torch.fx.Node]:
-        """The faulty nodes, in order."""
+        """Return the faulty nodes, in execution order."""
         return [n for n in self.program.graph.nodes if n.name in self.names]
 
     def collect_inputs(self) -> None:
@@ -95,11 +95,11 @@ class _Writer:
                     self.unsupported |= source.op == "get_attr"
 
     def is_faulty(self, node: torch.fx.Node) -> bool:
-        """Return whether a node is faulty, or an item of a faulty node's result."""
+        """Return whether a node is faulty, or an item of the result of a faulty node."""
         return node.name in self.names or (node.target is operator.getitem and self.is_faulty(node.args[0]))  # type: ignore[arg-type]
 
     def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
-        """Return the script, with random tensors that resemble these values."""
+        """Return the whole script, whose inputs are random tensors that resemble ``values``."""
         tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
         inputs = [n for n in tensors if n not in constants]
@@ -119,14 +119,14 @@ class _Writer:
         )
 
     def call_source(self, node: torch.fx.Node, sources: dict[torch.fx.Node, str]) -> str:
-        """Return the Python source of a node's call."""
+        """Return Python source that calls a node's operator."""
         arguments = [self.source(a, sources) for a in node.args]
         arguments += [f"{k}={'device' if k == 'device' else self.source(v, sources)}" for k, v in node.kwargs.items()]
         name = qualified_name(node.target)
         return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
     def source(self, value: object, sources: dict[torch.fx.Node, str]) -> str:
-        """Return the Python source of an argument."""
+        """Return the Python source of a node's argument."""
         if isinstance(value, torch.fx.Node):
             if value in sources or value.name in self.names:
                 return sources.get(value, value.name)
@@ -136,7 +136,7 @@ class _Writer:
         return _value_source(value)
 
     def result_sources(self) -> list[str]:
-        """Return the tensors of faulty nodes that other nodes read, or that have no reader."""
+        """Return the module's results as source: tensors of faulty nodes that other nodes, or none, read."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")
@@ -155,14 +155,14 @@ def _title(fault: Fault) -> str:
 
 
 def _value_source(value: object) -> str:
-    """Return a Python value of a graph as source."""
+    """Return the Python source of a constant in a graph."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return "device" if isinstance(value, torch.device) else repr(value)
 
 
 def _random_tensor_source(value: torch.Tensor) -> str:
-    """Return source that creates a random tensor of the same shape, dtype, and range or moments."""
+    """Return Python source that creates a random tensor of the same shape and dtype, with the same range or moments."""
     shape = "".join(f", {size}" for size in value.shape)
     if value.dtype == torch.bool:
         share = float(value.double().mean()) if value.numel() else 0.0
@@ -182,7 +182,7 @@ def _random_tensor_source(value: torch.Tensor) -> str:
 
 
 def _settings_source(settings: CompilationSettings) -> str:
-    """Return the changed settings that are plain values, as keyword arguments in source."""
+    """Return Python keyword arguments for the settings that differ from their defaults, if they are plain values."""
     default = CompilationSettings()
     names = [f.name for f in attrs.fields(CompilationSettings) if f.name != "torch_executed_ops"]
     changed = [(n, getattr(settings, n)) for n in names if getattr(settings, n) != getattr(default, n)]

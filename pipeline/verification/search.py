@@ -1,6 +1,7 @@
-"""Search for the smallest failing sets of nodes, given a predicate on sets; independent of programs.
+"""Search for the smallest sets of nodes for which a predicate is true; this algorithm does not depend on programs.
 
-Nodes are in execution order. A question asks whether a set of nodes is wrong. The last node of the shortest wrong
+Nodes are in execution order. A question is a call of the predicate: is a set of nodes wrong? The last node of the
+shortest wrong
 prefix belongs to the fault: bisection finds it with log2(n) questions. If this node alone is wrong, it is the fault. If
 not, it is wrong together with earlier nodes: the search repeats on these until the collected nodes alone are wrong. The
 last question asks for all nodes without the fault: if they are wrong, there is another fault. Finding a single faulty
@@ -16,16 +17,16 @@ from attrs import define, field, frozen
 from pipeline.errors import PipelineError
 
 IsWrong = Callable[[frozenset[str]], bool | None]
-"""A predicate: whether a set of nodes is wrong; None if it cannot be tried."""
+"""A predicate on sets of nodes: whether a set is wrong; None if the set cannot be tried."""
 
 
 class OutOfBuildsError(PipelineError):
-    """The search reached its limit of questions."""
+    """The search asked as many questions as its limit allows (each compiles a program)."""
 
 
 @define
 class Predicate:
-    """The cached predicate, which counts questions and raises `OutOfBuildsError` beyond the limit."""
+    """A predicate on sets of nodes that caches answers, counts calls, and raises `OutOfBuildsError` beyond a limit."""
 
     is_wrong: IsWrong
     limit: int
@@ -46,14 +47,14 @@ class Predicate:
 
 @frozen
 class SearchResult:
-    """The wrong sets, in the order in which they were found, and whether these are all."""
+    """The result of a search: the wrong sets, in the order in which they were found, and whether these are all."""
 
     sets: tuple[tuple[str, ...], ...]
     complete: bool
 
 
 def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
-    """Return the smallest disjoint wrong sets of nodes. Nodes are in execution order."""
+    """Return the smallest disjoint sets of nodes that are wrong, given all nodes in execution order."""
     sets: list[tuple[str, ...]] = []
     rest = list(nodes)
     right_prefix = 0
@@ -80,7 +81,7 @@ def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
 
 
 class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
-    """The limit was reached while a set was reduced: ``nodes`` are wrong, but may not be a smallest set."""
+    """The limit of questions was reached while a set was reduced: ``nodes`` are wrong, maybe not a smallest set."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()
@@ -88,9 +89,9 @@ class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
 
 
 def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
-    """Return a smallest wrong subset of wrong nodes, and the length of a prefix of the other nodes that is right.
+    """Return a smallest wrong subset of wrong nodes, and the length of a prefix of the remaining nodes that is right.
 
-    right: the number of nodes at the start that are known to be right together.
+    right_prefix: the number of nodes at the start that are known not to be wrong together.
     """
     collected: list[str] = []
     candidates = list(nodes)
@@ -106,8 +107,9 @@ def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tup
 
 
 def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
-    """Return two prefix lengths of the candidates: with ``collected``, the shorter prefix is right and the longer one
-    is wrong. They differ by 1, unless the predicate has no answer in between."""
+    """Find the last node of the shortest wrong prefix of the candidates by bisection: return two prefix lengths. With
+    the ``collected`` nodes, the shorter prefix is right and the longer one is wrong. The lengths differ by 1, unless
+    the predicate has no answer in between."""
     high = len(candidates)
     while high - low > 1:
         for middle in _from_middle(low, high):
@@ -121,6 +123,6 @@ def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], 
 
 
 def _from_middle(low: int, high: int) -> list[int]:
-    """Return the integers between two others, from the middle outwards."""
+    """Return the integers between ``low`` and ``high``, ordered from the middle outwards."""
     middle = (low + high) // 2
     return sorted(range(low + 1, high), key=lambda index: abs(index - middle))

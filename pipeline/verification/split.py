@@ -1,4 +1,4 @@
-"""Run only some nodes of a program in TensorRT, for a question of the search."""
+"""Create a program that runs only some nodes in TensorRT, to find out whether these are wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def put_in_engines(partitioned: Partitioned, nodes: frozenset[str]) -> Partition
 
 
 def reject_nodes(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
-    """Return the verdicts in which these nodes are rejected, each with its reason, so that they run in PyTorch."""
+    """Return verdicts in which these nodes are rejected, each for its reason, so that they run in PyTorch."""
     verdicts = {
         name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v
         for name, v in validated.verdicts.items()

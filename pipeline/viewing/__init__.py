@@ -1,1 +1,1 @@
-"""Views of compiled programs: a record of a program, the web page that draws it, and differences between two."""
+"""Show compiled programs: a record that describes one, the web page that draws it, and differences of two."""

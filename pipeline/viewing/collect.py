@@ -1,4 +1,4 @@
-"""Collect a ``ProgramView`` of a program: every node, where it runs and why, and its layers, kernels and weights."""
+"""Create the ``ProgramView`` of a program: every node, where it runs and why, and its layers, kernels and weights."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from pipeline.viewing.records import (
 )
 
 MOST_PARTS: Final = 10_000
-"""The most terms of distinct size expressions whose ranges a page shows; transformers' models have hundreds."""
+"""The maximum number of terms in a program's size expressions that get ranges; transformers' models have hundreds."""
 
 
 def view_program(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
-    """Return the view of a program.
+    """Create the view of a program, which describes its nodes, engines and weights.
 
     Args:
         program: a compiled program, or the result of ``partition``.
@@ -56,7 +56,7 @@ def view_program(program: Compiled | Partitioned, title: str = "", profile: Prof
 
 
 class _Collector:
-    """A collector of a program's parts, indexed by name."""
+    """A collector of everything that a program's view shows; it indexes nodes, layers and kernels by name."""
 
     def __init__(self, program: Compiled | Partitioned) -> None:
         if isinstance(program, Partitioned):  # a program without networks and engines
@@ -71,7 +71,7 @@ class _Collector:
         self.segment_of = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
 
     def collect(self, title: str, profile: Profile | None) -> ProgramView:
-        """Return the whole record."""
+        """Return the complete view of the program."""
         program, compiled = self.program, self.compiled
         inputs, outputs = input_and_output_lines(self.partitioned)
         rows = [self.view_node(node) for node in program.graph.nodes if self.is_shown(node)]
@@ -96,11 +96,11 @@ class _Collector:
         )
 
     def is_shown(self, node: torch.fx.Node) -> bool:
-        """Return whether a node is drawn; constants are shown with the nodes that read them."""
+        """Return whether a node is drawn; constants are not drawn, but shown with the nodes that read them."""
         return node.name not in self.program.constants and node.op != "get_attr"
 
     def view_node(self, node: torch.fx.Node) -> NodeView:
-        """Return the view of one node."""
+        """Return the view of one node: what it computes, and where and how it runs."""
         kind, segment = _node_kind(node), self.segment_of.get(node.name)
         place: Place = "host"
         if segment is not None and kind == "operator":
@@ -125,7 +125,7 @@ class _Collector:
         return self.view_engine_node(node_view, node)
 
     def size_range(self, size: Expr) -> Range:
-        """Return the range of a size; unbounded if a program (of a malicious file) has too many long expressions."""
+        """Return a size expression's range; unbounded if a (malicious) file has too many long expressions."""
         if size not in self.ranges:
             self.parts += 1 if isinstance(size, int) else sum(1 for _ in preorder_traversal(size))
             slow = self.parts > MOST_PARTS and not isinstance(size, int)
@@ -133,7 +133,7 @@ class _Collector:
         return self.ranges[size]
 
     def node_values(self, value: object) -> Iterator[Value]:
-        """Yield the tensors and numbers that a node returns; dynamic sizes have the model's names."""
+        """Yield the tensors and numbers that a node returns; dynamic sizes have the names that the model uses."""
         if isinstance(value, tuple | list):
             for part in value:
                 yield from self.node_values(part)
@@ -148,7 +148,7 @@ class _Collector:
             yield Value(_number_type(value))
 
     def view_engine_node(self, node_view: NodeView, node: torch.fx.Node) -> NodeView:
-        """Return the view of a node in an engine, with its converter, layers, weights and kernels."""
+        """Add to a node's view how an engine runs the node: its converter, layers, weights and kernels."""
         choice = self.partitioned.verdicts[node.name].choice
         layers = self.layers_by_node.get((node_view.segment, node.name), ())
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
@@ -163,12 +163,12 @@ class _Collector:
 
     @cached_property
     def fusions(self) -> Mapping[tuple[str, str], str]:
-        """Return whether quantizing and dequantizing nodes are fused, by segment and node."""
+        """Return, as text, whether each quantizing or dequantizing node is fused, by segment and node."""
         return fusion_texts(self.compiled.networks, self.compiled.quantization)
 
     @cached_property
     def healed_nodes(self) -> Mapping[str, Sequence[Healed]]:
-        """Return the alternative implementations of healed nodes, by node."""
+        """Return the alternative implementations that healing chose, by node."""
         rows = defaultdict(list)
         for row in self.compiled.healed:
             rows[row.node].append(row)
@@ -176,7 +176,7 @@ class _Collector:
 
     @cached_property
     def layers_by_node(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
-        """Return the layers of each segment and node, by their names."""
+        """Return the network layers that each node was converted to, by segment and node."""
         rows = defaultdict(list)
         for network in self.compiled.networks:
             for layer in network.layers:
@@ -185,12 +185,12 @@ class _Collector:
 
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
-        """Return the kernels of all engines whose plans show them."""
+        """Return the kernels of all engines, except of engines whose plan does not list them."""
         rows = zip(self.compiled.engines, self.compiled.networks, strict=False)
         return tuple(kernel for engine, network in rows for kernel in self.read_kernels(engine, network))
 
     def read_kernels(self, engine: Engine, network: Network) -> Iterator[KernelView]:
-        """Yield the kernels of one engine; none if its plan has no text."""
+        """Yield the kernels of one engine; none if its plan does not list them."""
         layer_names = self.compiled.layer_names(engine, network)
         try:
             engine_kernels = kernels(engine.checked_plan())
@@ -211,22 +211,22 @@ class _Collector:
 
     @cached_property
     def engine_weights(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Return the dtype and shape of each weight of the networks."""
+        """Return the dtype and shape of each weight of the engines' networks, by name."""
         return {w.name: (w.dtype, w.shape) for network in self.compiled.networks for w in network.weights}
 
     def engine_weight(self, name: str) -> WeightView:
-        """Return a weight of an engine, by its name in the engine."""
+        """Return the view of a weight of an engine, by the weight's name in the engine."""
         dtype, shape = self.engine_weights[name]
         recipe, fixed = self.compiled.refit_map.get(name), self.compiled.refit_map.computed.get(name, "")
         literal = "" if recipe is not None or fixed else "a constant of the converter's own"
         return WeightView(name, dtype, shape, _tensor_bytes(dtype, shape), _recipe_text(recipe), fixed or literal)
 
     def graph_weights(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
-        """Return the weights that a node reads in the graph."""
+        """Return the views of the weights that a node reads in the graph."""
         return tuple(self.graph_weight(n) for n in node.all_input_nodes if n.name in self.program.constants)
 
     def graph_weight(self, node: torch.fx.Node) -> WeightView:
-        """Return a weight of the graph."""
+        """Return the view of a weight, given its node in the graph."""
         recipe, value = self.program.constants[node.name], node.meta.get("val")
         if not isinstance(value, torch.Tensor | TensorType):
             return WeightView(recipe.name, type(value).__name__, recipe=_recipe_text(recipe))
@@ -234,12 +234,12 @@ class _Collector:
         return WeightView(recipe.name, dtype, shape, _tensor_bytes(dtype, shape), _recipe_text(recipe))
 
     def view_cut(self, cut: Cut) -> CutView:
-        """Return the view of one cut."""
+        """Return the view of a cut between two segments: the tensors that cross it."""
         tensors = tuple(port.text(self.program.shapes.words) for port in cut.tensors)
         return CutView(cut.source, cut.target, tensors, cut.nbytes, cut.max_nbytes)
 
     def view_segment(self, segment: Segment) -> SegmentView:
-        """Return the view of one segment."""
+        """Return the view of one segment: an engine, or a part that runs in PyTorch."""
         verdicts, words = self.partitioned.verdicts, self.program.shapes.words
         inside = [n for n in segment.nodes if n in verdicts and verdicts[n].target != GETITEM]
         engine, network = self.engines.get(segment.name), self.networks.get(segment.name)
@@ -277,7 +277,7 @@ def _is_number(value: object) -> bool:
 
 
 def _number_type(value: object) -> str:
-    """Return the type of a Python number, a symbolic number of torch, or a size expression from a file."""
+    """Return the type of a Python number, torch's symbolic number, or a size expression from a file."""
     if isinstance(value, bool | torch.SymBool):
         return "bool"
     return "float" if isinstance(value, float | torch.SymFloat) else "int"

@@ -1,4 +1,4 @@
-"""Differences between two programs: operators that moved to or from PyTorch, layers, kernels, sizes, times, errors."""
+"""Find differences between programs: operators that moved to or from PyTorch, layers, kernels, sizes, times, errors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pipeline.viewing.records import Change, NodeView, ProgramView, Row
 
 T = TypeVar("T")
 MIN_TIME_CHANGE = 0.1
-"""The relative difference below which times count as equal: two runs of one program differ by as much."""
+"""The relative difference below which two times count as equal, since two runs of one program differ by as much."""
 PLACE_NAMES = {"tensorrt": "TensorRT", "pytorch": "PyTorch", "host": "the host"}
 _NUMBER = re.compile(r"_U\d+$")
-"""The suffix that a plan adds to a kernel's name: a number that counts from the plan's beginning."""
+"""The suffix of a kernel's name in a plan: a number that counts from the beginning of the plan, and is ignored."""
 MIN_ERROR_FACTOR = 2.0
-"""The factor below which errors against eager count as equal: the order of sums differs from GPU to GPU."""
+"""The factor below which two errors against eager count as equal: the order of sums differs from GPU to GPU."""
 
 
 def find_differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
-    """Return the differences between two programs, by kind of difference; empty if they are the same.
+    """Return the differences between two programs, grouped by kind; empty if there are none.
 
     Compilation time and memory are not compared, since they vary from run to run.
     """
@@ -34,7 +34,7 @@ def find_differences(before: ProgramView, after: ProgramView) -> tuple[Change, .
 
 
 def format_changes(changes: Iterable[Change], max_rows: int = 20) -> str:
-    """Return the differences as text, at most ``max_rows`` of each kind; empty if there are none."""
+    """Format differences as text, with at most ``max_rows`` rows of each kind; empty if there are none."""
 
     def shorten(change: Change) -> Change:
         left = len(change.rows) - max_rows
@@ -48,7 +48,7 @@ def _nodes_by_name(view: ProgramView) -> dict[str, NodeView]:
 
 
 def _common_nodes(before: ProgramView, after: ProgramView) -> Iterator[tuple[NodeView, NodeView]]:
-    """Yield the nodes that both programs have, by name."""
+    """Yield pairs of nodes that have the same name in both programs."""
     old = _nodes_by_name(before)
     return ((old[node.name], node) for node in after.nodes if node.name in old)
 
@@ -59,7 +59,7 @@ def _changed_values(
     to_text: Callable[[T], str] = str,
     missing: str = "-",
 ) -> Iterator[Row]:
-    """Yield the differing, missing and new rows, by name."""
+    """Yield a row for each name whose value differs between the two programs, or that only one of them has."""
     old, new = dict(before), dict(after)
     for name in dict.fromkeys([*old, *new]):
         was, now = (to_text(rows[name]) if name in rows else missing for rows in (old, new))
@@ -68,7 +68,7 @@ def _changed_values(
 
 
 def _changed_settings(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield the settings that differ; views contain only settings that differ from the default."""
+    """Yield a row for each setting that differs; a view contains only settings that differ from their defaults."""
     return _changed_values(before.settings, after.settings, missing="as by default")
 
 
@@ -98,7 +98,7 @@ def _added_and_removed_nodes(before: ProgramView, after: ProgramView) -> Iterato
 
 
 def _changed_nodes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield the differences between nodes of the same name: target, converter, values, healing, fusion."""
+    """Yield a row for each difference between nodes of the same name: target, converter, values, healing, fusion."""
     for old, new in _common_nodes(before, after):
         rows = {
             "target": (old.target, new.target),
@@ -114,7 +114,7 @@ def _changed_nodes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _changed_counts(title: str, before: Sequence[str], after: Sequence[str]) -> Iterator[Row]:
-    """Yield the counts of ``title`` that differ, in total and by name."""
+    """Yield a row for each count of names that differs, in total (under ``title``) and by name."""
     yield from _changed_values([(title, len(before))], [(title, len(after))])
     yield from _changed_values(Counter(before).items(), Counter(after).items(), missing="0")
 
@@ -141,7 +141,7 @@ def _changed_sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _engine_totals(view: ProgramView) -> list[tuple[str, str]]:
-    """Return the number of engines, and their total size in bytes."""
+    """Return the number of engines and their total size, as (name, text) pairs."""
     sizes = [segment.nbytes for segment in view.segments if segment.place == "tensorrt"]
     return [("engines", str(len(sizes))), ("all engines", format_bytes(sum(sizes)))]
 
@@ -149,7 +149,7 @@ def _engine_totals(view: ProgramView) -> list[tuple[str, str]]:
 def _changed_numbers(
     before: list[tuple[str, int]], after: list[tuple[str, int]], to_text: Callable[[int], str]
 ) -> Iterator[Row]:
-    """Yield the sizes that differ, in bytes if their texts are equal."""
+    """Yield a row for each size that differs; the row has the numbers of bytes if both sizes have the same text."""
     yield from _changed_values(before, after, to_text)
     old, new = dict(before), dict(after)
     for name in old:
@@ -170,7 +170,7 @@ def _total_times(profile: Profile) -> dict[str, float]:
 
 
 def _changed_weights(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield a row if the weights of two files have different values."""
+    """Yield a row if the two programs were saved with different values of weights."""
     old, new = before.weights_digest, after.weights_digest
     if old and new and old != new:
         yield Row(f"their values differ: SHA-256 {old[:12]} -> {new[:12]}")
@@ -218,4 +218,4 @@ KINDS: Mapping[str, Callable[[ProgramView, ProgramView], Iterator[Row]]] = {
     "times": _changed_times,
     "errors": _changed_errors,
 }
-"""Each kind of difference, and the function that finds it."""
+"""For each kind of difference, the function that finds differences of this kind."""

@@ -1,4 +1,4 @@
-"""Write a program's web page: one HTML file with its data, scripts and libraries, which needs no network access."""
+"""Write a program's web page: one HTML file with data, scripts and libraries, which needs no network access."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.viewing.records import Change, ProgramView
 from pipeline.viewing.sources import view_to_json
 
 LIBRARIES = ("d3.min.js", "dagre.min.js")
-"""The libraries: d3 draws, dagre computes the layout; the licence of each is in a file beside it."""
+"""The page's JavaScript libraries: d3 draws, dagre computes the layout; each one's licence is in a file beside it."""
 SCRIPTS = ("words.js", "html.js", "model.js", "layout.js", "draw.js", "tree.js", "details.js", "search.js", "main.js")
 
 
 def write_report(
     compiled: Compiled, path: str | os.PathLike[str], title: str = "", profile: Profile | None = None
 ) -> None:
-    """Write the page of a compiled program to a file; an existing file is replaced atomically.
+    """Write the web page of a compiled program to a file; an existing file is replaced atomically.
 
     Raises:
         OSError: the file cannot be written.
@@ -34,14 +34,14 @@ def write_report(
 
 
 def write_page(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[Change] | None = None) -> None:
-    """Write the page of a program, with its differences from another, to a file."""
+    """Write the web page of a program to a file; with ``changes``, it shows the differences from another program."""
     with replace_file(Path(path)) as file:
         file.write(render_page(program, changes).encode())
 
 
 def render_page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
-    """Return the page as HTML. The element with the id ``data`` contains JSON: ``program`` is a `ProgramView`,
-    ``difference`` has the changes against another program, if any."""
+    """Return the web page of a program as HTML. The element with the id ``data`` contains JSON: ``program`` is a
+    `ProgramView`, and ``difference`` has the differences from another program, if any."""
     parts = {
         "version": html.escape(__version__),
         "title": html.escape(f"{program.title} – pipeline"),
@@ -55,11 +55,11 @@ def render_page(program: ProgramView, changes: Sequence[Change] | None = None) -
 
 
 def _licence_text(name: str) -> str:
-    """Return the licence text that must precede a library."""
+    """Return the licence text of a JavaScript library, which must precede the library in the page."""
     return read_asset(name.replace("min.js", "LICENSE.txt")).strip()
 
 
 @cache
 def read_asset(name: str) -> str:
-    """Return a file of the page, as text."""
+    """Return the text of one of the files that the page consists of: a script, a style sheet or a library."""
     return files("pipeline.viewing").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-"""Describe as text the engines that would be built for a partitioned program, and whether quantize and dequantize nodes
-are fused into a matmul or convolution (`Compiled.quantization`)."""
+"""Describe as text: the engines that would be built for a partitioned program; and whether quantize and dequantize
+nodes are fused into a matmul or convolution (`Compiled.quantization`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.viewing.records import ProgramView, SegmentView
 
 
 def plan_text(view: ProgramView) -> str:
-    """Return a text on engines that would be built, their sizes, and operators that would run in PyTorch and why."""
+    """Describe the engines that would be built and their sizes, and the operators that would run in PyTorch and why."""
     return "\n".join(_plan_lines(view))
 
 
@@ -59,12 +59,12 @@ _WORDS = {True: "fused", False: "not fused", None: "not known"}
 
 
 def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
-    """Return as text, by engine and node, whether the quantized weight or activation is fused into a matmul or
-    convolution; nodes that neither quantize nor dequantize are left out.
+    """For each node that quantizes or dequantizes, by engine and node, return as text whether the quantized weight or
+    activation is fused into a matmul or convolution.
 
     Args:
         networks: the engines' networks.
-        pairs: whether each dequantizing layer is fused, according to the plans.
+        pairs: for each dequantizing layer, whether it is fused according to the engine's plan.
     """
     texts = {(pair.engine, pair.layer): f"{_WORDS[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs}
     found = defaultdict(list)
@@ -76,7 +76,7 @@ def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[
 
 
 def _quantization_layers(network: Network) -> Iterator[tuple[str, str]]:
-    """Yield each node that quantizes or dequantizes, with the layer that dequantizes its values."""
+    """Yield each node that quantizes or dequantizes, with the name of the layer that dequantizes its values."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     for layer in network.layers:
         if layer.kind == "DEQUANTIZE":

@@ -1,7 +1,8 @@
-"""``ProgramView``: a record of a program, to draw, to compare and to save as JSON.
+"""``ProgramView``: a record that describes a compiled program, to draw it, to compare it with another, and to save it
+as JSON.
 
-docs/reports.md documents the JSON. It omits fields with default values; a new field with a default needs no new
-version.
+docs/reports.md documents the JSON. The JSON omits fields with default values; so a new field with a default needs no
+new version of the format.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ FORMAT: Final = "pipeline program view"
 SCHEMA: Final = 1
 
 Place = Literal["tensorrt", "pytorch", "host"]
-"""The place where a node runs; ``host``: arithmetic on sizes and tuple items, which take no time of their own."""
+"""Where a node runs: in TensorRT, in PyTorch, or on the ``host`` (sizes and tuple items, which take no GPU time)."""
 
 
 NUMBERS = ("int", "float", "bool")
-"""The dtypes of values that are Python numbers."""
+"""The names that a value's dtype has if the value is a Python number."""
 
 
 @frozen
@@ -45,7 +46,7 @@ class Value:
 
 @frozen
 class LayerView:
-    """A layer of an engine's network."""
+    """A layer of an engine's network: its name and kind."""
 
     name: str
     kind: str
@@ -53,7 +54,7 @@ class LayerView:
 
 @frozen
 class WeightView:
-    """A weight that a node reads, its ``recipe`` over the parameters, and why it cannot be refitted (``fixed``)."""
+    """A weight that a node reads: its ``recipe`` over parameters, and (``fixed``) why it cannot be refitted."""
 
     name: str
     dtype: str
@@ -65,7 +66,7 @@ class WeightView:
 
 @frozen
 class KernelView:
-    """A kernel of an engine, according to its plan, and the nodes that it computes at least partly."""
+    """A kernel of an engine, as the engine's plan lists it, and the nodes that it computes at least partly."""
 
     segment: str
     kind: str
@@ -75,7 +76,7 @@ class KernelView:
 
 @frozen
 class NodeView:
-    """A node of the program.
+    """A node of a program: what it computes, where it runs, and why.
 
     kind: ``operator``; ``item`` of a tuple; ``size``: arithmetic on sizes; ``input``; ``output``.
     module: the path of the module whose forward created the node. where: the user's source line.
@@ -107,7 +108,7 @@ class NodeView:
 
 @frozen
 class ModuleView:
-    """A module of the model whose forward created nodes: its path and class."""
+    """A module of the model: its path and class. Only modules whose ``forward`` created nodes are listed."""
 
     path: str
     type: str = ""
@@ -132,7 +133,7 @@ class SegmentView:
 
 @frozen
 class CutView:
-    """The tensors that cross from one segment to a later one, and their bytes at the optimal and the largest sizes."""
+    """The tensors that one segment computes and a later segment reads, and their bytes at optimal and largest sizes."""
 
     source: str
     target: str
@@ -143,7 +144,7 @@ class CutView:
 
 @frozen
 class StageView:
-    """The cost of a compilation stage: seconds, and additional bytes of memory."""
+    """The cost of one stage of a compilation: seconds, and additional bytes of memory."""
 
     stage: str
     seconds: float
@@ -153,12 +154,12 @@ class StageView:
 
 @frozen
 class ProgramView:
-    """The view of a program.
+    """A description of a compiled program: its nodes, segments, kernels, weights and measurements.
 
     title: the user's name for the program. settings: (name, value) of settings that differ from the default. versions:
         of pipeline, torch and TensorRT. sizes: dynamic sizes and the relations between them. agreement: errors against
-        eager, if verified. profile: times by layer and node, if measured. weights_digest: the SHA-256 of the model's
-        weights, if a file has it.
+        eager, if the program was verified. profile: times by layer and node, if they were measured. weights_digest: the
+        SHA-256 of the model's weights, if a file has it.
     """
 
     title: str
@@ -181,7 +182,7 @@ class ProgramView:
 
     @property
     def operators(self) -> tuple[NodeView, ...]:
-        """Return the nodes that compute."""
+        """Return the nodes that are operators; inputs, outputs, tuple items and arithmetic on sizes are not."""
         return tuple(node for node in self.nodes if node.kind == "operator")
 
     @property
@@ -192,7 +193,7 @@ class ProgramView:
 
 @frozen
 class Row:
-    """A difference as text, and the affected node, if any."""
+    """One difference between two programs as text, and the affected node, if any."""
 
     text: str
     node: str = ""
@@ -200,7 +201,7 @@ class Row:
 
 @frozen
 class Change:
-    """Differences of one kind between two programs."""
+    """All differences of one kind between two programs."""
 
     title: str
     rows: tuple[Row, ...]

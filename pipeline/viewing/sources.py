@@ -23,7 +23,7 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 
 
 def view_to_json(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
-    """Return a view as JSON, with the differences from another program if given."""
+    """Convert a program's view to JSON; with ``changes``, include the differences from another program."""
     data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.to_json(program, ProgramView)}
     if changes is not None:
         data["difference"] = [codec.to_json(change, Change) for change in changes]
@@ -31,7 +31,7 @@ def view_to_json(program: ProgramView, changes: Sequence[Change] | None = None) 
 
 
 def read_view(path: Path) -> ProgramView:
-    """Return the view that a JSON file, or the HTML page of a program, contains.
+    """Read a program's view from a JSON file, or from the HTML page of a program.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -53,7 +53,7 @@ def read_view(path: Path) -> ProgramView:
 
 
 def _json_text(path: Path) -> str:
-    """Return the JSON text of a file: the whole file, or the data of a page."""
+    """Return the JSON text in a file: the whole file, or the data in an HTML page."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".html":
         return text
@@ -64,11 +64,11 @@ def _json_text(path: Path) -> str:
 
 
 PROGRAM = "program.json"
-"""The file of a folder of ``pipeline compile`` that has the view of its program."""
+"""The name of the file in which ``pipeline compile`` saves the view of its program."""
 
 
 def open_view(path: str | os.PathLike[str]) -> ProgramView:
-    """Return the view of a saved program.
+    """Read the view of a program from any of the files in which it can be saved.
 
     Args:
         path: a file of `Compiled.save`, a folder of ``pipeline compile``, a page (``.html``), or a view as JSON.
@@ -97,5 +97,5 @@ def _saved_view(path: Path) -> ProgramView:
 
 
 def write_view(program: ProgramView, folder: Path) -> None:
-    """Write the view of a program to its folder, as JSON."""
+    """Save the view of a program as JSON, to the program's folder."""
     (folder / PROGRAM).write_text(view_to_json(program), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Torch-TensorRT's names for writing converters, from its Dynamo and FX frontends. Import them from
+"""Write converters by the names of Torch-TensorRT's Dynamo and FX frontends. Import the names from
 ``pipeline.compat.torch_tensorrt`` instead of ``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``.
 
 Importing or calling these names changes no global state: add a declared converter to a registry with ``register``.

@@ -1,7 +1,7 @@
-"""The operators of the older FX frontend: each name is the equivalent ATen operator, so it can be a converter's key.
+"""The operators of Torch-TensorRT's FX frontend, each as the equivalent ATen operator, to declare converters.
 
-``acc_ops.linear`` is ``torch.ops.aten.linear.default``. Converters read their arguments by FX's names,
-``kwargs["input"]``, which `named_arguments` provides. No names will be added.
+``acc_ops.linear`` is ``torch.ops.aten.linear.default``. A converter reads its arguments by FX's argument names, such
+as ``kwargs["input"]``; `named_arguments` provides these. This list of operators is complete: it will not grow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULTS: Final = """
     logical_xor matmul max_pool1d max_pool2d max_pool3d maximum minimum neg pad permute prelu reciprocal relu reshape
     roll round selu sigmoid sign sin sinh softplus sqrt stack tan tanh tile topk trunc unsqueeze
 """
-"""Names of operators whose default overload FX calls the same."""
+"""Names of FX operators whose ATen equivalent has the same name, and the overload ``default``."""
 
 _OVERLOADS: Final = """
     add.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor conv_transpose2d.input conv_transpose3d.input
@@ -32,7 +32,7 @@ _OVERLOADS: Final = """
     masked_fill.Scalar mean.dim mul.Tensor ne.Tensor pow.Tensor_Scalar prod.dim_int repeat_interleave.self_int
     softmax.int split.Tensor squeeze.dim sub.Tensor sum.dim_IntList transpose.int unbind.int where.self
 """
-"""Other overloads that FX calls the same."""
+"""Names of FX operators whose ATen equivalent has the same name, but another overload than ``default``."""
 
 OPERATORS: Final[FrozenDict[str, Operator]] = FrozenDict(
     {
@@ -48,7 +48,7 @@ OPERATORS: Final[FrozenDict[str, Operator]] = FrozenDict(
         "to_dtype": aten.to.dtype,
     }
 )
-"""The ATen operator behind each of FX's."""
+"""The equivalent ATen operator of each FX operator, by FX's name."""
 
 FX_NAMES: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
     {
@@ -59,11 +59,11 @@ FX_NAMES: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
         aten.where.self: FrozenDict({"self": "x", "other": "y"}),
     }
 )
-"""FX's names of arguments, where they are neither ATen's nor ``input`` for ``self``."""
+"""FX's names of an operator's arguments, where they differ from ATen's (and from ``input`` for ``self``)."""
 
 
 def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> dict[str, Argument]:
-    """Return all arguments of a call by FX's names, with defaults; the arguments of a Python function are unchanged."""
+    """Return all arguments of a call by FX's argument names, with defaults; a Python function's are unchanged."""
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]

@@ -1,5 +1,5 @@
-"""Building blocks: functions that return the equivalent ATen calls. The first four parameters are those of
-Torch-TensorRT."""
+"""Create the building blocks of converters (`impl`): functions that add the layers of equivalent ATen calls. Their
+first four parameters are the same as in Torch-TensorRT."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ FIRST: Final = tuple(
 
 
 class BlockError(PipelineError, NotImplementedError):
-    """A building block is missing, or does not accept these arguments; the message has the reason and an
-    alternative."""
+    """A building block (a helper such as ``impl.conv.convNd``) does not exist here, or does not accept these arguments;
+    the message has the reason and an alternative."""
 
 
 def block(function: Callable[..., Expression], description: str = "") -> Function:
-    """Make a building block from a function that returns `Call`s; ``description`` describes its result.
+    """Create a converter's building block from a function that returns ATen calls (`Call`); ``description`` describes
+    the result.
 
-    It is called `(ctx, target, source_ir, name, …)` and returns the calls' results: an ``ITensor``, or a list. ``ctx``
-    may be the network of a LEGACY converter. ``target`` and ``source_ir`` have no effect: layers are called ``name``.
+    The block is called `(ctx, target, source_ir, name, …)` and returns the results of the ATen calls: an ``ITensor``,
+    or a list. ``ctx`` may be the network of a LEGACY converter. ``target`` and ``source_ir`` have no effect: layers are
+    called ``name``.
     """
     own = tuple(inspect.signature(function).parameters.values())
     whole = inspect.Signature((*FIRST, *own))
@@ -47,7 +49,8 @@ def block(function: Callable[..., Expression], description: str = "") -> Functio
 
 
 def of_call(target: Operator, *names: str, **defaults: Argument) -> Function:
-    """Create the block of one ATen call; ``names`` are its parameters, the last of which have ``defaults``."""
+    """Create the building block that adds one call of an ATen operator; ``names`` are the operator's parameters, of
+    which the last have the values ``defaults`` if they are not passed."""
 
     def convert(*args: Argument) -> Expression:
         return call(target, *args)
@@ -61,7 +64,7 @@ def of_call(target: Operator, *names: str, **defaults: Argument) -> Function:
 
 
 def unsupported(name: str, reason: str, instead: str) -> Function:
-    """Create a building block that always raises `BlockError`."""
+    """Create a building block that always raises `BlockError`, with the reason and what to use instead."""
 
     def raise_error(*args: Argument, **kwargs: Argument) -> NoReturn:
         raise BlockError(f"{name}: {reason}; {instead}")
@@ -71,6 +74,6 @@ def unsupported(name: str, reason: str, instead: str) -> Function:
 
 
 def require(allowed: bool, name: str, reason: str, instead: str) -> None:
-    """Raise `BlockError` unless the arguments are acceptable."""
+    """Raise a `BlockError` if ``allowed`` is False, with the reason and what to use instead."""
     if not allowed:
         raise BlockError(f"{name}: {reason}; {instead}")

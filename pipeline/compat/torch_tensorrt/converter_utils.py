@@ -1,7 +1,7 @@
-"""The helpers of Torch-TensorRT's converters, with its signatures. ``ctx`` may be the network of a LEGACY converter.
+"""The helper functions of Torch-TensorRT's converters. In a LEGACY converter, pass its network as ``ctx``.
 
-They differ from Torch-TensorRT's in two points: a constant keeps its dtype and shape (a Python int becomes int64, not
-int32), and a view of a parameter can still be refitted.
+The signatures are Torch-TensorRT's. Results differ in two points: a constant keeps its dtype and shape (a Python int
+becomes int64, not int32), and a view of a parameter can still be refitted.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def get_trt_tensor(
 def create_constant(
     ctx: Conversion, value: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
-    """Return a constant layer, as `get_trt_tensor` creates it."""
+    """Create a constant layer from a value, as `get_trt_tensor` does."""
     ctx, wanted = context_of(ctx), torch_dtype(dtype)
     value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, torch.Tensor):
@@ -105,7 +105,7 @@ def cast_trt_tensor(
 
 
 def cast_int_int_div_trt_tensor(ctx: Conversion, lhs_val: Argument, rhs_val: Argument, name: str) -> list[trt.ITensor]:
-    """Return the two operands of a division, cast to float32 if both are integers."""
+    """Return the two operands of a true division; if both are integer tensors, both are cast to float32."""
     both = [lhs_val, rhs_val]
     whole = all(base.dtype_of(each) in (torch.int32, torch.int64) for each in both)
     return [cast_trt_tensor(ctx, each, torch.float32, name) if whole else each for each in both]
@@ -125,7 +125,7 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Bring two tensors to one rank by leading dims of size 1; then add ``preset_diff`` more such dims to ``a``."""
+    """Reshape two tensors to the same rank by prepending dims of size 1; prepend ``preset_diff`` more to ``a``."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
@@ -134,7 +134,7 @@ def broadcast(
 def broadcast_to_same_shape(
     ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, lhs_val: trt.ITensor, rhs_val: trt.ITensor
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Return two tensors of one shape: aten.broadcast_tensors.default"""
+    """Broadcast two tensors to the same shape, by adding the layers of aten.broadcast_tensors.default."""
     lhs, rhs = emit(context_of(ctx), name, call(aten.broadcast_tensors.default, [lhs_val, rhs_val]))
     return lhs, rhs
 
@@ -145,23 +145,23 @@ def prepend_ones(ctx: Conversion, tensor: trt.ITensor, name: str, num_prepend_on
 
 
 def has_dynamic_shape(shape: Sequence[int]) -> bool:
-    """Return whether a shape has a size known only at run time: -1."""
+    """Return whether a shape contains -1, which stands for a size that is known only at run time."""
     return -1 in tuple(shape)
 
 
 def get_axes_for_reduce_op(dim: int | Sequence[int], has_implicit_batch_dimension: bool = False) -> int:
-    """Return nonnegative dims as the bit mask that TensorRT's layers accept."""
+    """Return nonnegative dims as a bit mask, which TensorRT's reduction layers expect."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return base.axes_mask(dims, max(dims, default=0) + 1)
 
 
 def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
-    """Return a single value as a tuple of ``num_elem`` copies; convert several values to a tuple."""
+    """Return a single value as a tuple of ``num_elem`` copies; return a sequence of values as a tuple."""
     return tuple(per_dim(val, num_elem))
 
 
 def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
-    """Return the shape of a tensor with the dims from ``start_dim`` to ``end_dim`` merged: -1 if one of them is -1."""
+    """Return a tensor's shape after merging the dims from ``start_dim`` to ``end_dim``; a merged -1 gives -1."""
     shape = tuple(input.shape)
     first, last = base.axis(start_dim, len(shape)), base.axis(end_dim, len(shape))
     inner = shape[first : last + 1]
@@ -174,7 +174,7 @@ def calculate_strides(shape: Sequence[int]) -> list[int]:
 
 
 def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
-    """Return a tensor or number as a numpy array (bfloat16 as float32), with a tensor's memory; None for None."""
+    """Convert a tensor or number to a numpy array; it shares the tensor's memory, but bfloat16 becomes float32."""
     tensor = to_torch(value)
     if tensor is None:
         return None
@@ -184,7 +184,7 @@ def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
 
 
 def to_torch(value: Argument, dtype: Argument = None) -> torch.Tensor | None:
-    """Return an array as a CPU tensor, or a number as a CPU tensor with one dim; None for None."""
+    """Convert an array to a CPU tensor, or a number to a CPU tensor of shape [1]; return None for None."""
     if value is None:
         return None
     if isinstance(value, np.ndarray):
@@ -204,20 +204,20 @@ def to_trt_weights(
     source_ir: SourceIR | None = None,
     count: int | None = None,
 ) -> Argument:
-    """Create ``trt.Weights`` of a CPU tensor: held until the engine is built, and refitted if the tensor is a
-    parameter."""
+    """Create ``trt.Weights`` from a CPU tensor. The tensor is kept alive until the engine is built; if it is a
+    parameter, the weights can be refitted."""
     return context_of(ctx).trt_weights(value)
 
 
 @block
 def append(original_tensor: Argument, new_value: Argument, dim: int = 0) -> Expression:
-    """Append a value to a tensor along a dim."""
+    """Append a value to the end of a tensor along a dim."""
     return call(aten.cat.default, [original_tensor, _cast_like(new_value, original_tensor)], dim)
 
 
 @block
 def set_item(original_tensor: Argument, index: int, new_value: Argument) -> Expression:
-    """Replace a tensor's value at an index of its first dim."""
+    """Replace the value at an index of a tensor's first dim by another value."""
     parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _cast_like(new_value, original_tensor)
     rest = [call(aten.slice.Tensor, original_tensor, 0, index + 1, None)] if index != -1 else []
     return call(aten.cat.default, [*parts, *rest], 0)
@@ -232,7 +232,7 @@ def _cast_like(value: Argument, like: trt.ITensor) -> Argument:
 
 
 def get_node_name(node: Node) -> str:
-    """Return the path of the module that a node comes from, and the node's name."""
+    """Return the path of the module that created a node, followed by the node's name."""
     return layer_name(node)
 
 
@@ -243,7 +243,7 @@ def get_node_io(node: Node, constant_mapping: Mapping[str, Argument] | None = No
 
 
 def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | None = None) -> bool:
-    """Return whether a node reads only an input or a constant, and the program returns its result."""
+    """Return whether a node reads an input or a constant of the program, and its result is an output."""
     reads = any(each.op == "placeholder" for each in node.all_input_nodes)
     return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)
 
@@ -292,14 +292,14 @@ def add_activation_layer(
     beta: float | None = None,
     dyn_range_fn: Argument = None,
 ) -> trt.ITensor:
-    """`impl.activation.convert_activation`"""
+    """Add an activation layer to the network, as `impl.activation.convert_activation` does."""
     return activation.convert_activation(network, target, SourceIR.ACC, name, operation_type, input_val, alpha, beta)
 
 
 def add_unary_layer(
     network: Conversion, input_val: Argument, operation_type: trt.UnaryOperation, target: Target, name: str
 ) -> trt.ITensor:
-    """`impl.unary.convert_unary`"""
+    """Add a unary layer to the network, as `impl.unary.convert_unary` does."""
     return unary.convert_unary(network, target, SourceIR.ACC, name, operation_type, input_val)
 
 
@@ -311,7 +311,7 @@ def add_binary_elementwise_layer(
     target: Target,
     name: str,
 ) -> trt.ITensor:
-    """`impl.elementwise.convert_binary_elementwise`"""
+    """Add an elementwise layer of two operands, as `impl.elementwise.convert_binary_elementwise` does."""
     return elementwise.convert_binary_elementwise(network, target, SourceIR.ACC, name, op_type, lhs_val, rhs_val)
 
 
@@ -323,13 +323,13 @@ def add_matrix_multiply_layer(
     name: str,
     transpose_other: bool = False,
 ) -> trt.ITensor:
-    """`impl.matmul.matrix_multiply`"""
+    """Add a matrix multiplication to the network, as `impl.matmul.matrix_multiply` does."""
     operation = trt.MatrixOperation.TRANSPOSE if transpose_other else trt.MatrixOperation.NONE
     return matmul.matrix_multiply(network, target, SourceIR.ACC, name, input_val, other_val, other_matrix_op=operation)
 
 
 def type_cast(network: Conversion, target: Target, name: str, input: Argument, cast_type: Argument) -> trt.ITensor:
-    """`impl.cast.to_copy`"""
+    """Add a cast to another dtype to the network, as `impl.cast.to_copy` does."""
     return cast.to_copy(network, target, SourceIR.ACC, name, input, cast_type)
 
 

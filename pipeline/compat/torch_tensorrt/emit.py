@@ -1,5 +1,5 @@
-"""The ATen calls of a building block as nested records, and their conversion within a converter: the calls are
-decomposed, validated and converted as the calls in a model are."""
+"""Add the ATen calls of a building block to the network while a converter runs. The calls are nested records (`Call`),
+and are decomposed, validated and converted like the calls in a model."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ VALIDATE: Final = Validate(DYNAMO_CONVERTERS)
 
 @frozen(eq=False)
 class Call:
-    """An ATen call on a converter's arguments: tensors, numbers, sizes, and further calls."""
+    """An ATen call to add to the network; its arguments are tensors, numbers, sizes, or results of other `Call`s."""
 
     target: Target
     args: tuple[Argument, ...]
     kwargs: FrozenDict[str, Argument]
 
     def __getitem__(self, index: int) -> Call:
-        """Return the result with this index, for a call with several results."""
+        """Return the result with this index, of a call that returns several results."""
         return call(operator.getitem, self, index)
 
 
 Expression: TypeAlias = Call | list[Call | None]
-"""The value of a block: a call, or several; None for a missing result."""
+"""What a building block's function returns: an ATen call, or a list of calls (None for a missing result)."""
 
 
 def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
@@ -53,8 +53,8 @@ def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
 
 
 def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
-    """Add the layers of a call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise a
-    `NetworkError` if torch or every converter rejects a call."""
+    """Add the layers of an ATen call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise
+    a `NetworkError` if torch or every converter rejects a call."""
     graph = _Graph(NetworkFakes.of(ctx))
     several = isinstance(value, list | tuple)
     graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
@@ -62,7 +62,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     env = _convert_nodes(ctx, name, validated, graph.env)
 
     def tensors(result: Argument) -> Argument:
-        """Return a result as a tensor of the network, or as a list of tensors; None for an absent result."""
+        """Convert a result to a tensor of the network, or to a list of tensors; None for a missing result."""
         result = env[result.name] if isinstance(result, torch.fx.Node) else result
         if isinstance(result, list | tuple):
             return list(map(tensors, result))
@@ -75,7 +75,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
 def _convert_nodes(
     ctx: ConversionContext, name: str, validated: Validated, inputs: dict[str, Argument]
 ) -> dict[str, Argument]:
-    """Convert each node of a program; return the values in the network."""
+    """Convert each node of a program to layers; return the nodes' values in the network, by node name."""
     program, env, around = validated.program, dict(inputs), (ctx.node, ctx.marks)
     marks = find_marks([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
     ctx.marks = Marks([*ctx.marks.of_segment(), *marks])
@@ -106,14 +106,14 @@ def _convert(
 
 @frozen(eq=False)
 class _Graph:
-    """A graph of calls. Its placeholders represent existing values of the network, which ``env`` has by name."""
+    """An FX graph of ATen calls. ``env`` has the network values that its placeholders stand for, by name."""
 
     stand_ins: NetworkFakes
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
     env: dict[str, Argument] = field(factory=dict)
 
     def argument(self, value: Argument, kind: str = "Tensor") -> Argument:
-        """Return a value as a node, or unchanged; ``kind`` is its type in the operator's schema."""
+        """Return the graph's node for an argument, or a plain value unchanged; ``kind`` is its type in the schema."""
         if isinstance(value, Call):
             return self.call(value)
         if isinstance(value, list | tuple | trt.Dims):
@@ -123,7 +123,7 @@ class _Graph:
         return self.tensor(value) if "Tensor" in kind else self.number(value)
 
     def tensor(self, value: Argument) -> torch.fx.Node:
-        """Return the node for an ``ITensor``, constant or number that is a tensor argument of an operator."""
+        """Return the graph's node for a tensor argument: an ``ITensor``, a constant, or a number."""
         if isinstance(value, SymbolicInt):
             value = base.scalar_of(self.stand_ins.ctx, "size", value)
         if not isinstance(value, trt.ITensor | torch.Tensor):
@@ -133,7 +133,7 @@ class _Graph:
         return self.placeholder(value, self.stand_ins.tensor(value))
 
     def number(self, value: Argument) -> Argument:
-        """Return a Python number, or the node of a size that is known only at run time."""
+        """Return a number argument unchanged, or the graph's node for a size that is known only at run time."""
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
@@ -163,7 +163,7 @@ class _Graph:
         return node
 
     def program(self) -> Program:
-        """Return the graph as a program without inputs; ``env`` has the values of its placeholders."""
+        """Return the graph as a program without inputs; its placeholders stand for the values in ``env``."""
         ctx = self.stand_ins.ctx
         return Program(
             graph_module=graph_module(torch.nn.Module(), self.graph),

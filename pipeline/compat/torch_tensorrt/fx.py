@@ -1,5 +1,5 @@
-"""Converters of the older FX frontend: functions `(network, target, args, kwargs, name)`, with arguments by name. No
-names will be added to this module."""
+"""Declare and call converters of Torch-TensorRT's FX frontend: functions `(network, target, args, kwargs, name)` that
+read arguments by name. This list of names is complete: it will not grow."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def tensorrt_converter(
     (``input``, ``negative_slope``), and ``args`` has the positional arguments of the model's call. Add the result to a
     registry with ``register(f)``, or with ``ConverterRegistry.from_legacy({key: f})``.
 
-    ``no_implicit_batch_dim`` has no effect: networks have explicit batches here, and ``no_explicit_batch_dim`` is a
-    `ValueError`. With ``enabled=False`` nothing is declared. ``capability_validator`` is called ``(node) -> bool`` or
-    ``(node, settings) -> bool | Rejection``; None accepts every call. The default priority is HIGH, since FX's registry
-    keeps only the newest converter; with STANDARD, built-in converters are tried first. ``supports_dynamic_shapes``:
-    whether the converter supports sizes that are known only at run time.
+    ``no_implicit_batch_dim`` has no effect: networks always have explicit batches; ``no_explicit_batch_dim=True``
+    raises a `ValueError`. With ``enabled=False`` nothing is declared. ``capability_validator`` is called ``(node) ->
+    bool`` or ``(node, settings) -> bool | Rejection``; None accepts every call. The default priority is HIGH, since
+    FX's registry keeps only the newest converter; with STANDARD, built-in converters are tried first.
+    ``supports_dynamic_shapes``: whether the converter supports sizes that are known only at run time.
     """
     if no_explicit_batch_dim:
         raise ValueError(
@@ -57,7 +57,7 @@ def tensorrt_converter(
 
 
 def pass_by_name(function: Function) -> Function:
-    """Wrap a function to receive all arguments by FX's names; return a wrapped function unchanged."""
+    """Wrap a converter function so that it gets all arguments by FX's argument names, unless it is wrapped already."""
     if records_of(function, "__by_name__"):
         return function
 
@@ -69,7 +69,7 @@ def pass_by_name(function: Function) -> Function:
 
 
 def _built_in_converter(target: Operator) -> Function:
-    """Return the built-in converter of an operator as a LEGACY converter."""
+    """Return this package's converter of an operator, as a function with FX's LEGACY calling convention."""
 
     def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
         values = list(zip(target._schema.arguments, named_arguments(target, args, kwargs).values(), strict=True))
@@ -85,5 +85,6 @@ def _built_in_converter(target: Operator) -> Function:
 CONVERTERS: Final[FrozenDict[Operator, Function]] = FrozenDict(
     {target: _built_in_converter(target) for target in OPERATORS.values()}
 )
-"""Our converters of FX's operators, as LEGACY functions; ``ConverterRegistry.from_legacy(CONVERTERS)`` adopts them. It
-does not change: what `tensorrt_converter` declares enters a registry by ``register(f)``."""
+"""This package's converters of the FX operators, as functions with the LEGACY calling convention.
+``ConverterRegistry.from_legacy(CONVERTERS)`` creates a registry of them. `tensorrt_converter` does not change this
+mapping: add a declared converter with ``register(f)``."""

@@ -1,7 +1,9 @@
-"""Helpers for values in a user's converter: ``SourceIR``; dtypes of torch, TensorRT and numpy; the first argument,
-which is a conversion context or (LEGACY convention) a network; refittable views of parameters, which layers
-transpose in the network; sizes of tensors that a user's own layers return; and fake tensors, from which torch
-computes the result type of a call."""
+"""Helpers that convert values for a user's converter.
+
+They convert dtypes between torch, TensorRT and numpy; get the conversion context from a converter's first argument
+(a context, or a network in the LEGACY convention); keep views of parameters refittable by transposing in the
+network; infer sizes of tensors that a user's own layers return; and create fake tensors, from which torch computes the
+result type of a call."""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from pipeline.trt import layer_kind, to_torch, trt
 
 
 class SourceIR(Enum):
-    """The kind of graph that a converted node was in. Building blocks accept it and ignore it."""
+    """The kind of graph that a converted node was in. Building blocks accept it for compatibility, and ignore it."""
 
     NN = auto()
     ACC = auto()
@@ -39,14 +41,14 @@ class SourceIR(Enum):
 
 
 def torch_dtype(dtype: Argument) -> torch.dtype | None:
-    """Return the torch dtype of a dtype of torch, TensorRT or numpy; None for None."""
+    """Convert a dtype of torch, TensorRT or numpy to torch's; return None for None."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     return to_torch(dtype) if isinstance(dtype, trt.DataType) else torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def per_dim(value: Argument, dims: int) -> list[Argument]:
-    """Return a list with a value for each dim; a single value is repeated."""
+    """Return a list with one value for each dim; a single value is repeated ``dims`` times."""
     values = list(value) if isinstance(value, list | tuple | trt.Dims) else [value]
     return values * dims if len(values) == 1 else values
 
@@ -55,7 +57,7 @@ Conversion: TypeAlias = ConversionContext | LegacyNetwork
 
 
 def context_of(ctx: Conversion) -> ConversionContext:
-    """Return the `ConversionContext` for a converter's first argument."""
+    """Return the `ConversionContext` of a converter's first argument, a context or (LEGACY) a network."""
     if isinstance(ctx, LegacyNetwork):
         return ctx.ctx
     if not isinstance(ctx, ConversionContext):
@@ -64,7 +66,7 @@ def context_of(ctx: Conversion) -> ConversionContext:
 
 
 def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
-    """Express a transposed view of a constant as layers that transpose the constant; other tensors are unchanged."""
+    """Replace a transposed view of a constant by layers that transpose it, so that it can be refitted."""
     constant = None if ctx.find_constant(value) is not None else ctx.find_base_constant(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():
@@ -76,14 +78,14 @@ def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -
 SAME_SHAPE: Final = frozenset(
     {"ACTIVATION", "CAST", "CUMULATIVE", "IDENTITY", "LRN", "NORMALIZATION", "SCALE", "SOFTMAX", "UNARY"}
 )
-"""Kinds of layers whose result has the shape of their first input."""
+"""The kinds of TensorRT layers whose result has the shape of their first input."""
 
 BROADCASTS: Final = frozenset({"ELEMENTWISE", "PARAMETRIC_RELU", "SELECT"})
-"""Kinds whose result has the broadcast shape of all inputs, which have one rank."""
+"""The kinds of TensorRT layers whose result has the broadcast shape of all inputs; the inputs have the same rank."""
 
 
 def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
-    """Return the sizes of a tensor: ints, expressions of the program's symbols, or None where unknown."""
+    """Return the sizes of a network's tensor: ints, expressions of the program's symbols, or None for unknown sizes."""
     known = base.known_sizes(ctx, x)
     layers = (ctx.net.get_layer(i) for i in reversed(range(ctx.net.num_layers)))
     makers = (layer for layer in layers if any(layer.get_output(j) is x for j in range(layer.num_outputs)))
@@ -100,14 +102,14 @@ def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
 
 
 def _broadcast_size(column: tuple[Argument, ...]) -> Argument:
-    """Return the broadcast size of several sizes of one dim; None if it is unknown."""
+    """Return the size that results from broadcasting one dim of several tensors; None if it is unknown."""
     sizes = [size for size in column if size != 1]
     return sizes[0] if all(size == sizes[0] for size in sizes) else None
 
 
 @frozen(eq=False)
 class NetworkFakes:
-    """The fake tensors of a network's values, in the fake mode of the program that is converted."""
+    """Fake tensors for the values of a network, in the fake mode of the program that is being converted."""
 
     ctx: ConversionContext
     mode: FakeTensorMode
@@ -116,7 +118,7 @@ class NetworkFakes:
 
     @classmethod
     def of(cls, ctx: ConversionContext) -> NetworkFakes:
-        """Return the stand-ins of a network, created once."""
+        """Return the fake tensors of a conversion; they are created once."""
         if not isinstance(ctx.stand_ins, cls):
             assert ctx.node is not None
             mode = fake_mode(ctx.node.graph)
@@ -135,8 +137,8 @@ class NetworkFakes:
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
 
     def size(self, value: trt.ITensor, dim: int | None) -> int | torch.SymInt:
-        """Return the size of a dim or, if ``dim`` is None, the number in a one-element tensor: as the program's
-        symbol, or as a new symbol if it is unknown."""
+        """Return the size of a dim or, if ``dim`` is None, the number in a one-element tensor. The result is a symbol
+        of the program, or a new symbol if the value is unknown."""
         size = self.ctx.held_sizes.get(id(value), (None,))[0] if dim is None else sizes_of(self.ctx, value)[dim]
         if size is not None:
             return size if isinstance(size, int) else self.symbolic(size)
@@ -152,6 +154,6 @@ class NetworkFakes:
         return self.known[key]
 
     def symbolic(self, size: SymbolicInt) -> torch.SymInt:
-        """Return the symbolic int for an expression of the program's symbols."""
+        """Return torch's symbolic int for an expression of the program's symbols."""
         assert self.mode.shape_env is not None
         return cast(torch.SymInt, self.mode.shape_env.create_symintnode(size.expr, hint=None))

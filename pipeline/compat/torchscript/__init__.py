@@ -1,4 +1,4 @@
-"""TorchScript: script modules as models, evaluators of their nodes, and converters declared by operator schema.
+"""Support for TorchScript: compile script modules, evaluate their nodes, and declare converters by operator schema.
 
 from pipeline.compat.torchscript import EVALUATORS, Weights, converter, model
 """

@@ -1,5 +1,5 @@
-"""Converters that are declared by an operator's schema in TorchScript syntax, and ``Weights`` with the metadata that
-such converters read."""
+"""Declare converters by an operator's schema in TorchScript syntax, and create ``Weights`` of TensorRT layers with the
+metadata that such converters read."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def converter(
 
     The function is called ``(ctx, node, args)``. ``args`` is a tuple in the schema's order with defaults filled in:
     ``ITensor``s for outputs of layers, CPU tensors for constants, else Python values. It returns the result's
-    ``ITensor``, or a tuple of them. Names that it sets on layers and tensors stay, except for outputs of the
-    engine, which have the model's names. Stackable, one decorator per schema.
+    ``ITensor``, or a tuple of them. Names that the function sets on layers and tensors are kept, except that outputs of
+    the engine get the model's output names. To declare several schemas, apply the decorator once for each.
 
-    By default it takes precedence over the built-in converter and receives nodes with dynamic sizes; ``priority`` and
-    ``supports_dynamic_shapes`` change that. The schema of an in-place operator declares a converter of the operator
-    that returns a new tensor, because programs are functionalized before conversion.
+    By default the function takes precedence over the built-in converter, and is called for nodes with dynamic sizes
+    too; ``priority`` and ``supports_dynamic_shapes`` change that. The schema of an in-place operator declares a
+    converter of the operator that returns a new tensor, because programs are functionalized before conversion.
 
     Raises:
         ValueError: no operator has this schema; the message has the nearest ones.
@@ -63,7 +63,7 @@ def converter(
 
 
 def _bind_by_schema(function: Convert) -> Function:
-    """Return the function with the calling convention of the registry."""
+    """Return the function with the calling convention of the converter registry."""
     if getattr(function, _BOUND, False):
         return function
 
@@ -77,7 +77,7 @@ def _bind_by_schema(function: Convert) -> Function:
 
 
 def find_operator(schema: str) -> Operator:
-    """Return the operator with a schema; for an in-place schema, the operator that returns a new tensor."""
+    """Return the operator with this schema; for an in-place operator, return its functional variant."""
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
         example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
@@ -100,7 +100,7 @@ def _overloads(packet: object) -> list[Operator]:
 
 
 def _normalize_schema(schema: str) -> str:
-    """Return a schema in TorchScript syntax: without symbolic sizes and alias annotations, with normalized numbers."""
+    """Return a schema in TorchScript syntax without symbolic sizes and aliases, and with normalized numbers."""
     try:
         text = str(torch._C.parse_schema(schema))
     except RuntimeError:
@@ -109,7 +109,7 @@ def _normalize_schema(schema: str) -> str:
 
 
 def _functional_variant(overload: Operator) -> Operator:
-    """Return the functional variant, ``aten::relu`` for ``aten::relu_``, if it has the same arguments."""
+    """Return the functional variant of an in-place operator (``aten::relu`` for ``aten::relu_``), if there is one."""
     schema = overload._schema
     namespace, _, name = schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
@@ -121,15 +121,15 @@ def _functional_variant(overload: Operator) -> Operator:
 
 @frozen(eq=False)
 class Weights:
-    """Weights for layers: ``Weights(ctx, value)``.
+    """Weights of a TensorRT layer, created from a tensor, array or number: ``Weights(ctx, value)``.
 
-    They share the value's memory if it is contiguous and on the CPU; then weights of a parameter's tensor, or of its
-    ``.numpy()``, can be refitted. A Python int becomes int64, a float becomes float32.
+    The weights share the value's memory if it is contiguous and on the CPU. In that case, weights of a parameter, or of
+    a parameter's ``.numpy()``, can be refitted. A Python int becomes int64, a float becomes float32.
 
     Attributes:
         data: the ``trt.Weights``.
         shape: the sizes; a number has none.
-        kernel_shape: the sizes after the first two, ``(1,)`` where there are no more: a convolution's kernel.
+        kernel_shape: a convolution's kernel sizes: ``shape`` without the first two, or ``(1,)`` if there are no more.
         num_output_maps: the number of output channels (``shape[0]``; 1 for a scalar).
         num_input_maps: the number of input channels (``shape[1]``; ``shape[0]`` below rank 2).
 

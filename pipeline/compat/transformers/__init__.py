@@ -1,4 +1,4 @@
-"""Generate text with language models of transformers: their own ``generate`` over our engines."""
+"""Compile language models of transformers: their own ``generate`` runs TensorRT engines."""
 
 from __future__ import annotations
 

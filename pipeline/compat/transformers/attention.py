@@ -1,4 +1,4 @@
-"""Attention and mixture-of-experts functions for captures, which trace to one graph for prompts and single tokens."""
+"""Attention and mixture-of-experts functions that are captured as one graph for prompts and for single tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def replace_entries(table: dict[str, Any], **replacements: object) -> Iterator[None]:
-    """Return a context in which entries of a table of functions, or attributes of an object, are replaced by these."""
+    """Return a context in which entries of a table of functions, or attributes of an object, are replaced."""
     before = {name: table[name] for name in replacements if name in table}
     table.update(replacements)
     try:
@@ -50,10 +50,10 @@ def masked_attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute masked attention of queries [batch, heads, length, width] to keys of as many heads or fewer (GQA).
+    """Compute masked attention of queries [batch, heads, length, width]; keys may have fewer heads than queries (GQA).
 
-    The function is transformers' ``sdpa`` without branches on the number of queries. The converter selects the kernels
-    by the range of that number.
+    The function is transformers' ``sdpa`` without branches on the number of queries. Its converter selects kernels by
+    the range of that number.
     """
     if kwargs.get("softcap") is not None and _sdpa_refuses_softcap():
         raise ValueError(f"sdpa attention does not support softcap: {SOFTCAP_HINT}")
@@ -67,8 +67,8 @@ def masked_attention(
 
 
 def _scale_query(query: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return the query times the scale, computed in float32 for halves and rounded before the matmul. The scale is not
-    passed to the attention, so that a cut between cache updates and attention leaves the scaling before it."""
+    """Return the query multiplied by the scale, computed in float32 for half precision and rounded before the matmul.
+    Attention gets a scale of 1, so that the scaling stays before a cut between cache updates and attention."""
     if scale == 1:
         return query
     return (query.to(torch.promote_types(query.dtype, torch.float32)) * scale).to(query.dtype)
@@ -76,8 +76,8 @@ def _scale_query(query: torch.Tensor, scale: float) -> torch.Tensor:
 
 @cache
 def _sdpa_refuses_softcap() -> bool:
-    """Return whether transformers' ``sdpa`` raises an error for attention logit soft-capping. The ``sdpa`` of 5.17
-    ignores the cap, and so does the compiled attention."""
+    """Return whether transformers' ``sdpa`` raises an error for attention logit soft-capping. Version 5.17 ignores the
+    soft cap without an error, and so does the compiled attention."""
     one = torch.zeros(1, 1, 1, 1)
     try:
         sdpa_attention_forward(torch.nn.Module(), one, one, one, None, softcap=1.0)
@@ -88,8 +88,8 @@ def _sdpa_refuses_softcap() -> bool:
 
 
 def _additive_bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the tensor that is added to scores: for a bool mask the bias, or 0, where it is True, and the dtype's
-    lowest number elsewhere; None if there is neither mask nor bias."""
+    """Return the tensor to add to attention scores. For a bool mask it is the bias (or 0) where the mask is True, and
+    the dtype's lowest number elsewhere; it is None if there is neither a mask nor a bias."""
     if mask is not None and mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
         return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)
@@ -98,8 +98,8 @@ def _additive_bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: 
 
 @contextmanager
 def use_attention(model: Pretrained, name: str) -> Iterator[None]:
-    """Return a context in which a model's layers compute attention by transformers' function of this name. With
-    ``eager``, masks are tensors."""
+    """Return a context in which a model's layers compute attention by the transformers function of this name. With the
+    name ``eager``, transformers creates masks as tensors."""
     configs = (getattr(config, "config", None) for config in model.modules())
     with ExitStack() as stack:
         for config in {
@@ -110,8 +110,9 @@ def use_attention(model: Pretrained, name: str) -> Iterator[None]:
 
 
 class Windows(NamedTuple):
-    """Positions padded to windows: ``gather`` [windows, size] has the indices of the positions in each window, ``real``
-    [windows, size] is False at padding, and ``back`` [positions] has each position's index in the flattened windows."""
+    """Positions of a sequence, grouped into windows that are padded to one size: ``gather`` [windows, size] has the
+    indices of each window's positions, ``real`` [windows, size] is False at padding, and ``back`` [positions] has each
+    position's index in the flattened windows."""
 
     gather: torch.Tensor
     real: torch.Tensor
@@ -119,8 +120,8 @@ class Windows(NamedTuple):
 
     @classmethod
     def from_ends(cls, ends: torch.Tensor, size: int) -> Windows:
-        """Create windows of ``size`` positions, or more if one is larger, from their cumulative ends [windows + 1], the
-        first of which is 0."""
+        """Group positions into windows, given the cumulative ends of the windows [windows + 1], the first of which is
+        0. Each window is padded to ``size`` positions, or to the largest window if that is larger."""
         starts, lengths = ends[:-1].long(), ends.long().diff()
         within = torch.arange(max(size, int(lengths.max())), device=ends.device)
         real = within < lengths[:, None]
@@ -138,8 +139,8 @@ def attend_in_windows(
     cu_seq_lens_q: Windows | torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention [1, positions, heads, width] of queries to keys and values [1, heads, positions, width] of one
-    part: among all positions, or within windows. The mask, which separates parts, is ignored."""
+    """Compute the attention of an encoder [1, positions, heads, width] for queries, keys and values [1, heads,
+    positions, width] of one image or sound: among all positions, or within windows. The mask is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
             raise ValueError("cu_seq_lens_q has several segments: expected one segment, or windows")
@@ -151,14 +152,14 @@ def attend_in_windows(
 
 
 SLICES: Final = "_maybe_slice_kv_shared_inputs"
-"""The name of the method by which layers of transformers that share keys and values (Gemma 4) compute only last
-rows."""
+"""The name of a method in models whose layers share keys and values (Gemma 4): it makes these layers compute only the
+last rows."""
 
 
 @contextmanager
 def last_rows(step: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which the layers of a step that share keys and values compute only the last row, if only
-    its logits are requested. transformers' own code branches on the number of tokens; this works for any number."""
+    """Return a context in which layers that share keys and values compute only the last row if only its logits are
+    requested. transformers' own code for this branches on the number of tokens, unlike the replacement."""
     with ExitStack() as stack:
         for each in step.modules():
             if hasattr(type(each), SLICES):
@@ -170,7 +171,7 @@ def last_rows(step: torch.nn.Module) -> Iterator[None]:
 def _expand_last_row(
     _: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Pretrained], output: Pretrained
 ) -> Pretrained:
-    """Expand the last row to the number of tokens, for a head that selects the last row."""
+    """Expand the last row to the number of tokens, because the language-model head selects the last row again."""
     if _is_last_row_only(kwargs.get("logits_to_keep")):
         candidates: tuple[Pretrained, ...] = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
         ids = next(each for each in candidates if each is not None)
@@ -179,7 +180,7 @@ def _expand_last_row(
 
 
 def _is_last_row_only(logits_to_keep: object) -> bool:
-    """Return whether only the last row's logits are requested; a tensor would list the rows of draft tokens."""
+    """Return whether only the last row's logits are requested (with draft tokens, a tensor lists the rows)."""
     return isinstance(logits_to_keep, int) and logits_to_keep == 1
 
 
@@ -191,8 +192,8 @@ def _keep_last_rows(
     logits_to_keep: int | torch.Tensor,
     **_: object,
 ) -> tuple[object, ...]:
-    """Return the last rows of the shared layers' inputs: hidden states [batch, length, width], inputs of each layer
-    [batch, length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
+    """Return the last rows of the inputs of layers that share keys and values: hidden states [batch, length, width],
+    inputs of each layer [batch, length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
     if not _is_last_row_only(logits_to_keep):
         return hidden, by_layer, rotary_positions, masks
     last = slice(-1, None)
@@ -203,8 +204,9 @@ def _keep_last_rows(
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """Return a context in which transformers' ``sdpa`` is `masked_attention`, and its ``eager`` experts, a loop of
-    data-dependent length, are replaced by its grouped matmuls (`grouped_mm_experts_forward`). Not thread-safe."""
+    """Return a context in which a model is captured as one graph for any number of tokens: transformers' ``sdpa`` is
+    `masked_attention`, and its ``eager`` experts, a loop of data-dependent length, are grouped matmuls
+    (`grouped_mm_experts_forward`). The context is not thread-safe."""
     attentions, experts = ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_EXPERTS_FUNCTIONS._local_mapping
     with (
         _lock,
@@ -216,9 +218,9 @@ def one_form() -> Iterator[None]:
 
 @contextmanager
 def without_loops(step: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which each expert of Switch Transformers computes all rows of a step; a mask selects those
-    routed to it. transformers runs them in a loop of data-dependent length; for other mixtures of experts it has
-    grouped matmuls (`one_form`)."""
+    """Return a context in which each expert of Switch Transformers computes all rows, and a mask selects the rows that
+    are routed to it. transformers loops over experts, a loop of data-dependent length; for other mixtures of experts it
+    has grouped matmuls (`one_form`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":
@@ -229,8 +231,8 @@ def without_loops(step: torch.nn.Module) -> Iterator[None]:
 def _run_experts_on_all_rows(
     experts: Pretrained, rows: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return the experts' outputs [n, width] for rows [n, width]. ``routing`` [n, 1, count] is 1 at the expert of a
-    row, if that has capacity left, else 0; ``weights`` are [n, 1]."""
+    """Return the outputs of all experts [n, width] for rows [n, width]. ``routing`` [n, 1, count] is 1 at a row's
+    expert if the expert has capacity left, else 0; the rows' ``weights`` are [n, 1]."""
     result = torch.zeros_like(rows)
     for i in range(experts.num_experts):
         output = experts[f"expert_{i}"](rows) * weights

@@ -1,4 +1,4 @@
-"""transformers' KV caches over buffers that a program updates: for capture, and for ``generate``."""
+"""Caches with transformers' interface over a program's KV buffers: one for capture, and one for ``generate``."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from pipeline.errors import CaptureError, ExecutionError, PipelineError
 from pipeline.export_fixes.restore_model_state import restore_distribution_checks
 
 Pretrained: TypeAlias = Any
-"""A model of transformers, or a part or output of one: its attributes depend on its class."""
+"""An object of transformers whose attributes depend on its class: a model, a part of a model, or its output."""
 Layer: TypeAlias = Any
-"""A layer of a cache: of transformers, or ours."""
+"""A layer of a KV cache: a class of transformers or of this package."""
 
 CACHED_TENSORS: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
-"""The tensors of a layer's past that a program stores, and the attributes of transformers' layer that hold them."""
+"""For each kind of tensor that a program caches, the attribute of transformers' cache layers that holds it."""
 
 
 @frozen
 class CachedTensor:
-    """A description of a tensor that a layer caches: its shape for one row and one position, its dtype, and the dim
-    of positions, which is None for a recurrent state."""
+    """A tensor that a model caches for one layer: its shape for one row and one position, its dtype, and the dim of
+    positions (None for a recurrent state, which has no such dim)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     positions: int | None = None
 
     def create_buffer(self, rows: int, positions: int, device: torch.device) -> torch.Tensor:
-        """Return a buffer of zeros for this number of rows and positions."""
+        """Return a cache buffer of zeros for this number of rows and positions."""
         shape = [rows, *self.shape[1:]]
         if self.positions is not None:
             shape[self.positions] = positions
@@ -52,7 +52,7 @@ class CachedTensor:
 
 
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
-    """A layer whose keys and values are buffers [max_batch, heads, max_cache_len, width], written from ``start`` on."""
+    """A cache layer whose keys and values are buffers [batch, heads, positions, width], written from ``start``."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
         super().__init__(keys.shape[2])
@@ -61,7 +61,7 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         self.start, self.is_initialized, self.dtype, self.device = start, True, keys.dtype, keys.device
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
-        """Write the new states after the existing ones; return all."""
+        """Write the keys and values of new tokens after the existing ones; return all keys and values."""
         positions = self.positions(key_states.shape[2])
         self.own_keys.index_copy_(2, positions, key_states)
         self.own_values.index_copy_(2, positions, value_states)
@@ -71,26 +71,26 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         return torch.arange(length, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
-        """Return the number of filled positions as a tensor."""
+        """Return the number of cached positions as a tensor."""
         return self.start
 
 
 class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
-    """A `BufferLayer` with a third buffer [max_batch, max_cache_len, width]: the keys by which sparse attention
-    (DeepSeek-V3.2, GLM-5) selects positions."""
+    """A `BufferLayer` with a third buffer [max_batch, max_cache_len, width]: the indexer's keys, by which sparse
+    attention (DeepSeek-V3.2, GLM-5) selects positions."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, indexer: torch.Tensor, start: torch.Tensor) -> None:
         super().__init__(keys, values, start)
         self.indexer_keys = indexer
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """Write the new keys [batch, length, width] after the existing ones; return all."""
+        """Write the indexer's keys of new tokens [batch, length, width] after the existing ones; return all keys."""
         self.indexer_keys.index_copy_(1, self.positions(states.shape[1]), states)
         return self.indexer_keys
 
 
 class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
-    """A `BufferLayer` that has recurrent states beside keys and values (Falcon-H1, Zamba2)."""
+    """A `BufferLayer` that stores recurrent states in addition to keys and values (Falcon-H1, Zamba2)."""
 
     def __init__(
         self,
@@ -105,19 +105,19 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
 
 
 class StateShapeRecorder(States, DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer like `BufferStates` that records the shapes of its states in the first call."""
+    """A cache layer like `BufferStates` that only records the shapes of its recurrent states, in the first call."""
 
     def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
         DynamicLayer.__init__(self)  # type: ignore[no-untyped-call]
         States.__init__(self, None, start, None, count, model)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:  # type: ignore[override]
-        """Begin with no keys and values."""
+        """Start with empty keys and values."""
         DynamicLayer.lazy_initialization(self, key_states, value_states)
 
 
 class CrossAttentionLayer(StaticLayer):  # type: ignore[no-untyped-call]
-    """A cross-attention layer, whose keys and values are inputs of the program."""
+    """A cache layer for cross attention: its keys and values are inputs of the program."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__(keys.shape[2])
@@ -125,8 +125,8 @@ class CrossAttentionLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class CaptureCache(Cache):
-    """A cache for captures, with the same mask operators for any number of tokens. ``start``: the first token's
-    position."""
+    """The cache that is passed to a model while it is captured; it creates the same mask operators for any number of
+    tokens. ``start`` is the position of the first token."""
 
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
@@ -134,11 +134,11 @@ class CaptureCache(Cache):
 
     @property
     def attends(self) -> bool:
-        """Return whether any layer has keys and values."""
+        """Return whether any layer of the cache stores keys and values."""
         return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> Pretrained:
-        """Return the number of filled positions as a tensor; 0 for a layer that caches nothing."""
+        """Return the number of cached positions as a tensor; return 0 for a layer that caches nothing."""
         if not self.attends:
             return self.start
         layer = self.layers[layer_idx]
@@ -146,15 +146,15 @@ class CaptureCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """Return False: transformers must not compile it."""
+        """Return False, so that transformers does not call torch.compile for this cache."""
         return False
 
 
 def create_layer(
     buffers: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int, mask: torch.Tensor | None
 ) -> BufferLayer | States:
-    """Return a layer over its buffers by name: keys, values and, for sparse attention, indexer keys; or recurrent
-    states; or both. ``mask`` [rows, length] is True for the call's tokens that update states."""
+    """Create a cache layer from its buffers by name: keys, values and (for sparse attention) indexer keys, or recurrent
+    states, or both. ``mask`` [rows, length] is True for those of the call's tokens that update the states."""
 
     def first_rows(x: torch.Tensor) -> torch.Tensor:
         return x if x.shape[0] == 1 else x[:rows]
@@ -170,17 +170,18 @@ def create_layer(
 
 @define(eq=False)
 class Latest:
-    """The owner of the tokens in a program's buffers: the last `Filled` that began a sequence."""
+    """A reference to the `Filled` cache whose tokens are in a program's buffers: the last one that began a sequence."""
 
     filled: weakref.ref[Filled] | None = None
 
 
 class Filled(Cache):
-    """The cache object that ``generate`` uses: it counts in Python the filled positions of the program's cache.
+    """The cache object that ``generate`` passes to the model: it counts, in Python, the filled positions of a program's
+    cache.
 
     ``cross`` has the keys and values of cross attention, after the encoder ran. ``mask`` [batch, max_cache_len] is True
-    for positions that attention reads. ``runner`` holds the program's cache buffers, and ``latest`` refers to the owner
-    of the tokens in these buffers.
+    for positions that attention reads. ``runner`` holds the program's cache buffers, and ``latest`` refers to the
+    `Filled` whose tokens are in these buffers.
     """
 
     def __init__(self, max_cache_len: int, runner: CompiledModule, latest: Latest) -> None:
@@ -192,7 +193,7 @@ class Filled(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def take_turn(self) -> None:
-        """Begin or continue to fill the program's cache; raise an error if another sequence has begun since."""
+        """Start or continue to fill the program's cache; raise an error if another sequence has overwritten it."""
         self._check_turn()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
@@ -205,12 +206,12 @@ class Filled(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """Return False: the program is compiled already."""
+        """Return False, so that transformers does not call torch.compile: the program is already compiled."""
         return False
 
     @property
     def is_initialized(self) -> bool:
-        """Return True: the program fills the cache as it runs."""
+        """Return True: the program's cache buffers always exist."""
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -221,8 +222,8 @@ class Filled(Cache):
 
     @property
     def self_attention_cache(self) -> DynamicCache:
-        """Return a view of the filled part of the program's keys and values [batch, heads, length, width]; later
-        steps change it."""
+        """Return the program's cached keys and values [batch, heads, length, width], without empty positions. They are
+        views, which later calls change."""
         self._check_turn()
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
@@ -231,7 +232,7 @@ class Filled(Cache):
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
-        """Return the keys and values of cross attention [batch, heads, encoded, width]."""
+        """Return the stored keys and values of cross attention [batch, heads, encoded, width] as a cache."""
         return _as_dynamic_cache(self.cross)
 
     @property
@@ -239,8 +240,8 @@ class Filled(Cache):
         return goes_back(self.runner)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Replace row ``i`` by row ``beam_idx[i]`` [batch], in place. Both are beams of one prompt, as in beam search,
-        so their keys and values of cross attention are the same."""
+        """Replace row ``i`` of the cache by row ``beam_idx[i]`` [batch], in place. Both rows are beams of the same
+        prompt, so their keys and values of cross attention are equal."""
         if self.mask is None:
             return
         self._check_turn()
@@ -251,8 +252,8 @@ class Filled(Cache):
         self.mask.copy_(self.mask.index_select(0, beam_idx.to(self.mask.device)))
 
     def crop(self, max_length: int) -> None:
-        """Remove the last tokens: ``-max_length`` of them, or, if ``max_length`` is above 0, all but the first
-        ``max_length``. Recurrent states cannot be reverted."""
+        """Remove the last tokens from the cache: ``-max_length`` of them or, if ``max_length`` is above 0, all but the
+        first ``max_length``. Recurrent states cannot be reverted, which raises an error."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
             raise ValueError("recurrent states cannot go back to earlier tokens: generate without an assistant model")
@@ -261,8 +262,8 @@ class Filled(Cache):
         self.length = length
 
     def heard(self, cross: tuple[torch.Tensor, ...] | None, rows: int) -> tuple[torch.Tensor, ...]:
-        """Return the keys and values of cross attention, repeated for ``rows`` rows: each prompt has the same number
-        of beams or samples. ``cross`` are those of a new encoder output, or None if they are stored."""
+        """Return the cross attention's keys and values, repeated for ``rows`` rows: each prompt has the same number of
+        beams or samples. ``cross`` comes from a new encoder output; None means the stored keys and values."""
         if cross is not None and cross is not self._heard:
             each = rows // cross[0].shape[0]
             self._heard = cross
@@ -277,12 +278,12 @@ def has_tokens(cache: Cache) -> bool:
 
 
 def goes_back(runner: CompiledModule) -> bool:
-    """Return whether the last tokens in a program's cache can be removed; False if the cache has recurrent states."""
+    """Return whether the last tokens can be removed from a program's cache; False if the cache has recurrent states."""
     return all(positions is not None for _, positions in _cache_buffers(runner))
 
 
 def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int | None]]:
-    """Yield a program's cache buffers [max_batch, …], and the dim of positions of each; None for a recurrent state."""
+    """Yield a program's cache buffers [max_batch, …], each with its dim of positions (None for a recurrent state)."""
     for name, tensor in runner.state_dict().items():
         kind, found, _ = name.rpartition("_cache_")
         if found:
@@ -290,7 +291,7 @@ def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int |
 
 
 class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
-    """A `Filled` for encoder-decoder models, derived from the cache class that some models check for."""
+    """A `Filled` cache for encoder-decoder models, derived from the cache class that some of them check for."""
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
@@ -298,11 +299,11 @@ class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
 
     @cross_attention_cache.setter
     def cross_attention_cache(self, cache: DynamicCache) -> None:
-        """Ignore an assigned cache: T5Gemma assigns an empty cache with other windows before it begins."""
+        """Ignore an assigned cross-attention cache: T5Gemma assigns an empty one before generation."""
 
 
 def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:
-    """Return a transformers cache of these tensors, which are alternating keys and values."""
+    """Return a transformers cache with these tensors, which are alternately keys and values of the layers."""
     made = DynamicCache()
     for layer, (keys, values) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
         made.update(keys, values, layer)
@@ -310,7 +311,7 @@ def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:
 
 
 def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, CachedTensor]]:
-    """Call the model with one token of one row, and return the tensors that each layer caches by name: ``key``,
+    """Call a model with one token of one row, and return the tensors that each of its layers caches, by name: ``key``,
     ``value`` and, in some models, ``indexer``, ``conv_0``, ``recurrent_0``."""
     check_callable(model)
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -334,7 +335,7 @@ def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, 
 
 
 def _recording_layer(layer: Layer, start: torch.Tensor, model: str) -> Layer:
-    """Return, for a layer with recurrent states, a layer that records them; any other layer unchanged."""
+    """Replace a layer that has recurrent states by one that records shapes; return any other layer unchanged."""
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)
@@ -366,5 +367,5 @@ def has_parameter(model: torch.nn.Module, name: str) -> bool:
 
 
 def cache_name(model: Pretrained) -> str:
-    """Return the name of the cache among a model's arguments and outputs."""
+    """Return the name of the cache argument of a model's ``forward``, which is also the name of the returned cache."""
     return "cache_params" if has_parameter(model, "cache_params") else "past_key_values"

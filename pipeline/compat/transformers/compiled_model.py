@@ -1,4 +1,4 @@
-"""``CompiledGeneration``: a transformers model whose forward pass runs engines, which update its cache in place."""
+"""``CompiledGeneration``: a transformers model whose ``forward`` runs programs, which update its cache in place."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ OTHERS: Final = {
     "output_attentions": "the engines return no attentions",
     "output_hidden_states": "the engines return no hidden states",
 }
-"""The options of ``generate`` that a compiled model does not support, and why."""
+"""The options of ``generate`` that a compiled model does not support, and the reason for each."""
 
 
 def shell(
@@ -70,8 +70,8 @@ def shell(
     towers: Mapping[str, Kind],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
-    """Return a copy of the model with meta tensors as weights, which has every attribute that ``generate`` reads. A
-    multimodal model has programs as towers, and keeps the weights of all modules but the language model."""
+    """Return a copy of the model without weights (meta tensors), which keeps every attribute that ``generate`` reads.
+    In a multimodal model, programs replace the image and audio encoders, and other modules keep weights."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -88,12 +88,14 @@ def shell(
 
 
 class CompiledGeneration:
-    """A language model whose forward pass runs engines. Everything else comes from the model's own class.
+    """A language model whose forward pass runs engines. All other methods are those of the model's own class.
 
     Attributes:
         compiled: the programs by name; `Compiled` records.
-        runners: the modules that run them; the decoder's has the cache as its state.
-        limits: the positions of the cache, and the maximum of rows, tokens and draft tokens in one call of the decoder.
+        runners: the modules that run the programs, by the same names; the decoder's module has the KV cache as its
+            state.
+        limits: the number of cache positions, and the maximum numbers of rows, tokens and draft tokens in a decoder
+            call.
         agreement: the errors of the logits, if the model was compiled with ``verify``.
     """
 
@@ -107,7 +109,7 @@ class CompiledGeneration:
     def over(
         self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
     ) -> CompiledGeneration:
-        """Set the programs and limits; return the same object."""
+        """Set the compiled programs, the modules that run them, and the limits; return the same object."""
         place = runners["decoder"].device
         self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
         self.__dict__.update(_latest=Latest(), _starts=torch.arange(limits.max_cache_len, device=place))
@@ -115,25 +117,25 @@ class CompiledGeneration:
 
     @property
     def device(self) -> torch.device:
-        """The device of outputs, to which inputs are copied."""
+        """Return the device of the outputs; inputs are copied to this device."""
         return self.__dict__["_place"]  # type: ignore[no-any-return]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the model's weights."""
+        """Return the dtype of the model's weights."""
         return self.__dict__["_float"]  # type: ignore[no-any-return]
 
     def new_state(self) -> CompiledGeneration:
-        """Return another object with the same engines and weights, but a separate cache, to generate other sequences
-        concurrently."""
+        """Return another object with the same engines and weights but a separate cache, so that both can generate
+        different sequences concurrently."""
         runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
         made.__dict__["_modules"] = {name: copy.copy(each) for name, each in self.__dict__["_modules"].items()}
         return made.over(self.compiled, runners, self.limits)
 
     def save(self, path: StrPath, weights: StrPath = "inside") -> None:
-        """Save the model to a file, from which `pipeline.load` returns an object with ``generate``. Loading needs
-        transformers, but neither the model's checkpoint nor its code.
+        """Save the model to a file, from which `pipeline.load` returns an object with ``generate``. To load the file,
+        transformers must be installed; the model's checkpoint and own code are not needed.
 
         Args:
             path: the file; the program of an encoder is saved beside it (``NAME.encoder.trtp``).
@@ -168,7 +170,7 @@ class CompiledGeneration:
         save(self.compiled["decoder"], place, weights, json.dumps(record))
 
     def save_pretrained(self, save_directory: StrPath) -> None:
-        """Save the model to a folder, as `save` does to a file, with ``config.json`` and ``generation_config.json``;
+        """Save the model to a folder, with the file that `save` writes, ``config.json`` and ``generation_config.json``;
         `pipeline.load` loads the folder."""
         os.makedirs(save_directory, exist_ok=True)  # noqa: PTH103 - a path of any kind
         self.save(Path(save_directory) / FOLDER)
@@ -185,12 +187,13 @@ class CompiledGeneration:
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
-        """Generate as transformers does: greedily, by sampling, with beams (each is a row), or assisted by another
-        model or by prompt lookup. The cache is used even with ``use_cache=False``, which checkpoints may have from
-        their training: that changes no token.
+        """Generate tokens by transformers' own ``generate``: greedily, by sampling, with beams (each is a row), or
+        assisted by another model or by prompt lookup. The cache is used even with ``use_cache=False``, which some
+        checkpoints have left from training; the tokens are the same.
 
         Raises:
-            ValueError: an option needs another cache or other outputs, or assisted generation is impossible.
+            ValueError: an option requires another kind of cache or further outputs, or assisted generation is
+                impossible.
         """
         _check_tokens(next(iter(args), kwargs.get("input_ids", kwargs.get("inputs"))))
         config = kwargs.get("generation_config") or self.generation_config
@@ -216,22 +219,22 @@ class CompiledGeneration:
         streamer: Any = None,
         **inputs: Any,
     ) -> Any:
-        """Decode greedily or by sampling; see `decode_tokens`."""
+        """Generate tokens greedily or by sampling, without waiting for each token (`decode_tokens`)."""
         given = logits_processor, stopping_criteria, generation_config
         if not synced_gpus and can_decode(self, generation_config, stopping_criteria, inputs):
             return decode_tokens(self, input_ids, *given, streamer, inputs)
         return super()._sample(input_ids, *given, synced_gpus=synced_gpus, streamer=streamer, **inputs)  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
-        """Return transformers' own generator of candidates; raise a ValueError if it reads the model's hidden
-        states."""
+        """Return transformers' generator of draft tokens for assisted generation; raise a ValueError if it needs the
+        model's hidden states."""
         made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
         if getattr(made, "requires_model_outputs", False):
             raise ValueError(f"{type(made).__name__} reads hidden states of the model, and the engines return none")
         return made
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
-        """Return the compiled encoder, if there is one."""
+        """Return the compiled encoder; if the model has none, return what the model's own class returns."""
         if "encoder" not in self.runners:
             return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         own, embed = super().get_encoder(*args, **kwargs), self.get_input_embeddings()  # type: ignore[misc, attr-defined]
@@ -251,9 +254,9 @@ class CompiledGeneration:
         logits_to_keep: int = 1,
         **kwargs: Any,
     ) -> Any:
-        """Return the logits of the last ``logits_to_keep`` tokens (at least one) and the cache with the tokens added:
-        the cache of an earlier call, if it is passed, or a new cache. The program is called several times for more
-        tokens than ``max_prompt_len``, or for logits of more than ``max_draft_len`` tokens before the last.
+        """Return the logits of the last ``logits_to_keep`` tokens (at least one), and the cache with the new tokens:
+        the cache that was passed, or else a new cache. The program is called several times for more tokens than
+        ``max_prompt_len``, or for logits of more than ``max_draft_len`` tokens before the last.
 
         Raises:
             ExecutionError: the cache has no room for the tokens, is not from an earlier call, or has been overwritten;
@@ -289,7 +292,7 @@ class CompiledGeneration:
 
 
 def _check_tokens(given: object) -> None:
-    """Raise an error if a prompt is not a tensor with rows."""
+    """Raise an error if the prompt is not a tensor with a batch dim."""
     if isinstance(given, str | list | tuple) and not (given and isinstance(given[0], torch.Tensor)):
         how = "tokenizer(text, return_tensors='pt').input_ids" if isinstance(given, str) else "torch.tensor(ids)"
         raise TypeError(f"a prompt is a tensor of token ids [rows, tokens], not {kind_of(given)}: {how} makes one")
@@ -298,7 +301,7 @@ def _check_tokens(given: object) -> None:
 
 
 def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Inputs) -> torch.Tensor:
-    """Return the ids of a call, or zeros in place of embeddings."""
+    """Return the token ids that a call passes; if it passes embeddings instead, return zeros."""
     if given.get("labels") is not None:
         raise ValueError("labels are given, and the engines compute no loss: leave them out, and take the logits")
     embeds = given.get("inputs_embeds") is not None
@@ -311,8 +314,8 @@ def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Input
 
 
 def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
-    """Return the given `Filled`, or a new `Filled` for None and for an empty cache, which transformers creates
-    first."""
+    """Return the `Filled` cache that was passed; if None or an empty cache (which transformers creates first) was
+    passed, return a new `Filled`."""
     if isinstance(given, Filled):
         return given
     if given is not None and has_tokens(given):
@@ -323,7 +326,7 @@ def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
 
 
 def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
-    """Raise a ValueError if assisted generation by another model, or (None) by prompt lookup, is impossible."""
+    """Raise a ValueError if generation cannot be assisted by this model or (None) by prompt lookup."""
     if isinstance(assistant, CompiledGeneration):
         if assistant.runners["decoder"] is model.runners["decoder"]:
             raise ValueError("a model assists itself, and both write to one cache: pass new_state() of it")
@@ -344,8 +347,8 @@ def _steps(
     wanted: int,
     prompt: Prompt | None,
 ) -> Iterator[Inputs]:
-    """Yield the inputs of each call, which together return the logits of the last ``wanted`` tokens; the cache's length
-    is updated before each."""
+    """Yield the decoder's inputs for each of several calls, which together return the logits of the last ``wanted``
+    tokens; the cache's length is updated before each call."""
     limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
     sight: Sight | None = model.__dict__["_sight"]

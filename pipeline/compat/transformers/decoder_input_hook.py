@@ -13,17 +13,17 @@ from pipeline.compat.transformers.caches import Pretrained, has_parameter
 from pipeline.errors import PipelineError
 
 DEEPSTACK_INPUTS = ("visual_pos_masks", "deepstack_visual_embeds")
-"""The inputs of a language model with features that its first layers add at images, by transformers' names."""
+"""transformers' names of the mask of image tokens, and of image features that first layers add there (DeepStack)."""
 BY_LAYER = "per_layer_inputs"
-"""The input with a value for each token and layer beside the embedding (Gemma 3n, Gemma 4), by transformers' name."""
+"""transformers' name of a decoder input with a vector for each token and layer, beside embeddings (Gemma 3n, 4)."""
 TABLE = "embed_tokens_per_layer"
-"""The name of the module with its table, in the language model."""
+"""The name of the language model's module that embeds token ids for each layer (see `BY_LAYER`)."""
 IDS_PER_CHUNK = 1024
-"""The number of ids that are checked at a time."""
+"""The number of token ids whose embeddings are compared at a time."""
 
 
 class DecoderCalledError(PipelineError):
-    """A multimodal model's code called its language model; ``given`` are the inputs of that call."""
+    """Raised when a multimodal model's code calls its language model, to stop it; ``given`` has the call's inputs."""
 
     def __init__(self, given: Mapping[str, Pretrained]) -> None:
         super().__init__("the language model is called")
@@ -31,7 +31,7 @@ class DecoderCalledError(PipelineError):
 
 
 def raise_decoder_called(*_: object, **given: object) -> None:
-    """Raise `DecoderCalledError` with the inputs, in place of a language model's ``forward``."""
+    """Raise `DecoderCalledError` with the inputs; this function replaces the ``forward`` of a language model."""
     raise DecoderCalledError(given)
 
 
@@ -44,8 +44,8 @@ def replace_decoder_inputs(
     kinds: tuple[str, ...] = (),
     by_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """Return a context in which the language model also gets the inputs of a multimodal prompt other than
-    embeddings."""
+    """Return a context in which the language model gets, besides embeddings, the additional inputs of a multimodal
+    prompt."""
 
     def add_inputs(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]
@@ -76,21 +76,21 @@ def replace_decoder_inputs(
 
 
 def _allow_later(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """Return a mask [rows, 1, length, positions] that also allows attention to later tokens if ``ahead`` is True."""
+    """Return a mask [rows, 1, length, positions] that also allows attention to later tokens where ``ahead`` is True."""
     if mask.dtype == torch.bool:
         return mask | ahead[:, None]
     return mask.masked_fill(ahead[:, None], 0)
 
 
 class IgnoredOutput(BaseModelOutputWithPast):
-    """A substitute for the language model's output, which is never used: every missing field is None."""
+    """A placeholder for the language model's output, which is never used: every missing field is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 def capture_decoder_inputs(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
-    """Return the inputs that a model's own code passes to its language model, without an error: it can be traced."""
+    """Return the inputs that a model's own code passes to its language model. Raises nothing, so it can be traced."""
     calls: list[Mapping[str, Pretrained]] = []
 
     def forward(*_: object, **given: Pretrained) -> IgnoredOutput:
@@ -104,7 +104,7 @@ def capture_decoder_inputs(model: Pretrained, **inputs: Pretrained) -> Mapping[s
 
 
 def embeds_ids_itself(model: Pretrained) -> bool:
-    """Return whether a model's own code embeds some ids other than by its embedding table (Gemma 3n, Gemma 4)."""
+    """Return whether a model embeds some token ids otherwise than by its embedding table (Gemma 3n, Gemma 4)."""
     table = model.get_input_embeddings()
     with torch.no_grad(), suppress(Exception):  # a model that does not take ids alone has no such embeddings
         for ids in torch.arange(table.weight.shape[0], device=model.device).split(IDS_PER_CHUNK):

@@ -1,6 +1,6 @@
-"""Run image and audio encoders in parts: split a call, precompute, run a program for each part, join results.
+"""Run image and audio encoders in parts: split each call, run a program for each part, join the outputs.
 
-`pipeline.compat.transformers.part_families` declares the parts of each family of encoders.
+`pipeline.compat.transformers.part_families` declares how each family of encoders is split.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from pipeline.inputs import Constant
 log = logging.getLogger(__name__)
 
 Part: TypeAlias = tuple[torch.Tensor, tuple[int, ...]]
-"""The pixels, patches or features of a part, and its layout: a grid, sizes or lengths."""
+"""A part of an encoder call: an image's or sound's pixels, patches or features, and its grid, sizes or lengths."""
 LENGTHS: Final = "feature_lens"
-"""The name of the parameter with the lengths of sounds."""
+"""The name of the encoder parameter that has the lengths of audio inputs."""
 MOST_REPORTED: Final = 8
-"""The most kinds of calls that are reported to run in PyTorch."""
+"""The maximum number of different calls that the log reports to run in PyTorch."""
 
 
 @frozen
 class EncoderInputs:
-    """A encoder call with one floating-point tensor, and integers that describe its layout: grids, sizes, lengths."""
+    """The inputs of an encoder call: a floating-point tensor, and a tensor of integers (grids, sizes or lengths)."""
 
     call: TowerCall
     floats: torch.Tensor = field(repr=False)
@@ -48,7 +48,7 @@ class EncoderInputs:
 
     @classmethod
     def from_call(cls, call: TowerCall) -> EncoderInputs | None:
-        """Return a call's record; None if it has other tensors. Integers other than audio lengths are not read."""
+        """Return the inputs of an encoder call; None if it has other tensors. For audio, integers are the lengths."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
@@ -56,47 +56,48 @@ class EncoderInputs:
         return cls(call, floats[0], numbers[0]) if len(floats) == len(numbers) == 1 else None
 
     def with_tensors(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
-        """Return ``args`` and ``kwargs`` of the call with these tensors in place of its own."""
+        """Return the ``args`` and ``kwargs`` of the call with these tensors in place of its floats and integers."""
         call = self.call.args, dict(self.call.kwargs)
         replaced: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, call)
         return replaced
 
     def is_like(self, other: EncoderInputs) -> bool:
-        """Return whether another call differs only in tensors; the dtype of floats is the same."""
+        """Return whether another call differs only in the values and sizes of its tensors, not in the float dtype."""
         own, theirs = ((each.call.path, each.floats.dtype, *each.with_tensors(None, None)) for each in (self, other))
         return bool(own == theirs)
 
 
 @frozen
 class Family:
-    """A family of image or audio encoders: how to split a call, and what to precompute for a part."""
+    """A family of image or audio encoders: how to split a call into parts, and what to precompute for each part."""
 
     tower: torch.nn.Module
     example: EncoderInputs
 
     dim: ClassVar[int] = 0
-    """The dim along which the outputs of parts are joined."""
+    """The dim along which the outputs of the parts are concatenated."""
     attention: ClassVar[str] = "pipeline_flash"
-    """The name of our attention: encoders pass the ends of segments if ``flash`` is in it, and split them otherwise."""
+    """The name under which our attention function is registered. Encoders pass the ends of segments to attention if the
+    name contains ``flash``, and split the sequence otherwise."""
     constants: ClassVar[Mapping[str, int]] = {"max_seqlen": 1, "max_window_seqlen": 1}
-    """Arguments of every part, which `attend_in_windows` does not read."""
+    """Arguments that are passed with every part, and that `attend_in_windows` ignores."""
 
     @classmethod
     @abstractmethod
     def layouts(cls, inputs: EncoderInputs) -> list[tuple[int, ...]]:
-        """Return the layouts in a call, such as the grids of its images; empty for a call of another family."""
+        """Return the layouts (such as grids) of a call's images or sounds; empty if it is of another family."""
 
     @classmethod
     @abstractmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return the family's record for the examples of a encoder."""
+        """Create this family's description of an encoder from example calls of the encoder."""
 
     @abstractmethod
     def parts(self, inputs: EncoderInputs) -> list[Part]:
-        """Split a call."""
+        """Split an encoder call into parts."""
 
     def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty if it is not like the example."""
+        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty if it is unlike the example."""
         inputs = EncoderInputs.from_call(call)
         if inputs is None or not inputs.is_like(self.example) or not self.layouts(inputs):
             return []
@@ -104,24 +105,24 @@ class Family:
 
     @abstractmethod
     def part_inputs(self, part: Part) -> Inputs:
-        """Return ``args`` and ``kwargs`` of the encoder for a part, with the values that it would compute in Python."""
+        """Return the encoder's ``args`` and ``kwargs`` for a part, with values that it would compute in Python."""
 
     @abstractmethod
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield calls, each as floats and numbers, whose parts have the minimum, the maximum and other sizes. The
+        """Yield test calls, each as floats and integers, whose parts have the minimum, the maximum and other sizes. The
         first call is the largest part; its outputs are not compared."""
 
 
 @frozen
 class Kind:
-    """A set of calls of a encoder that one program runs, each in parts.
+    """A set of encoder calls that one program can run, as a whole or in parts.
 
     Attributes:
         module, inputs: the module to compile, and ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
         sizes: the sizes that the program accepts, for each dim of each tensor.
-        parts: returns the program's ``args`` and ``kwargs`` for each part of a call of any size.
+        parts: a function that returns the program's ``args`` and ``kwargs`` for each part of a call.
         text: a description of these calls for the log.
-        dim: the dim along which the outputs of parts are joined.
+        dim: the dim along which the outputs of the parts are concatenated.
         calls: the example calls, if the program runs them as a whole.
     """
 
@@ -143,7 +144,8 @@ class Kind:
 
 
 def kind_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
-    """Return the kind of calls that differ only in sizes of floats, and run as a whole. Integers are constants."""
+    """Return a `Kind` for encoder calls that differ only in the sizes of floating-point tensors, and run without
+    splitting. Integers become constants."""
     first = calls[0]
     seen = Calls(encoder, [Call.of(bind_args(encoder, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
@@ -163,8 +165,8 @@ def kind_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[TowerCall]) ->
 
 
 def kind_of_parts(family: Family, examples: Sequence[Inputs]) -> Kind:
-    """Return a family's kind of calls for part sizes between these; the first part is the largest. Sizes that differ
-    between the parts are dynamic; sizes that are proportional in all parts are derived dims."""
+    """Return a `Kind` for calls whose parts have sizes in the range of these example parts, the first of which is the
+    largest. Sizes that differ between the examples become dynamic; sizes that are proportional become derived dims."""
     dims: dict[tuple[int, ...], Dim] = {}
 
     def dynamic_dim(*sizes: int) -> Argument:
@@ -188,12 +190,12 @@ def kind_of_parts(family: Family, examples: Sequence[Inputs]) -> Kind:
 
 
 def _tensor_sizes(part: Inputs) -> list[int]:
-    """Return the sizes of all tensors."""
+    """Return the sizes of all tensors among a call's arguments, in order."""
     return [size for x in tree_leaves(part) if isinstance(x, torch.Tensor) for size in x.shape]
 
 
 class PartModule(torch.nn.Module):
-    """A module that runs a family's encoder for one part."""
+    """A module that runs an encoder of a family for one part, with our attention function and constant arguments."""
 
     def __init__(self, family: Family) -> None:
         super().__init__()
@@ -206,8 +208,8 @@ class PartModule(torch.nn.Module):
 
 
 def parts_of(kind: type[Family], encoder: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind | None:
-    """Return a kind that covers all sizes of a encoder's calls; None for calls of another family. Log the reason and
-    return None if the encoder's outputs are not the joined outputs of parts, or no size varies."""
+    """Return a `Kind` for encoder calls with inputs of any size; None if the calls are of another family. If the
+    encoder's outputs are not the concatenated outputs of parts, or no size varies, log the reason and return None."""
     given = [each for call in calls if (each := EncoderInputs.from_call(call)) is not None and kind.layouts(each)]
     if not given or len(given) < len(calls):
         return None
@@ -220,8 +222,8 @@ def parts_of(kind: type[Family], encoder: torch.nn.Module, calls: Sequence[Tower
 
 
 def _create_checked_kind(family: Family, examples: Sequence[EncoderInputs]) -> Kind:
-    """Return a family's kind for the parts of its trials. Raise a `ValueError` if the encoder's outputs for a trial or
-    an example differ from the joined outputs of its parts, or if no size varies."""
+    """Return a `Kind` for the parts of a family's test calls. Raise a `ValueError` if the encoder's outputs for a test
+    or example call differ from the concatenated outputs of its parts, or if no size varies."""
     own, path = family.example, family.example.call.path
     trials = (own.with_tensors(x, torch.tensor(each).to(own.numbers)) for x, each in family.trial_inputs())
     calls = [TowerCall(path, *each) for each in trials]
@@ -239,7 +241,7 @@ def _create_checked_kind(family: Family, examples: Sequence[EncoderInputs]) -> K
 
 
 def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
-    """Raise a `ValueError` if outputs differ by more than rounding."""
+    """Raise a `ValueError` if the joined outputs of parts differ from the whole call's by more than rounding."""
     tensors = ([x for x in tree_leaves(outputs) if x is not None] for outputs in (outputs_of_parts, expected))
     for ours, theirs in zip(*tensors, strict=True):
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
@@ -249,7 +251,7 @@ def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
 
 
 def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:
-    """Group calls that can share a program, in order."""
+    """Group encoder calls that can share a program; the groups are in the order of the calls."""
     found: list[Kind] = []
     for call in calls:
         place = next((i for i, each in enumerate(found) if each.parts(call)), None)
@@ -272,13 +274,13 @@ def join_outputs(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 def tower_programs(
     kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], full: bool
 ) -> dict[str, tuple[Kind, Compiled]]:
-    """Return the encoders' programs by name. Log encoders that cannot be captured or, with ``full``, raise an error."""
+    """Compile each `Kind` of encoder calls, by name; if that fails, log it or, with ``full``, raise an error."""
     found = [each for kind in kinds for each in _compile_kind(kind, compile, full)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
 
 def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -> list[tuple[Kind, Compiled]]:
-    """Return a program for all sizes, or one for each size if that fails."""
+    """Compile one program for all sizes of a `Kind`; if that fails, compile a program for each example size."""
     try:
         return [(kind, compile(kind))]
     except CaptureError as error:
@@ -298,7 +300,7 @@ def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -
 
 
 class ModalityEncoder(torch.nn.Module):
-    """A encoder that runs calls by the programs that were compiled for them, and other calls by the original module."""
+    """An encoder that runs a compiled program if one accepts the call, and the original module otherwise."""
 
     def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
         super().__init__()
@@ -311,7 +313,7 @@ class ModalityEncoder(torch.nn.Module):
         return getattr(super().__getattr__("real"), name)
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
-        """Run a program, or the module for other calls."""
+        """Run a compiled program, or the original module if no program supports the call."""
         path, reported = self.__dict__["path"], self.__dict__["reported"]
         call = TowerCall(path, args, kwargs)
         for kind, program in self.__dict__["programs"]:
@@ -327,7 +329,7 @@ class ModalityEncoder(torch.nn.Module):
 
 
 def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
-    """Replace the encoders in a model's shell by `ModalityEncoder` s that run programs."""
+    """Replace the image and audio encoders in a model's copy by `ModalityEncoder` modules."""
     for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
         parent = shell.get_submodule(within)

@@ -1,4 +1,4 @@
-"""The encoder of an encoder-decoder model, whose input is tokens, or embeddings that the model's own code computes."""
+"""Run the encoder of an encoder-decoder model; its input is tokens, or embeddings that the model's code computes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pipeline.errors import CaptureError, ExecutionError
 
 @frozen
 class Embedded:
-    """The inputs of an encoder that accepts embeddings [rows, length, width], as observed for an example.
+    """A description of an encoder's inputs, embeddings [rows, length, width], as recorded for an example.
 
     Attributes:
-        width, dtype: those of an embedding.
+        width, dtype: the width and dtype of an embedding.
         of_ids: True if the encoder returns the same values for ids as for the model's embeddings of these ids.
-        towers: the calls of the model's image or audio encoder.
+        towers: the recorded calls of the model's image or audio encoder.
     """
 
     width: int
@@ -34,7 +34,7 @@ class Embedded:
 
 
 def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embedded:
-    """Return the inputs of a model's encoder, observed while the model generates one token for the example."""
+    """Record the inputs of a model's encoder while the model generates one token for the example."""
     name, encoder = type(model).__name__, model.get_encoder()
     with record_calls(*(each for _, each in modality_modules(model))) as seen, record_calls(encoder) as called:
         first_logits(model, example)
@@ -73,7 +73,7 @@ def mask_of(
 
 
 class CompiledEncoder(torch.nn.Module):
-    """An encoder whose forward pass runs an engine; its output's ``cross`` has the keys and values for decoders."""
+    """An encoder whose ``forward`` runs a program; ``cross`` of its output has cross attention's keys and values."""
 
     def __init__(
         self, shell: torch.nn.Module, module: CompiledModule, embedded: Embedded | None, embed: torch.nn.Module
@@ -92,7 +92,7 @@ class CompiledEncoder(torch.nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         **given: Any,
     ) -> BaseModelOutput:
-        """Return the last hidden state, and ``cross``."""
+        """Return the encoder's last hidden state, and ``cross``, the keys and values of cross attention."""
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._program_input(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
@@ -104,7 +104,7 @@ class CompiledEncoder(torch.nn.Module):
         return made
 
     def _program_input(self, inputs: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return the program's input: tokens, or embeddings if it was compiled for them."""
+        """Return the program's input: token ids, or embeddings if the program was compiled for embeddings."""
         embedded, embed = self.__dict__["embedded"], self.__dict__["embed"]
         if embedded is None:
             if inputs is None:

@@ -1,4 +1,4 @@
-"""Register ``pipeline`` with transformers' exporters (``transformers.exporters``): importing this module does so."""
+"""Register this package with transformers' exporters (``transformers.exporters``); importing this module is enough."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FORMAT: Final = "pipeline"
 
 @dataclass
 class PipelineConfig(DynamoConfig):
-    """The configuration of an export: ``DynamoConfig`` with ``precision``, as for `pipeline.compile`, and the fields
-    of `pipeline.CompilationSettings` that differ from their defaults."""
+    """The configuration of an export: transformers' ``DynamoConfig``, ``precision`` as in `pipeline.compile`, and the
+    fields of `pipeline.CompilationSettings` that differ from their defaults."""
 
     export_format: Argument = FORMAT
     precision: str | None = None
@@ -34,7 +34,8 @@ class PipelineConfig(DynamoConfig):
 
 
 class PipelineExporter(DynamoExporter):
-    """Exports a model with transformers' patches, and compiles the result; `ExportedModel` saves it as ``.trtp``."""
+    """A transformers exporter that captures a model with transformers' patches and compiles it; `ExportedModel` saves
+    the result as ``.trtp``."""
 
     export_format: Argument = FORMAT
     config_class = PipelineConfig
@@ -43,7 +44,7 @@ class PipelineExporter(DynamoExporter):
     def export_program(
         self, model: Argument, sample_inputs: MutableMapping[str, Argument], config: Argument
     ) -> tuple[Argument, ExportMetadata]:
-        """Return the compiled program of a model, and what transformers records about its export."""
+        """Compile a model; return the program, and the metadata that transformers records about its export."""
         exported, metadata = super().export_program(model, sample_inputs, config)
         return compile(exported, precision=config.precision, **(config.settings or {})), metadata
 
@@ -57,8 +58,8 @@ class PipelineExporter(DynamoExporter):
 
 
 class PipelineRunner(ModelRunner):
-    """Runs a compiled program with the arguments of the model's ``forward``; ``executor`` is as for
-    `Compiled.module`."""
+    """A transformers runner for a compiled program: it is called with the arguments of the model's ``forward``.
+    ``executor`` is as for `Compiled.module`."""
 
     executor: Executor | None = None
 
@@ -73,12 +74,12 @@ class PipelineRunner(ModelRunner):
 
     @classmethod
     def from_program(cls, program: Compiled, metadata: ExportMetadata, device: Argument = None) -> PipelineRunner:
-        """Return a runner whose results are on ``device``: by default the GPU, or the CPU if there is no GPU."""
+        """Return a runner whose results are on ``device``; None means the GPU, or the CPU if there is no GPU."""
         default = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(program, metadata, torch.device(device or default))
 
     def __call__(self, share_inputs: bool = True, share_outputs: bool = False, **kwargs: Argument) -> Argument:
-        """Run the program; inputs on the runner's device are read in place, and results are new tensors there."""
+        """Run the program; inputs on the runner's device are not copied, and results are new tensors there."""
         given = {**self.metadata.in_constants, **kwargs}
         ordered = {name: given[name] for name in self._order if name in given}
         return self.module(**tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), ordered))

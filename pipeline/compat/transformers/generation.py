@@ -1,4 +1,4 @@
-"""``compile_for_generation``: compile the programs of a transformers language model, with their engine profiles."""
+"""``compile_for_generation``: compile a transformers language model with profiles for prompts and single tokens."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from pipeline.stages.partition import in_pieces, partition
 log = logging.getLogger(__name__)
 
 Dims: TypeAlias = dict[str, Any]
-"""A value for each input, by its name."""
+"""The dynamic shapes (or other values) of a program's inputs, by input name."""
 Stages: TypeAlias = Pipeline[Any, Any]
 
 
@@ -75,24 +75,24 @@ def compile_for_generation(
         model: a decoder or encoder-decoder with a language-model head. It is not changed, and not needed afterwards.
         max_cache_len: the positions of the KV cache: the maximum number of tokens in a prompt and its continuation.
         max_batch: the maximum number of sequences in a call; each beam is a sequence.
-        max_prompt_len: the maximum number of tokens in a call; a longer prompt needs several. None: ``max_cache_len``.
-        max_draft_len: the maximum number of draft tokens in a call, which has a separate engine; more need several.
+        max_prompt_len: the most tokens in a call; a longer prompt needs several calls. None: ``max_cache_len``.
+        max_draft_len: the most draft tokens in a call, which has a separate engine; more tokens need several calls.
         max_encoder_len: the maximum number of tokens in an encoder's input.
         encoder_example: an input of an encoder without token ids: pixels or audio [rows, …]; Whisper needs no example.
             For a multimodal decoder: its processor's output for the largest prompt, or a list for several sizes.
         prompt_lens: lengths of prompts of ``max_batch`` rows that get engines of fixed sizes, which are faster.
-        compile: the pipeline; `pipeline.default` with these ``settings`` if None.
+        compile: the pipeline to compile with; None: `pipeline.default` with these ``settings``.
         executor: where engines run, as in `Compiled.module`.
-        shared_weights: let engines share a copy of the weights. Then prompts and single tokens have separate engines,
+        shared_weights: let engines share one copy of the weights. Then prompts and single tokens have separate engines,
             and layers of equal structure share an engine (`pipeline.shared_weights`, ``in_pieces``).
-        verify: compare logits with the model's in a wider dtype, as `pipeline.verify` does; ``"warn"`` warns of errors.
+        verify: compare logits with the model's in a wider dtype, as `pipeline.verify` does; ``"warn"`` only warns.
         settings: fields of `pipeline.CompilationSettings`, by name.
 
-    Returns: a `CompiledGeneration`, which is an instance of the model's class too.
+    Returns: a `CompiledGeneration`, which is also an instance of the model's own class.
 
     Raises:
         AgreementError: ``verify`` finds logit errors beyond the bound.
-        CaptureError: the model caches more than keys, values and states, or cannot be captured.
+        CaptureError: the model caches other tensors than keys, values and states, or cannot be captured.
         ValueError: a size is out of range, an argument does not apply to the model, or ``encoder_example`` is missing.
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
@@ -108,7 +108,7 @@ def compile_for_generation(
 def _over_programs(
     model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile decoder, encoder (both by ``step``) and towers; return the model that runs their programs."""
+    """Compile decoder and encoder (by ``step``), image and audio encoders; return a model that runs the programs."""
     seen, heard, calls = _samples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
@@ -123,8 +123,8 @@ def _over_programs(
 
 
 def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
-    """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is not
-    a language model, a setting is a misspelled argument of `compile_for_generation`, or both are given."""
+    """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is no
+    language model, a setting is a misspelled argument of `compile_for_generation`, or ``compile`` is given too."""
     if isinstance(model, CompiledGeneration):
         raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
     if not isinstance(model, GenerationMixin):
@@ -149,9 +149,9 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
 def _towers(
     model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
 ) -> tuple[dict[str, Compiled], dict[str, Kind]]:
-    """Return the programs of a model's towers, for the examples' calls and for all sizes, each with the kind of
-    calls that it runs. Engines share weights in programs for all sizes, and if a tower has several programs for
-    examples."""
+    """Compile a model's image and audio encoders, for the example calls and for all sizes; return the programs, and the
+    `Kind` of calls that each of them runs. The engines of a program for all sizes share weights, and so do the engines
+    of an encoder that has several programs for example calls."""
     kinds = kinds_of(model, calls)
     counts = Counter(kind.path for kind in kinds)
     for path in counts:
@@ -171,8 +171,8 @@ def _towers(
 
 
 def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
-    """Return, for prompts as examples, the decoder's samples or the encoder's inputs, and the calls of towers.
-    Reject a model whose ``generate`` calls ``generate`` of a model inside it."""
+    """Run the model on example prompts; return the decoder's recorded samples, or the encoder's inputs, and the calls
+    of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
@@ -192,7 +192,7 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
-    """Return the pipeline with stages that exclude weights from engines, and build an engine for each profile."""
+    """Return the pipeline with stages that keep weights outside engines, and that build an engine for each profile."""
     if "partition" in compile and "shared_weights" not in compile:
         compile = compile.insert(outside.shared_weights(), after="partition")
     if "shared_weights" in compile and "engine_per_profile" not in compile:
@@ -201,7 +201,7 @@ def _with_shared_weights(compile: Stages) -> Stages:
 
 
 def _cut(compile: Stages, between: str) -> Stages:
-    """Return the pipeline with cuts between these layers, if weights are shared and the partitioner is the default."""
+    """If weights are shared and the partitioner is the default, return the pipeline with cuts between these layers."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
     if not (shared and between and compile["partition"] == as_stage(partition)):
         return compile
@@ -226,7 +226,7 @@ def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence
 def _compiled(
     compile: Stages, step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
 ) -> Compiled:
-    """Compile a step or encoder, cut by the layers of ``part``."""
+    """Capture and compile a decoder step or an encoder, with engines cut at the layers of ``part``."""
     compile = _cut(compile, layers_of(step, part))
     with one_form(), last_rows(step), over_states(step), without_loops(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
@@ -236,7 +236,7 @@ def _compiled(
 
 
 def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) -> tuple[Dims, list[Dims]]:
-    """Return example inputs of a step, and their dynamic shapes in each profile."""
+    """Return example inputs of a decoder step, and the dynamic shapes of these inputs in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
     positions, dtype = positions_of(sight)
@@ -259,14 +259,14 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
 
 
 def _after(count: int, along: Along) -> Along:
-    """Return the same sizes, for dims shifted by ``count``."""
+    """Return the sizes with each dim's index increased by ``count``."""
     return {dim + count: size for dim, size in along.items()}
 
 
 def _encoder_decoder(
     model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
 ) -> dict[str, Compiled]:
-    """Compile the encoder, which also computes the keys and values of cross attention, and the decoder's step."""
+    """Compile the encoder (with the keys and values of cross attention) and the decoder step; return both programs."""
     if sizes.fixed:
         raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
     parts = model.get_encoder(), model.get_decoder()
@@ -294,7 +294,7 @@ def _encoder_decoder(
 def _encoder_inputs(
     model: Pretrained, batch: int, length: int | None, example: torch.Tensor | Embedded | None
 ) -> torch.Tensor:
-    """Return inputs of the encoder: tokens, embeddings, rows like the example's, or audio features for Whisper."""
+    """Return example inputs of the encoder: tokens, embeddings, rows like the example's, or Whisper's features."""
     encoder = model.get_encoder()
     if isinstance(example, Embedded):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)

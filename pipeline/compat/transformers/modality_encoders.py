@@ -1,4 +1,4 @@
-"""Find the image and audio encoders of multimodal models, and record their calls."""
+"""Find the image and audio encoders of multimodal models, and record how the models call them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.compat.transformers.caches import Pretrained
 
 SMALL: Final = 8
-"""The factor by which a projection has fewer parameters than the largest encoder."""
+"""A module with less than 1/SMALL of the largest encoder's parameters counts as a projection, not as an encoder."""
 
 Inputs: TypeAlias = tuple[tuple[Argument, ...], dict[str, Argument]]
-"""The args and kwargs of a call."""
+"""The ``args`` and ``kwargs`` of a call."""
 RecordedCall: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
-"""A module, and the args and kwargs that it was called with."""
+"""A recorded call: the called module, and the ``args`` and ``kwargs`` of the call."""
 
 
 @frozen
 class TowerCall:
-    """A call of a encoder for an example: the encoder's path in the model, and the arguments."""
+    """A recorded call of an image or audio encoder: the encoder's path in the model, and the arguments."""
 
     path: str
     args: tuple[Argument, ...] = field(repr=False)
@@ -46,13 +46,13 @@ class TowerCall:
 
 
 def _tensor_text(x: torch.Tensor) -> str:
-    """Return a tensor as text: up to 12 integers, else dtype and shape."""
+    """Return a short description of a tensor: its values if it has up to 12 integers, else its dtype and shape."""
     few = not x.is_floating_point() and x.numel() <= 12
     return str(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
 
 
 def _is_alike(value: Argument, other: Argument) -> bool:
-    """Return whether two arguments are equal; floating-point tensors may differ in values and sizes."""
+    """Return whether two arguments are equal; the values and sizes of floating-point tensors may differ."""
     if not isinstance(value, torch.Tensor):
         return bool(type(value) is type(other) and value == other)
     if not isinstance(other, torch.Tensor) or (value.dim(), value.dtype) != (other.dim(), other.dtype):
@@ -61,7 +61,7 @@ def _is_alike(value: Argument, other: Argument) -> bool:
 
 
 def modality_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the outermost modules, by path, that are neither the language model, its encoder nor its head."""
+    """Yield a multimodal model's outermost modules, by path, except the language model, its encoder and its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     encoder = model.get_encoder() if model.config.is_encoder_decoder else None
     path = next(name for name, each in model.named_modules() if each is decoder)
@@ -75,7 +75,7 @@ def modality_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]
 
 @contextmanager
 def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
-    """Return a context that records the calls of modules that have floating-point tensors among their arguments."""
+    """Return a context that records the calls of these modules with a floating-point tensor as an argument."""
     calls: list[RecordedCall] = []
 
     def record_call(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
@@ -90,7 +90,7 @@ def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
 
 
 def tower_calls(model: Pretrained, recorded: Sequence[RecordedCall]) -> tuple[TowerCall, ...]:
-    """Return the calls of the called modules with the most parameters; empty if there were no calls."""
+    """Select from recorded calls those of the image and audio encoders: the modules with the most parameters."""
     sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in recorded}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}

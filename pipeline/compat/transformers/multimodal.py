@@ -1,4 +1,4 @@
-"""Multimodal models: the inputs that their own code computes from a prompt for their language model."""
+"""Multimodal models: the inputs that a model's own code computes from a prompt for its language model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_
 
 @frozen
 class Sight:
-    """The inputs that a multimodal model passes to its language model for a prompt: which ones, and their sizes.
+    """A description of the inputs that a multimodal model passes to its language model for a prompt: which inputs, and
+    their sizes.
 
     Attributes:
-        width, dtype: those of a token's embedding.
+        width, dtype: the width and dtype of a token's embedding.
         positions: the number of position ids of a token, as in M-RoPE; None for a single id without an extra dim.
-        layers: the number of first layers that add features at the tokens of images (DeepStack).
+        layers: the number of language-model layers, from the first on, that add image features at image tokens
+            (DeepStack).
         ahead: the layer types, by the names of their masks, in which tokens of an image attend to its later tokens:
             ("",) if there is a single mask; empty if attention is causal.
         by_layer: the number of layers with an additional input for each token, and its width; empty if there are none.
@@ -54,10 +56,10 @@ class Sight:
 
 @frozen
 class Prompt:
-    """The inputs that the language model gets for a prompt: embeddings [rows, length, width], position ids [rows,
-    length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a mask of
-    the later tokens to which each token attends [rows, length, length], the layer types with this mask, and each
-    layer's additional input [rows, length, layers, width]."""
+    """The inputs that a language model gets for a multimodal prompt: embeddings [rows, length, width], position ids
+    [rows, length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a
+    mask of the later tokens to which each token attends [rows, length, length], the layer types with this mask, and
+    each layer's additional input [rows, length, layers, width]."""
 
     embeds: torch.Tensor
     places: torch.Tensor | None
@@ -68,7 +70,7 @@ class Prompt:
 
     @property
     def sight(self) -> Sight:
-        """Return the `Sight` of this prompt, which a program must support."""
+        """Return a description (`Sight`) of this prompt's inputs, which a program must accept to run the prompt."""
         positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
         layers = 0 if self.added is None else self.added.shape[0]
         dtype = torch.int64 if self.places is None else self.places.dtype
@@ -76,7 +78,7 @@ class Prompt:
         return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
 
     def is_like(self, sight: Sight) -> bool:
-        """Return whether a program for this `Sight` accepts the prompt."""
+        """Return whether a program that was compiled for the inputs that ``sight`` describes accepts this prompt."""
         positions = self.places is not None and self.places.dim() == 3
         own = self.sight
         at_most = own.layers in (0, sight.layers) and own.ahead in ((), sight.ahead)
@@ -85,8 +87,8 @@ class Prompt:
 
 @frozen
 class Sample:
-    """An example: its tokens and mask, its prompt, the logits [rows, vocabulary] of its last token, the calls of
-    encoders, and whether the model's default position ids count padding."""
+    """A multimodal example that the model ran: its tokens and mask, its `Prompt`, the logits [rows, vocabulary] of its
+    last token, the calls of image and audio encoders, and whether the model's default position ids count padding."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -97,7 +99,7 @@ class Sample:
 
 
 def sight_of(samples: Sequence[Sample]) -> Sight | None:
-    """Return a `Sight` that covers the prompts of all examples; None if there are no examples."""
+    """Return a description (`Sight`) of the inputs of all examples' prompts; None if there are no examples."""
     if not samples:
         return None
     every = [sample.prompt.sight for sample in samples]
@@ -113,7 +115,7 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
 
 
 def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
-    """Return the sample of a multimodal example, which is recorded while the model generates a token."""
+    """Run a multimodal example through the model, and record it as a `Sample` while the model generates one token."""
     name = type(model).__name__
     with record_calls(*(each for _, each in modality_modules(model))) as seen:
         logits = first_logits(model, example)
@@ -130,7 +132,7 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
 
 
 def _counts_padding(model: Pretrained) -> bool:
-    """Return whether a model's default position ids of text count padding, so that each row starts at 0."""
+    """Return whether a model's default position ids for text count padding; else they start at 0 after padding."""
     ids = torch.arange(1, 4, device=model.device)[None]
     mask = torch.tensor([[0, 1, 1]], device=model.device)
     with record_calls(model.get_decoder()) as called, suppress(Exception), torch.no_grad():
@@ -140,7 +142,7 @@ def _counts_padding(model: Pretrained) -> bool:
 
 
 def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
-    """Return the ids of a prompt's tokens [rows, length]; for a prompt of embeddings zeros, which are not used."""
+    """Return the token ids of a prompt [rows, length]; for a prompt of embeddings, return zeros, which are not used."""
     ids: torch.Tensor | None = given.get("input_ids")
     embeds: torch.Tensor | None = given.get("inputs_embeds")
     if embeds is not None and (ids is None or ids.shape[1] != embeds.shape[1]):
@@ -150,7 +152,7 @@ def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
 
 
 def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the logits [rows, vocabulary] of the first token that a model generates."""
+    """Return the logits [rows, vocabulary] from which a model generates its first token for an example."""
     how = copy.deepcopy(model.generation_config)
     how.max_new_tokens, how.num_beams, how.num_return_sequences, how.do_sample = 1, 1, 1, False
     how.output_logits, how.return_dict_in_generate, how.cache_implementation = True, True, None
@@ -165,8 +167,8 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
 
 
 def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
-    """Check that a step returns the model's logits for the example; they differ if the step lacks inputs that the
-    language model gets."""
+    """Raise an error if the decoder step does not return the model's own logits for a recorded example. The logits
+    differ if the step lacks inputs that the language model gets."""
     length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache:
         raise ValueError(f"encoder_example has {length} tokens, and max_cache_len is {cache}")
@@ -188,7 +190,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
 
 
 def create_prompt(model: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
-    """Create a prompt from the inputs of a language model; ``is_token`` [rows, length] is False for padding."""
+    """Create a `Prompt` from a language model's inputs; ``is_token`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
     if more := [name for name, value in decoder_inputs.items() if name not in known and _has_tensors(value)]:
         why = f"{model} passes unsupported inputs to its language model: {', '.join(more)}"
@@ -203,8 +205,8 @@ def create_prompt(model: str, decoder_inputs: Mapping[str, Pretrained], is_token
 
 
 def _later_tokens_mask(mask: object, is_token: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-    """Return a mask of the later tokens to which each token attends (None if attention is causal), and the layer
-    types with this mask. ``mask`` is a single mask, or a mask for each layer type. Padding is ignored."""
+    """Return a mask of the later tokens to which each token attends (None if attention is causal), and the layer types
+    with this mask. The argument ``mask`` is a single mask, or a mask for each layer type; padding is ignored."""
     masks = mask if isinstance(mask, Mapping) else {"": mask}
     every = {kind: each for kind, each in masks.items() if isinstance(each, torch.Tensor) and each.dim() == 4}
     later = {kind: (each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for kind, each in every.items()}
@@ -220,8 +222,8 @@ def _has_tensors(value: object) -> bool:
 
 
 def fill(shell: Pretrained, model: Pretrained) -> None:
-    """Copy all modules except the language model to a model's shell: encoders, projections, and token embedding. The
-    language model in a decoder's shell then raises `DecoderCalledError` with its inputs."""
+    """Copy all modules except the language model (encoders, projections, token embedding) into a model's copy without
+    weights. Calling the language model in that copy then raises `DecoderCalledError` with its inputs."""
     embed = model.get_input_embeddings()
     for path in {path.rpartition(".")[0] for path, _ in modality_modules(model)}:
         own, real = shell.get_submodule(path), model.get_submodule(path)
@@ -240,7 +242,7 @@ def fill(shell: Pretrained, model: Pretrained) -> None:
 
 
 def non_text_inputs(given: Mapping[str, Pretrained]) -> list[str]:
-    """Return the names of inputs other than text: pixels and audio features, which are floats."""
+    """Return the names of inputs that are not text, such as pixels and audio features: all floating-point tensors."""
     return [name for name, value in given.items() if name not in TEXT_INPUTS and any(_has_floats(value))]
 
 
@@ -255,8 +257,8 @@ def _has_floats(value: object) -> Iterator[bool]:
 
 
 def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt | None:
-    """Return the prompt that a model's own code computes from text and other inputs, for the new tokens only, as if
-    there were no earlier tokens; None if the code passes token ids to its language model."""
+    """Run a model's own code on text and other inputs, and return the resulting `Prompt`, for the new tokens only, as
+    if there were no earlier tokens; None if the code passes token ids to its language model."""
     length = tokens_of(given).shape[1]
     by_token = {name for name in given if name == "attention_mask" or name.endswith("token_type_ids")}
     own = {name: x[:, -length:] if name in by_token else x for name, x in given.items() if x is not None}
@@ -273,8 +275,8 @@ def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], mo
 def multimodal_inputs(
     spec: Sight | None, tokens: torch.Tensor, chunks: Sequence[tuple[int, int]], cache_len: int, prompt: Prompt | None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the decoder's image or audio inputs for each prefill chunk, given as (start, end) positions of the
-    cache; empty for text-only models, whose ``spec`` is None. ``prompt`` is None if ``tokens`` are only text."""
+    """Yield the decoder's multimodal inputs for each chunk of a prompt; chunks are (start, end) positions of the cache.
+    For text-only models (``spec`` is None) the inputs are empty; ``prompt`` is None if ``tokens`` are only text."""
     if spec is None:
         yield from repeat({}, len(chunks))
         return
@@ -291,7 +293,7 @@ def multimodal_inputs(
 def _chunk_inputs(
     spec: Sight, prompt: Prompt, start: int, end: int, first: int, cache_len: int
 ) -> dict[str, torch.Tensor]:
-    """Return the inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
+    """Return the decoder's multimodal inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
     made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
     made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
@@ -308,7 +310,7 @@ def _chunk_inputs(
 
 
 def zeros_for(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the multimodal inputs for text tokens: zeros."""
+    """Return the decoder's multimodal inputs for tokens that are only text: zeros."""
     zeros = torch.zeros((), dtype=spec.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
     if spec.layers:
@@ -321,18 +323,18 @@ def zeros_for(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch
 
 
 _shared_zeros = functools.lru_cache(maxsize=8)(zeros_for)
-"""`zeros_for`, shared by all calls, so that nothing may write to them."""
+"""A cached `zeros_for`: calls share the returned tensors, so nothing may write to them."""
 
 
 def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the additional leading dim of position ids, (positions,) or () for a single one, and their dtype."""
+    """Return the leading dim of position ids, (positions,) or () if tokens have a single id, and the ids' dtype."""
     if sight is None:
         return (), torch.int64
     return (() if sight.positions is None else (sight.positions,)), sight.places
 
 
 def as_in(model: Pretrained, ours: Callable[..., object]) -> Callable[..., object]:
-    """Return our ``forward`` with the signature of the model's ``forward``, which ``generate`` inspects."""
+    """Return the function ``ours`` with the signature of the model's own ``forward``, which ``generate`` inspects."""
     own = dict(inspect.signature(ours).parameters)
     rest = own.pop("kwargs")
     for name, each in inspect.signature(type(model).forward).parameters.items():

@@ -1,5 +1,5 @@
-"""Declare how to split a call of an image or audio encoder into parts, by its inputs: patches with grids, padded
-images with sizes, audio with lengths."""
+"""Families of image and audio encoders, and how their calls are split into parts: patches with grids, padded images
+with sizes, audio with lengths."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pipeline.compat.transformers.encoder_parts import LENGTHS, EncoderInputs, F
 from pipeline.compat.transformers.modality_encoders import Inputs
 
 Layout: TypeAlias = tuple[int, ...]
-"""Frames, rows and columns of patches; or rows and columns of pixels; or the lengths of sounds."""
+"""The layout of a part: frames, rows and columns of patches; rows and columns of pixels; or lengths of audio inputs."""
 Tensors: TypeAlias = dict[str, Any]
-"""Precomputed arguments of a encoder, by name."""
+"""Precomputed arguments of an encoder, by argument name."""
 
 MAX_SIDE: Final = 64
-"""The patches on each side of a grid that has full windows."""
+"""The number of patches on each side of a test grid that is large enough to have full attention windows."""
 LONG_SOUND: Final = 20_000
-"""The frames of a sound that has full chunks and windows."""
+"""The number of frames of a test audio input that is long enough to have full chunks and attention windows."""
 CACHED_GRIDS: Final = 64
-"""The number of grids whose precomputed tensors are cached."""
+"""The number of grids for which the precomputed arguments are cached."""
 
 
 def precompute_values(encoder: torch.nn.Module, **tensors: torch.Tensor) -> Tensors:
-    """Return the values that a encoder computes in Python from its inputs (positions, windows, indices into a learned
-    grid, chunks). transformers (from 5.17 on) precomputes them; the keys are argument names of encoders."""
+    """Return the arguments that an encoder would compute in Python from its inputs: positions, windows, indices into a
+    learned grid, chunks. transformers (5.17 or later) precomputes them; the keys are the encoder's argument names."""
     from transformers.exporters.utils import precompute_export_inputs
 
     found: dict[str, Any] = dict(tensors)
@@ -40,21 +40,22 @@ def precompute_values(encoder: torch.nn.Module, **tensors: torch.Tensor) -> Tens
 
 
 def _shuffle(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """Return ``count`` entries along a dim in a random, reproducible order."""
+    """Return ``count`` entries of a tensor along a dim, in a random but reproducible order."""
     order = torch.randint(x.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
     return x.index_select(dim, order.to(x.device))
 
 
 @frozen
 class Patches(Family):
-    """Concatenated patches of images with their grids (Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5): parts are frames.
+    """Encoders of concatenated image patches with grids (Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5); a part is a frame or
+    (see ``apart``) a video.
 
     Attributes:
         largest: the grid of the largest frame.
         unit: the number of patches that become one token.
         window: the number of patches in the largest window; 0 if there are no windows.
         apart: True if each frame of a video attends only to itself, so that a part is a frame; else a part is a video.
-        known: the cached `_precompute_grid`.
+        known: the cached function `_precompute_grid`.
     """
 
     largest: Layout
@@ -69,14 +70,14 @@ class Patches(Family):
 
     @classmethod
     def layouts(cls, inputs: EncoderInputs) -> list[Layout]:
-        """Return the grids of images."""
+        """Return the grids of a call's images: frames, rows and columns of patches."""
         x, numbers = inputs.floats, inputs.numbers
         grids = [tuple(grid) for grid in numbers.tolist()] if numbers.dim() == 2 and numbers.shape[1] == 3 else []
         return grids if x.dim() == 2 and sum(map(math.prod, grids)) == len(x) else []
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return the record for the largest frame; the encoder is run to determine ``unit``."""
+        """Describe an encoder by the largest frame of its example calls; the encoder is run to determine ``unit``."""
         grids = [(grid, each) for each in examples for grid in cls.layouts(each)]
         two = precompute_values(encoder, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
         apart = two["cu_seqlens"].numel() == 3
@@ -88,7 +89,7 @@ class Patches(Family):
         return cls(encoder, example, (1 if apart else frames, rows, columns), unit, window, apart)
 
     def parts(self, inputs: EncoderInputs) -> list[Part]:
-        """Return the patches and grid of each frame, or of each video."""
+        """Split a call into frames, or videos if frames attend to each other; return patches and grid of each."""
         grids = [each for t, h, w in self.layouts(inputs) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
         return list(zip(inputs.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
@@ -98,7 +99,7 @@ class Patches(Family):
         return args, {**kwargs, **found}
 
     def _precompute_grid(self, grid: Layout, device: torch.device) -> tuple[torch.Tensor, Tensors]:
-        """Return a grid as a tensor, and the values that the encoder computes from it."""
+        """Return a grid as a tensor, and the encoder arguments that are precomputed from the grid."""
         numbers = torch.tensor([grid])
         found = precompute_values(self.tower, grid_thw=numbers)
         if self.window:
@@ -107,8 +108,8 @@ class Patches(Family):
         return numbers.to(device, self.example.numbers.dtype), moved
 
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield calls with the largest frame, with several images (including a single token and a single row of
-        tokens), and with a video of two frames."""
+        """Yield test calls: the largest frame; several images, including a single token and a single row of tokens; and
+        a video of two frames."""
         (frames, rows, columns), side = self.largest, math.isqrt(self.unit)
         thin = [1, side, frames * rows * columns // side]
         several = [[1, columns, rows], [1, side, side], [1, side, 2 * side], thin]
@@ -121,11 +122,11 @@ class Patches(Family):
 
 @frozen
 class Images(Family):
-    """Images of several sizes in a padded tensor (Pixtral, Mistral 3): parts are images.
+    """Encoders of images of several sizes in one padded tensor (Pixtral, Mistral 3); a part is an image.
 
     Attributes:
-        side: the longest side of an image, in pixels.
-        patch: the patch size in pixels; sides are multiples of it.
+        side: the longest side of any image, in pixels.
+        patch: the patch size in pixels; an image's sides are multiples of the patch size.
     """
 
     side: int
@@ -137,14 +138,14 @@ class Images(Family):
 
     @classmethod
     def layouts(cls, inputs: EncoderInputs) -> list[Layout]:
-        """Return the rows and columns of the images [images, channels, rows, columns]."""
+        """Return the rows and columns of each image in a call's padded tensor [images, channels, rows, columns]."""
         x, numbers = inputs.floats, inputs.numbers
         sizes = [tuple(size) for size in numbers.tolist()] if x.dim() == 4 and numbers.shape == (len(x), 2) else []
         return sizes if all(0 < r <= x.shape[2] and 0 < c <= x.shape[3] for r, c in sizes) else []
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return the record for the longest side."""
+        """Describe an encoder by the longest image side in its example calls."""
         patch: Any = encoder.patch_size
         side = max(side for each in examples for size in cls.layouts(each) for side in size)
         return cls(encoder, examples[0], side // patch * patch, patch)
@@ -154,11 +155,11 @@ class Images(Family):
         return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
 
     def part_inputs(self, part: Part) -> Inputs:
-        """Return the call for an image, without its size."""
+        """Return the encoder's arguments for one image, which is not padded, and whose size is not passed."""
         return self.example.with_tensors(part[0].contiguous(), None)
 
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield a call with the largest image, and a call with a tall, a wide and a small image."""
+        """Yield test calls: the largest image; and a tall, a wide and a small image in one call."""
         patch, side, x = self.patch, self.side, self.example.floats
         pixels = torch.randn(3, x.shape[1], side, side, generator=torch.Generator().manual_seed(0))
         for sizes in [[side, side]], [[side, patch], [patch, side], [patch, patch]]:
@@ -170,8 +171,8 @@ class Images(Family):
 
 @frozen
 class Sounds(Family):
-    """Audio inputs [bins, frames] that are split into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call is a
-    single part with at least one full chunk.
+    """Encoders of audio [bins, frames] that they split into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call
+    is not split: it is a single part with at least one full chunk.
 
     Attributes:
         chunk: the number of frames in a chunk.
@@ -185,14 +186,14 @@ class Sounds(Family):
 
     @classmethod
     def layouts(cls, inputs: EncoderInputs) -> list[Layout]:
-        """Return the lengths of the audio inputs in a call, as one layout."""
+        """Return the lengths of all audio inputs of a call, as a single layout."""
         lengths = tuple(inputs.numbers.tolist()) if LENGTHS in inputs.call.kwargs and inputs.numbers.dim() == 1 else ()
         fits = inputs.floats.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == inputs.floats.shape[1]
         return [lengths] if fits else []
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Return the record for the examples' lengths; a long audio input has full chunks and windows."""
+        """Describe an encoder by its example calls; a long audio input shows the sizes of full chunks and windows."""
         long = _precompute_sound(
             encoder, examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND), (LONG_SOUND,)
         )
@@ -206,13 +207,14 @@ class Sounds(Family):
         return [(inputs.floats, lengths) for lengths in self.layouts(inputs)]
 
     def part_inputs(self, part: Part) -> Inputs:
-        """Return the call with chunks and windows in place of audio inputs."""
+        """Return the encoder's arguments with precomputed chunks and windows in place of audio inputs."""
         args, kwargs = self.example.with_tensors(None, None)
         found = _precompute_sound(self.tower, *part)
         return args, {**kwargs, **found, "cu_seqlens": Windows.from_ends(found["cu_seqlens"], self.window)}
 
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield the longest audio input, a single chunk, slightly more, and several inputs with the most chunks."""
+        """Yield test calls: the longest audio input, a single chunk, slightly more than one chunk, and several audio
+        inputs with the maximum number of chunks."""
         longest, chunk = self.most * self.chunk, self.chunk
         several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
         for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:
@@ -227,4 +229,4 @@ def _precompute_sound(encoder: torch.nn.Module, x: torch.Tensor, lengths: Layout
 
 
 FAMILIES: Final[tuple[type[Family], ...]] = (Patches, Images, Sounds)
-"""All families. A call is of one at most."""
+"""All families of image and audio encoders; a call belongs to at most one of them."""

@@ -1,4 +1,4 @@
-"""The modules that are compiled: a decoder step, and an encoder with the keys and values of cross attention."""
+"""The compiled modules of a language model: a decoder step, and an encoder with cross attention's keys and values."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, capture_de
 
 
 def is_like_whisper(encoder: Pretrained) -> bool:
-    """Return whether an encoder is like Whisper's: it accepts features of a fixed length, and no mask."""
+    """Return whether an encoder has inputs like Whisper's: audio features of a fixed length, and no mask."""
     return hasattr(encoder, "conv2") and hasattr(encoder.config, "max_source_positions")
 
 
 def sound_sizes(model: Pretrained) -> tuple[int, int]:
-    """Return the numbers of features and frames in the input of an encoder like Whisper's."""
+    """Return the number of features and of frames in the input of an encoder like Whisper's."""
     config, encoder = model.config, model.get_encoder()
     return config.num_mel_bins, config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
 
 
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
-    """Return an `fnmatch` pattern of the paths, in ``step``, of the layers of ``part``: the items of its largest
-    ``ModuleList``; "" if there is no ``ModuleList``."""
+    """Return an `fnmatch` pattern that matches, in ``step``, the paths of the layers of ``part``: the items of its
+    largest ``ModuleList``. Return "" if it has no ``ModuleList``."""
     lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
     most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
     return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
 
 
 class Decoder(torch.nn.Module):
-    """A decoder step. It returns the logits [batch, 1, vocabulary] of the last of the tokens [batch, length], or the
-    logits [batch, wanted, vocabulary] of the tokens at the indices in ``wanted`` [wanted].
+    """A decoder step, which runs a model for new tokens and updates the KV cache. It returns the logits [batch, 1,
+    vocabulary] of the last of the tokens [batch, length], or the logits [batch, wanted, vocabulary] of the tokens at
+    the indices in ``wanted`` [wanted].
 
-    The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width],
-    and for sparse attention the indexer's keys, ``indexer_cache_0`` [max_batch, max_cache_len, width]. Recurrent states
-    are ``conv_0_cache_0`` and ``recurrent_0_cache_0``, [max_batch, …].
+    The KV cache is stored in buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len,
+    width]. Sparse attention also has the indexer's keys in ``indexer_cache_0`` [max_batch, max_cache_len, width].
+    Recurrent states are ``conv_0_cache_0`` and ``recurrent_0_cache_0``, [max_batch, …].
     """
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
@@ -59,8 +60,8 @@ class Decoder(torch.nn.Module):
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
     def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
-        """Return a transformers cache over the buffers, for tokens from position ``start`` on; ``mask`` is of all
-        positions."""
+        """Return a transformers cache that uses this module's buffers, for tokens from position ``start`` on; ``mask``
+        covers all positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
         rows, length = input_ids.shape
@@ -76,7 +77,7 @@ class Decoder(torch.nn.Module):
         wanted: torch.Tensor | None,
         **inputs: torch.Tensor | Encoded | None,
     ) -> torch.Tensor:
-        """Return the model's logits for these inputs, passed by the model's own names."""
+        """Call the model with these inputs, passed by the model's own argument names, and return its logits."""
         places = {self.places: position_ids} if self.places else {}
         keep = (
             {"logits_to_keep": 1 if wanted is None else wanted} if has_parameter(self.model, "logits_to_keep") else {}
@@ -95,15 +96,16 @@ class Decoder(torch.nn.Module):
         start: torch.Tensor,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the tokens' keys and values from position ``start`` on, compute masked attention, and return logits."""
+        """Write the new tokens' keys and values to the cache from position ``start`` on, attend to all cached positions
+        that the mask allows, and return logits."""
         cache = self.caches(start, input_ids, attention_mask)
         mask = attention_mask if cache.attends else None
         return self.logits(cache, position_ids, wanted, input_ids=input_ids, attention_mask=mask)
 
 
 class SeeingDecoder(Decoder):
-    """A step of a multimodal decoder. Its tokens are ids or, where ``seen`` [batch, length] is True, embeddings that
-    the model's own code computed from text and images: ``embedded`` [batch, length, width].
+    """A decoder step of a multimodal model. Its tokens are ids or, where ``seen`` [batch, length] is True, embeddings
+    that the model's own code computed from text and images: ``embedded`` [batch, length, width].
 
     Attributes:
         kinds: the layer types in which tokens attend to later tokens, as in `Sight.ahead`.
@@ -126,9 +128,9 @@ class SeeingDecoder(Decoder):
         by_layer: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run as `Decoder.forward`. The first layers add ``added`` [layers, batch, length, width]; ``ahead`` [batch,
-        length, positions] is True for later positions to which tokens attend; ``by_layer`` [batch, length, layers,
-        width] is the additional input of each layer."""
+        """Run like `Decoder.forward`, with the inputs of a multimodal prompt. The first layers add ``added`` [layers,
+        batch, length, width]; ``ahead`` [batch, length, positions] is True for later positions to which tokens attend;
+        ``by_layer`` [batch, length, layers, width] is the additional input of each layer."""
         cache = self.caches(start, input_ids, attention_mask)
         ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
         own = capture_decoder_inputs(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
@@ -143,8 +145,8 @@ class SeeingDecoder(Decoder):
 
 @dataclass
 class Encoded(BaseModelOutput):
-    """An encoder's output with the fields that decoders of some models read: router outputs for training (Switch
-    Transformers, NLLB-MoE), and the attention mask of sound (Moonshine)."""
+    """An encoder's output with additional fields that some decoders read: router outputs for training (Switch
+    Transformers, NLLB-MoE), and the attention mask of audio (Moonshine)."""
 
     attention_mask: None = None
     router_logits: None = None
@@ -152,7 +154,7 @@ class Encoded(BaseModelOutput):
 
 
 class CrossDecoder(Decoder):
-    """A decoder step with cross attention, whose keys and values are inputs."""
+    """A decoder step with cross attention, whose keys and values are inputs (the encoder computes them)."""
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__(model, max_batch, max_cache_len, example)
@@ -168,7 +170,7 @@ class CrossDecoder(Decoder):
         cross: tuple[torch.Tensor, ...],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run as `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
+        """Run like `Decoder.forward`; ``cross``: cross attention's keys, values [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
         cache = EncoderDecoderCache(
@@ -189,8 +191,8 @@ class CrossDecoder(Decoder):
 
 
 class Encoder(torch.nn.Module):
-    """An encoder: it returns the last hidden state, and the keys and values that each decoder layer computes from
-    it."""
+    """An encoder that returns its last hidden state, and the cross-attention keys and values that each decoder layer
+    computes from the hidden state."""
 
     def __init__(self, model: Pretrained, embedded: bool = False) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ class Encoder(torch.nn.Module):
         self.masked = has_parameter(model.get_encoder(), "attention_mask") and self.texts
 
     def forward(self, inputs: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Encode ``inputs`` once, then compute the cross attention's keys and values."""
+        """Encode ``inputs``; return the last hidden state, and the keys and values of the decoder's cross attention."""
         masks = {"attention_mask": attention_mask} if self.masked else {}
         hidden = self.model.get_encoder()(**{self.main: inputs}, **masks).last_hidden_state
         first = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=inputs.device)

@@ -1,7 +1,7 @@
-"""Replace the functions with which transformers' models compute recurrent states, so that a program stores the states.
+"""Replace the functions by which transformers' models compute recurrent states, so that a program can store the states.
 
 The replacements call operators (`pipeline.aten.own_ops`) that work for any number of tokens. The model gets a cache
-whose states seem empty, and the replacements add the stored states.
+that claims to have no states, and the replacement functions add the stored states.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from pipeline.export_fixes.patching import Patches, Replacement
 Function: TypeAlias = Callable[..., Argument]
 
 WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type("WithStates", (), {}))
-"""The class of layers with states in transformers; a class without instances before 5.8, which has none."""
+"""transformers' base class of cache layers with recurrent states; an empty class before 5.8, which has none."""
 
 
 class States(WithStates):  # type: ignore[misc, valid-type]
-    """A layer's states by name, which the replacements read and write: ``conv_0`` [rows, channels, width - 1], the last
-    inputs of a convolution, and ``recurrent_0``, of any shape, in float32. States are zero at the start of a sequence.
+    """The recurrent states of one layer, by name, which the replacement functions read and write: ``conv_0`` [rows,
+    channels, width - 1], the last inputs of a convolution, and ``recurrent_0``, of any shape, in float32. States are
+    zero at the start of a sequence.
 
     Args:
-        own: the buffers of the states; None if the first call creates the states.
+        own: the buffers of the states, by name; None if the first call creates the states.
         start: the position of this call's first token, as a tensor.
         mask: bool [rows, length], False for padding, which does not change states. None: no padding.
         count: the number of convolutions in the layer.
@@ -64,16 +65,16 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         self.scans = 0
 
     def lazy_initialization(self, *args: object, **kwargs: object) -> None:
-        """Do nothing: the states already exist."""
+        """Do nothing: the state buffers already exist."""
 
     def state_before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return the state of this name before the call's tokens."""
+        """Return the state with this name, as it was before the tokens of the current call."""
         if self.is_new and name not in self.own:
             self.own[name] = like.new_zeros(shape)
         return torch.where(self.start > 0, self.own[name], 0.0)
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args: Argument, **kwargs: Argument) -> Tensor:
-        """Return the convolution's inputs [rows, channels, width - 1 + length], and store the last ones."""
+        """Return stored and new inputs of a convolution [rows, channels, width - 1 + length]; store the last ones."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
             raise self._unsupported_error()
@@ -85,17 +86,17 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return joined
 
     def zero_padding(self, x: Tensor) -> Tensor:
-        """Return ``x`` [rows, channels, length] with zeros for padding."""
+        """Return ``x`` [rows, channels, length] with zeros at padding positions."""
         return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Return the states, which the replaced recurrence functions (`scan`) have already stored."""
+        """Return the states unchanged: the replaced recurrence functions (`scan`) have already stored them."""
         if not self.scans:
             raise self._unsupported_error()
         return recurrent_states
 
     def scan(self, operator: Target, shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
-        """Return an operator's result for tokens and the state before the tokens; store the state after the tokens."""
+        """Apply a recurrence operator to tokens and the stored state; store the new state, return the result."""
         name, like = f"recurrent_{self.scans}", inputs[0]
         assert like is not None
         output, last = operator(*inputs, self.state_before(name, shape, like))
@@ -121,8 +122,8 @@ def causal_convolution(
     activation: str | None = None,
     **kwargs: object,
 ) -> Tensor:
-    """Compute ``causal_conv1d_fn`` on inputs that begin with the stored inputs, as an elementwise sum in float32
-    over the positions of the kernel, which TensorRT fuses with neighbouring layers."""
+    """Replace ``causal_conv1d_fn``: compute it on the stored inputs followed by the new ones. The convolution is a sum
+    over the kernel's positions in float32, which TensorRT fuses with neighbouring layers."""
     states = _current.get()
     if states is None or states.joined is not hidden_states:
         return original(hidden_states, weight, bias, activation=activation, **kwargs)  # type: ignore[no-any-return]
@@ -137,8 +138,8 @@ def causal_convolution(
 
 
 def replace_if_states(compute: Function) -> Function:
-    """Return a wrapper: a function of transformers' function and the arguments of a call. It computes the call with
-    ``compute`` on the current states, or with transformers' function if there are no states."""
+    """Return a function that replaces a transformers function; its first argument is the replaced function. It calls
+    ``compute`` with the current layer's states, or the replaced function if there are no states."""
 
     @wraps(compute)
     def replacement(original: Function, *args: Argument, **kwargs: Argument) -> Argument:
@@ -160,7 +161,7 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Argument,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute ``torch_chunk_gated_delta_rule`` or ``chunk_kimi_delta_attention``: queries, keys, values [rows,
+    """Replace ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention``. Queries, keys and values are [rows,
     length, heads, width]; each key head serves the same number of value heads."""
     heads, (rows, _, _, width) = value.shape[2], key.shape
     query, key = (x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] != heads else x for x in (query, key))
@@ -186,7 +187,7 @@ def mamba2(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **kwargs: Argument,
 ) -> Argument:
-    """Compute ``mamba2_chunk_scan``: tokens [rows, length, heads, width], steps [rows, length, heads], B and C
+    """Replace ``mamba2_chunk_scan``: tokens are [rows, length, heads, width], time steps [rows, length, heads], B and C
     [rows, length, groups, state]."""
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
     step = _step_size(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
@@ -213,7 +214,7 @@ def mamba(
     delta_softplus: bool = False,
     **kwargs: Argument,
 ) -> Argument:
-    """Compute ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
+    """Replace ``mamba_selective_scan``: tokens and time steps [rows, width, length], B and C [rows, state, length]."""
     step = _step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
@@ -232,8 +233,8 @@ def omit_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Replace ``create_recurrent_attention_mask``; return None if the cache has our `States`, which apply the mask.
-    With a mask the model would multiply the input of its first matmul by it, and the matmul would get a slow kernel."""
+    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `States`, which handle padding. A
+    mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
     if any(isinstance(each, States) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
@@ -252,14 +253,14 @@ REPLACEMENTS: Final[Mapping[str, Function]] = {
     "mamba_selective_scan": mamba,
     "create_recurrent_attention_mask": omit_mask,
 }
-"""The replacements, by transformers' name of the function: each module that defines a model has its own. The first
-argument of ours is transformers' function, its other parameters are those of transformers, as a test checks."""
+"""The replacements, by the name of the transformers function, which each module that defines a model has as a global. A
+replacement's first argument is the replaced function; its other parameters are the same, as a test checks."""
 
 
 @cache
 def _replacements(module: ModuleType) -> Patches:
-    """Return the entries to replace in a transformers module: models call these functions as globals, which neither
-    a registry of transformers nor a torch mode can intercept."""
+    """Return the globals to replace in a transformers module. Models call these functions as globals, so neither a
+    registry of transformers nor a torch mode can intercept the calls."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
     return Patches([Replacement(module, name, ours, why, module.__name__) for name, ours in REPLACEMENTS.items()])
 

@@ -1,4 +1,4 @@
-"""Restore a saved language model from its programs and its configuration, without its code."""
+"""Restore a saved language model from its programs and configuration, without its checkpoint or code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipeline.errors import ArtifactError
 
 
 def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], Compiled]) -> CompiledGeneration:
-    """Return the saved model from its decoder and from the ``record`` that `CompiledGeneration.save` wrote;
-    ``other`` loads a program from another file in the same folder."""
+    """Restore a saved model from its decoder program and the ``record`` that `CompiledGeneration.save` wrote; ``other``
+    loads a program from another file in the same folder."""
     name = str(record["class"])
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):

@@ -1,4 +1,4 @@
-"""Decode tokens of a text model without waiting for the GPU after each token."""
+"""Generate tokens of a text model without waiting for the GPU after each token."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ INPUTS: Final = {
     *("attention_mask", "position_ids", "cache_position", "use_cache", "past_key_values", "cache_params"),
     "logits_to_keep",
 }
-"""The arguments of a model that `decode_tokens` supports beside the prompt."""
+"""The model arguments, besides the prompt, that `decode_tokens` supports."""
 
 
 class LastStep:
-    """The tokens [rows] of a step and whether all sequences have ended, copied from the GPU while the host goes on."""
+    """A decoder step's tokens [rows], and whether all sequences have ended, copied from the GPU asynchronously."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -28,22 +28,22 @@ class LastStep:
         self.copied = torch.cuda.Event() if on_gpu else None
 
     def copy(self, tokens: torch.Tensor, unfinished: torch.Tensor) -> None:
-        """Start to copy a step's tokens and its flag; ``unfinished`` [rows] is 0 for each row that has ended."""
+        """Start to copy a step's tokens, and whether all rows ended; ``unfinished`` [rows] is 0 for ended rows."""
         self.tokens.copy_(tokens, non_blocking=True)
         self.has_ended.copy_(unfinished.max() == 0, non_blocking=True)
         if self.copied is not None:
             self.copied.record()
 
     def read(self) -> bool:
-        """Wait for the copy; return whether all sequences have ended."""
+        """Wait until the copy is complete; return whether all sequences have ended."""
         if self.copied is not None:
             self.copied.synchronize()
         return bool(self.has_ended)
 
 
 def can_decode(model: Pretrained, config: GenerationConfig, criteria: StoppingCriteriaList, inputs: Any) -> bool:
-    """Return whether `decode_tokens` supports a call of ``generate``: text alone, a cache whose last token can be
-    removed, and tokens as the only output."""
+    """Return whether `decode_tokens` supports a call of ``generate``: the prompt is text, the cache's last token can be
+    removed, and the only output is tokens."""
     asked = {name for name, value in inputs.items() if value is not None}
     no_parts = model.__dict__["_sight"] is None and model.__dict__["_embedded"] is None
     is_text = no_parts and {*model.runners} == {"decoder"}
@@ -62,9 +62,9 @@ def decode_tokens(
     streamer: Any,
     inputs: dict[str, Any],
 ) -> torch.Tensor:
-    """Return the prompt ``ids`` [rows, tokens] and the generated tokens, as transformers' ``_sample``. The host starts
-    the next step before it reads whether all sequences have ended, and removes the step's token if they have. The
-    streamer, if there is one, gets each step's tokens then."""
+    """Generate tokens like transformers' ``_sample``: return the prompt ``ids`` [rows, tokens] followed by new tokens.
+    The host starts the next decoder step before it reads whether all sequences have ended; if they have, it removes
+    that step's token. The streamer, if given, gets each step's tokens when they have been read."""
     outputs, name = model._prefill(ids, config, inputs), model.__dict__["_cache_name"]
     cache, positions = outputs[name], inputs.get("position_ids")
     positions = cache.mask[:, : cache.length].sum(-1, keepdim=True) if positions is None else positions[:, -1:] + 1
@@ -100,5 +100,5 @@ def decode_tokens(
 
 
 def _draw(scores: torch.Tensor) -> torch.Tensor:
-    """Draw a token of each row by the softmax of its scores [rows, vocabulary]."""
+    """Sample a token for each row, with the softmax of its scores [rows, vocabulary] as probabilities."""
     return torch.multinomial(torch.softmax(scores, -1), num_samples=1).squeeze(1)

@@ -1,5 +1,5 @@
-"""``Sizes`` and ``Limits`` of a compiled language model: the profiles of its engines, and the split of long prompts
-into several calls."""
+"""The sizes and limits of a compiled language model: the profiles of its engines, and how a long prompt is split into
+several calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.export_fixes.requests import Tuned
 
 @frozen
 class Limits:
-    """The limits of a compiled model: positions of the cache, rows, tokens of a call, and draft tokens whose logits
-    a call returns in addition to the last token's."""
+    """The limits of a compiled language model: the numbers of cache positions, of rows, of tokens in a call, and of
+    draft tokens whose logits a call returns in addition to the last token's."""
 
     max_cache_len: int
     max_batch: int
@@ -24,8 +24,8 @@ class Limits:
     max_draft_len: int = 0
 
     def calls(self, length: int, wanted: int) -> list[tuple[int, int]]:
-        """Return the calls for ``length`` tokens, each as (number of tokens, number of last tokens with logits).
-        Together they return the logits of the last ``wanted`` tokens."""
+        """Split ``length`` tokens into calls, each as (number of tokens, number of last tokens with logits). Together,
+        the calls return the logits of the last ``wanted`` tokens."""
         most = self.max_draft_len + 1
         chunks = [wanted % most] * (wanted % most > 0) + [most] * (wanted // most)
         first, before, found = chunks[0], length - wanted + chunks[0], list[tuple[int, int]]()
@@ -36,7 +36,7 @@ class Limits:
         return [*found, (before, first), *((chunk, chunk) for chunk in chunks[1:])]
 
     def check(self, rows: int, length: int) -> None:
-        """Raise an error if this number of rows or tokens exceeds the limits."""
+        """Raise an error if a call with this number of rows and tokens exceeds the limits."""
         if length > self.max_cache_len:
             raise ExecutionError(
                 f"{length} tokens, and the cache has {self.max_cache_len} positions",
@@ -48,15 +48,15 @@ class Limits:
 
 
 Along: TypeAlias = dict[int, int | Tuned]
-"""The sizes of dims, by index."""
+"""The size of each dim of a tensor, by the dim's index: an int, or a range for which engines are tuned."""
 Example: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]] | None
-"""An example of what an encoder takes: a tensor, or what a processor returns for one prompt or for several."""
+"""An example of an encoder's input: a tensor, or a processor's output for one prompt or for each of several prompts."""
 
 
 @frozen
 class Sizes:
-    """The sizes of a model to compile: positions of the cache, rows, tokens of a call, draft tokens, encoder tokens,
-    and the prompt lengths that have engines of fixed sizes."""
+    """The sizes for which a language model is compiled: cache positions, rows, tokens in a call, draft tokens, encoder
+    tokens, and the prompt lengths that get engines of fixed sizes."""
 
     cache: int
     batch: int
@@ -86,8 +86,8 @@ class Sizes:
         return {0: up_to("batch", self.batch)} if self.batch > 1 else {}
 
     def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
-        """Return for each profile the rows, the tokens, and the number of tokens with logits. The profiles are:
-        single tokens, drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
+        """Return each decoder profile's rows, tokens, and number of tokens with logits. The profiles are single tokens,
+        drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
         every: Along = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
         drafts = _dim_up_to("tokens", self.draft + 1, least=2), _dim_up_to("wanted", self.draft + 1)
@@ -102,10 +102,10 @@ class Sizes:
 
 
 def up_to(name: str, most: int, least: int = 1) -> Tuned:
-    """Return a dim whose maximum is also the size for which engines are tuned."""
+    """Return a dynamic dim from ``least`` to ``most``; engines are tuned for ``most``."""
     return Tuned(name, least, most, most)
 
 
 def _dim_up_to(name: str, most: int, least: int = 1) -> int | Tuned:
-    """Return the dim of `up_to`, or an integer if there is only one size."""
+    """Return a dynamic dim as `up_to` does, or an integer if ``least`` and ``most`` are equal."""
     return up_to(name, most, least) if most > least else most

@@ -1,4 +1,4 @@
-"""``verify``: compare a compiled language model's logits with the logits of the model in a wider dtype."""
+"""Verify a compiled language model: compare its logits with the logits of the original model in a wider dtype."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from pipeline.verification.eager import use_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32
 
 Failing: TypeAlias = Literal["raise", "warn"]
-"""The consequence of wrong logits: an error, or a warning."""
+"""What happens if logits are wrong: ``"raise"`` raises an error, ``"warn"`` only warns."""
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
 
 PROMPT: Final = 32
-"""The most tokens of a random prompt."""
+"""The maximum number of tokens in a random prompt."""
 STEPS: Final = 8
-"""The most tokens that are generated after the prompt."""
+"""The maximum number of tokens that are generated after the prompt."""
 HINT: Final = "pipeline.bisect finds the operators, torch_executed_ops runs them in PyTorch; verify='warn' only warns"
 
 
 def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
-    """Set the compiled model's ``agreement``: the errors of the logits of a prompt's last token and of generated
-    tokens. The compiled model generates these tokens; the original runs on them, in its dtype and in a wider dtype.
-    Raise an `AgreementError`, or warn, if the errors are beyond the bound of `pipeline.verify`."""
+    """Measure the errors of a compiled model's logits, for a prompt's last token and for generated tokens, and set its
+    ``agreement``. The compiled model generates the tokens; the original model runs on the same tokens, in its own dtype
+    and in a wider one. Raise an `AgreementError`, or warn, if an error exceeds the bound of `pipeline.verify`."""
     inputs = _prompt(model, sizes, example)
     steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
     runner = compiled.runners["decoder"]
@@ -56,7 +56,7 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
 
 
 def _prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torch.Tensor]:
-    """Return the prompt for the comparison: the example, random tokens of the vocabulary, or noise as audio."""
+    """Return a prompt for the comparison: the example, random tokens of the vocabulary, or noise as audio."""
     if isinstance(example, Mapping):
         return dict(example)
     if isinstance(example, Sequence):
@@ -81,8 +81,8 @@ def _length(inputs: Inputs) -> int:
 def _generate_logits(
     model: Pretrained, inputs: Inputs, steps: int, forced: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a model's prompt and generated tokens [rows, length], and the logits of each step [steps, rows,
-    vocabulary]; ``forced``: tokens that replace those it would generate."""
+    """Generate tokens; return the prompt with them [rows, length], and the logits of each decoder step [steps, rows,
+    vocabulary]. Tokens in ``forced`` replace those that the model would generate."""
     config = copy.deepcopy(model.generation_config)
     config.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
     config.update(output_logits=True, return_dict_in_generate=True)

@@ -1,7 +1,7 @@
 """Hypothesis strategies for random operator calls: hand-written (a file per family), or generated from the schema.
 
-``strategy_for(target)`` returns the strategy of an operator. A family's file ``strategies/<family>.py`` declares
-strategies by ``@calls``:
+``strategy_for(target)`` returns an operator's strategy. The file of an operator family, ``strategies/<family>.py``,
+declares strategies by ``@calls``:
 
     @calls(aten.linear.default)
     def linear(draw, target):
@@ -39,7 +39,7 @@ _NOT_FAMILIES: Final = frozenset({"automatic", "common"})
 
 @cache
 def handwritten_strategies() -> Mapping[object, st.SearchStrategy[Call]]:
-    """Return the hand-written strategies of all families."""
+    """Return all hand-written strategies, by operator."""
     found = Strategies()
     for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_FAMILIES):
         for declared in vars(importlib.import_module(f"{__name__}.{name}")).values():
@@ -53,6 +53,6 @@ def handwritten_strategies() -> Mapping[object, st.SearchStrategy[Call]]:
 
 @cache
 def strategy_for(target: object) -> st.SearchStrategy[Call] | None:
-    """Return an operator's strategy, hand-written or generated from its schema; None if there is none."""
+    """Return the strategy for an operator's calls, hand-written or from its schema; None if there is none."""
     found = handwritten_strategies().get(target)
     return found if found is not None else strategy_from_schema(target)

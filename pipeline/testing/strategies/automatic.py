@@ -1,8 +1,8 @@
-"""Strategies generated from operator schemas, for operators with independent arguments.
+"""Create strategies from operator schemas, for operators whose arguments do not depend on one another.
 
-Two kinds qualify: elementwise operators (by torch's tag ``pointwise``), whose tensors broadcast; and operators with one
-    tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other required argument must
-    accept any value of its type: a number, a flag, a dtype, or a mode with known choices.
+Two kinds of operators qualify: elementwise operators (with torch's tag ``pointwise``), whose tensors broadcast; and
+operators with one tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other required
+argument must accept any value of its type: a number, a flag, a dtype, or a mode with known choices.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ CHOICES: Final = {
     "half_to_float": (False,),
     "correction": (None, 0, 1, 2),
 }
-"""The valid values of arguments that take only some, by name."""
+"""The valid values of arguments that accept only certain values, by argument name."""
 
 OMITTED: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
-"""Arguments that converters do not use: they have their defaults."""
+"""The names of arguments that converters ignore; generated calls leave them at their defaults."""
 
 UNTAGGED: Final = frozenset({torch.ops.aten.rsub.Tensor, torch.ops.aten.rsub.Scalar})
-"""Elementwise operators that torch does not tag so."""
+"""Elementwise operators that lack torch's tag ``pointwise``."""
 
 _DIVISORS: Final = frozenset({"div", "floor_divide", "remainder", "fmod", "true_divide", "divide"})
 
 
 @frozen
 class Argument:
-    """An argument of a schema: its name, its type as the schema prints it, and its default."""
+    """An argument of an operator schema: its name, its type as text, and its default."""
 
     name: str
     type: str
@@ -50,39 +50,39 @@ class Argument:
 
     @property
     def kind(self) -> str:
-        """Return the type without ``Optional``."""
+        """Return the argument's type as text, without ``Optional``."""
         return self.type.removeprefix("Optional[").rstrip("]")
 
     @property
     def is_optional(self) -> bool:
-        """Return whether the argument may be None."""
+        """Return whether None is a valid value of the argument."""
         return self.type.startswith("Optional")
 
     @property
     def is_tensor(self) -> bool:
-        """Return whether the argument is one tensor."""
+        """Return whether the argument is a single tensor."""
         return self.kind == "Tensor"
 
     @property
     def required_dtype(self) -> torch.dtype | None:
-        """Return the only dtype that the schema allows for the tensor, if it restricts the dtype."""
+        """Return the dtype that the argument must have, for operators that accept only one dtype; else None."""
         return torch.bool if self.name in ("condition", "mask") else None
 
     @property
     def names_dims(self) -> bool:
-        """Return whether the argument names dims of the tensor."""
+        """Return whether the argument's value is a dim, or a list of dims, of the tensor."""
         return self.name in ("dim", "dims", "axis") and self.kind in ("int", "List[int")
 
     @property
     def accepts_any_value(self) -> bool:
-        """Return whether any value of the argument's type is accepted."""
+        """Return whether the operator accepts any value of the argument's type."""
         known = self.name in CHOICES or self.name == "dtype" or self.kind in ("number", "bool", "float")
         return known and self.name not in OMITTED
 
 
 @cache
 def schema_arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
-    """Return the schema's arguments."""
+    """Return the arguments of an operator's schema, in order."""
     return tuple(
         Argument(a.name, str(a.type), not a.has_default_value(), a.default_value, a.kwarg_only)
         for a in target._schema.arguments
@@ -91,7 +91,7 @@ def schema_arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
 
 @cache
 def strategy_from_schema(target: object) -> st.SearchStrategy[Call] | None:
-    """Return a strategy for an operator, made from its schema; None if the schema does not suffice."""
+    """Create an operator's strategy from its schema; None if the schema does not say which arguments are valid."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
         return None
     arguments = schema_arguments(target)
@@ -104,7 +104,7 @@ def strategy_from_schema(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
-    """Return the call with these arguments; as in torch.export, positional arguments include intermediate defaults."""
+    """Return a call with these arguments; as in torch.export, defaults between positional ones are passed."""
     positional = [a for a in schema_arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
@@ -114,7 +114,7 @@ def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
 
 
 def _draw_elementwise_call(draw: Draw, target: Any) -> Call:
-    """Draw a call with tensors that broadcast, of one dtype or of several."""
+    """Generate a call of an elementwise operator: its tensors broadcast, and have one dtype or several."""
     tensors = [a for a in schema_arguments(target) if a.is_tensor and (a.required or draw(st.booleans()))]
     shapes = draw(common.broadcastable(len(tensors)))
     dtype = draw(st.sampled_from(accepted_dtypes(target)))
@@ -131,7 +131,7 @@ def _draw_elementwise_call(draw: Draw, target: Any) -> Call:
 
 
 def _draw_call_with_dims(draw: Draw, target: Any) -> Call:
-    """Draw a call with one tensor, and dims of that tensor if the operator has such an argument."""
+    """Generate a call of an operator with one tensor and, if it has such an argument, dims of that tensor."""
     shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted_dtypes(target)))
     tensor = next(a.name for a in schema_arguments(target) if a.is_tensor)
     given: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def _draw_call_with_dims(draw: Draw, target: Any) -> Call:
 
 
 def _draw_plain_arguments(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
-    """Draw the plain arguments; those with defaults may be absent."""
+    """Generate arguments other than tensors and dims: numbers, flags, dtypes; those with defaults may be absent."""
     plain = [a for a in schema_arguments(target) if a.accepts_any_value and (a.required or draw(st.booleans()))]
     return {a.name: draw(_argument_values(a, dtype)) for a in plain}
 
@@ -167,13 +167,13 @@ def _argument_values(argument: Argument, dtype: torch.dtype) -> st.SearchStrateg
 
 @cache
 def accepted_dtypes(target: object) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that PyTorch accepts for all tensors of an operator; float dtypes twice, for more weight."""
+    """Return the dtypes that an operator accepts for all its tensors; float dtypes are twice in it, for more weight."""
     found = [d for d in DTYPES if any(_is_accepted(_small_call(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 
 
 def _is_accepted(call: Call) -> bool:
-    """Return whether both eager and tracing accept a call (only eager accepts a shift of bools)."""
+    """Return whether both eager and tracing accept a call; a shift of bools, for example, is accepted only by eager."""
     try:
         return common.is_accepted_by_eager(call) and bool(build_call_program(call, CompilationSettings()))
     except CallError:
@@ -181,7 +181,7 @@ def _is_accepted(call: Call) -> bool:
 
 
 def _small_call(target: object, dtype: torch.dtype, number: object) -> Call:
-    """Return a small call with this number for every required number."""
+    """Return a small call of an operator, with ``number`` as the value of every required number."""
     values: dict[str, Any] = {}
     for argument in schema_arguments(target):
         if argument.is_tensor:

@@ -1,6 +1,6 @@
 """Building blocks for strategies: shapes, dims, dtypes, numbers, tensors, and names for sizes that may be dynamic.
 
-A strategy draws static shapes first, and names dynamic sizes last (``name_sizes``).
+A strategy first generates a call with static shapes, and then replaces some sizes by names (``name_sizes``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALL_INTS: Final = (torch.int8, torch.uint8)
 DTYPES: Final = (*FLOATS, *INTS, torch.bool, *SMALL_INTS)
 
 NAMES: Final = ("n", "m", "k")
-"""Names of sizes, in the order in which they are assigned."""
+"""The names of dynamic sizes, in the order in which ``name_sizes`` assigns them."""
 
 floats = st.sampled_from(FLOATS)
 ints = st.sampled_from(INTS)
@@ -33,8 +33,8 @@ dtypes = st.sampled_from((*FLOATS, *INTS, *FLOATS, torch.int64, torch.bool, *SMA
 
 FLOAT_VALUES: Final = ("normal", "special", "small", "positive", "special", "unit", "large")
 ORDERED_VALUES: Final = ("extreme", "small", "normal", "extreme", "special", "large")
-"""Kinds of values to sort or compare: NaN and both infinities in one row, and the greatest finite numbers beside
-them."""
+"""Kinds of float values for operators that sort or compare: some have NaN and both infinities in one row, next to the
+greatest finite numbers."""
 INT_VALUES: Final = ("small", "normal", "special", "large")
 seeds = st.integers(0, 99)
 
@@ -43,7 +43,7 @@ seeds = st.integers(0, 99)
 def shapes(
     draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
 ) -> Shape:
-    """Draw shapes with some sizes of 1, and (``zero``) occasionally a 0; with at most ``elements`` elements."""
+    """Generate a shape with some sizes of 1, sometimes 0 (with ``zero``), and at most ``elements`` elements."""
     ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 4, 3, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
     sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
@@ -54,7 +54,7 @@ def shapes(
 
 
 def _limit_elements(shape: Shape, elements: int) -> Shape:
-    """Halve sizes, the largest first, until there are at most ``elements`` elements."""
+    """Reduce a shape to at most ``elements`` elements: halve its sizes, the largest first."""
     sizes = list(shape)
     while math.prod(sizes) > elements:
         largest = sizes.index(max(sizes))
@@ -64,7 +64,7 @@ def _limit_elements(shape: Shape, elements: int) -> Shape:
 
 @st.composite
 def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
-    """Draw shapes that broadcast together: one has the full shape, the others have dims of 1 or lack leading dims."""
+    """Generate shapes that broadcast: one is the full shape, all others have sizes of 1 or lack leading dims."""
     whole = draw(shapes(0, max_rank, zero=zero))
     parts = [draw(_broadcastable_shape(whole)) for _ in range(count - 1)]
     parts.insert(draw(st.integers(0, count - 1)), whole)
@@ -83,12 +83,12 @@ def _broadcastable_shape(draw: Draw, full_shape: Shape) -> Shape:
 
 
 def dims(rank: int) -> st.SearchStrategy[int]:
-    """Return a strategy of dims, counted from either end; a rank of 0 has the dims 0 and -1."""
+    """Return a strategy that generates a dim, counted from either end; a tensor of rank 0 has the dims 0 and -1."""
     return st.integers(-max(rank, 1), max(rank, 1) - 1)
 
 
 def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
-    """Return a strategy of lists of distinct dims, each counted from either end."""
+    """Return a strategy that generates lists of distinct dims, each counted from either end."""
     some = st.lists(st.integers(0, rank - 1), min_size=min_size, max_size=rank, unique=True) if rank else st.just([])
     signed = some.flatmap(lambda chosen: st.tuples(*[st.sampled_from([d, d - rank]) for d in chosen]))
     return signed.map(list)
@@ -100,13 +100,13 @@ def other_dims(shape: Sequence[object], dim: int) -> list[int]:
 
 
 def replace_size(shape: Sequence[object], dim: int, size: object) -> tuple[object, ...]:
-    """Return the shape with a different size in one dim."""
+    """Return a shape with another size in one dim."""
     return tuple(size if d == dim % len(shape) else s for d, s in enumerate(shape))
 
 
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
-    """Return a strategy of Python numbers for a tensor of this dtype: ints, floats with fractions, bools; for half
-    precision often floats that it rounds."""
+    """Return a strategy that generates Python numbers for a tensor of this dtype: ints, floats with fractions, or
+    bools; for half precision, often floats that it cannot represent exactly."""
     negative = [] if dtype == torch.uint8 else [-1, -2, -0.5, -1.5]
     inexact = [0.1, 3.7, 1.7] * (3 if dtype in (torch.float16, torch.bfloat16) else 1)
     return st.sampled_from([1, 0.5, *inexact, 2, 0, 2.5, 7, *negative, 2.0, 0.0, True, False])
@@ -115,23 +115,23 @@ def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
 def tensors(
     shape: Sequence[object], dtype: torch.dtype, values: object = "normal", constant: bool = False
 ) -> st.SearchStrategy[TensorSpec]:
-    """Return a strategy of tensors of this shape and dtype; ``values`` may be a strategy of kinds of values."""
+    """Return a strategy that generates tensors of this shape and dtype; ``values`` may be a strategy."""
     what = values if isinstance(values, st.SearchStrategy) else st.just(values)
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
 
 
 def spatial_rank(target: Target) -> int:
-    """Return the number of dims in an operator's name: 2 for adaptive_avg_pool2d."""
+    """Return the number of spatial dims in an operator's name: 2 for adaptive_avg_pool2d."""
     return next(int(c) for c in target._schema.name if c.isdigit())
 
 
 def any_tensors(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
-    """Return a strategy of tensors for operators that only move elements, with any values of the dtype."""
+    """Return a strategy that generates tensors with any values of the dtype, for operators that only move elements."""
     return tensors(shape, dtype, values(dtype))
 
 
 def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
-    """Return a strategy of kinds of values: one of the names for a float dtype, else one for its integers."""
+    """Return a strategy that generates a kind of values: one of ``names`` for a float dtype, else one for integers."""
     if dtype.is_floating_point:
         return st.sampled_from(names)
     whole = [v for v in INT_VALUES if v in names] or INT_VALUES[:2]
@@ -140,7 +140,7 @@ def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.Search
 
 @st.composite
 def name_sizes(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = None, *, least: int = 1) -> Call:
-    """Draw the call with names for some of its sizes, at least one if possible.
+    """Replace some sizes of a call by names, which makes them dynamic: at least one size, if possible.
 
     ``dims`` has the dims of each tensor (by its index in ``call.specs``) that may be dynamic; None: all. Sizes below 2
     and constants stay as they are. Dims that align from the right, as in broadcasting, share a name if their sizes are
@@ -195,17 +195,18 @@ def _runs_in_eager(call: Call, sizes: Mapping[str, int], *, in_float64: bool = F
 
 
 class Strategies(dict[Any, st.SearchStrategy[Call]]):
-    """The strategies of operators that one function declares."""
+    """The strategies that one function declares, by operator."""
 
 
 def strategy(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
-    """Turn a function ``(draw, target) -> Call`` (or its ``args``) into a strategy of well-formed calls by target."""
+    """Return a decorator that turns a function ``(draw, target) -> Call`` (or the call's ``args``) into strategies by
+    target; calls that eager rejects are not generated."""
 
     return lambda function: Strategies({target: make_strategy(target, function) for target in targets})
 
 
 def make_strategy(target: object, draw_call_or_args: Callable[[Draw, Target], object]) -> st.SearchStrategy[Call]:
-    """Return the strategy that ``strategy`` makes for one target."""
+    """Create the strategy of one target from a function that generates its calls or their ``args``."""
 
     @st.composite
     def draw_call(draw: Draw) -> Call:

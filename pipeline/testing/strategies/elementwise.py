@@ -1,5 +1,5 @@
-"""Calls of elementwise operators with constrained arguments: conditions are bool, integer divisors are not zero, and
-floats that are cast to integers are within the integers' range, beyond which devices differ."""
+"""Strategies for elementwise operators with restricted arguments: conditions are bool, integer divisors are not zero,
+and floats that are cast to integers are in the integers' range, beyond which devices differ."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def draw_floor_divide(draw: Draw, target: object) -> Call:
 
 @strategy(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
 def draw_power(draw: Draw, target: object) -> Call:
-    """Draw powers, without bools, for which eager's result is bool but that of its shape functions int64."""
+    """Generate powers, but not of bools: eager's result is then bool, and that of shape functions int64."""
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
     whole = not dtype.is_floating_point
@@ -70,7 +70,7 @@ def draw_power(draw: Draw, target: object) -> Call:
 
 @strategy(aten.round.decimals)
 def draw_round_decimals(draw: Draw, target: object) -> Call:
-    """Draw rounding to decimals, without ties, for which the rounding error of scaling decides the direction."""
+    """Generate roundings to decimals without ties, whose direction depends on the rounding error of scaling."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(name_sizes(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
@@ -88,7 +88,7 @@ def draw_prelu(draw: Draw, target: object) -> Call:
 
 @strategy(aten.log_sigmoid_forward.default)
 def draw_log_sigmoid(draw: Draw, target: object) -> Call:
-    """Draw calls that request only the first result: the second is for gradients, and device-dependent in eager."""
+    """Generate calls that request only the first result: the second is for gradients, and device-dependent in eager."""
     dtype = draw(floats)
     call = draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
     return evolve(call, outputs=(0,))

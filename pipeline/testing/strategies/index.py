@@ -1,4 +1,4 @@
-"""Calls that select and write elements by index tensors and masks, and that look up rows of a table."""
+"""Strategies for operators that select or write elements by index tensors and masks, or look up rows of a table."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from pipeline.testing.strategies.common import (
 
 @st.composite
 def _index_tensors(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
-    """Draw index tensors for some dims, None for others; they broadcast together. ``once``: no element is indexed
-    twice.
+    """Generate index tensors for some dims and None for all other dims; the tensors broadcast together. With ``once``,
+    no element is indexed twice.
 
     If there are several index tensors, none has rank 0, for which torch 2.13 predicts a wrong shape.
     """
@@ -110,7 +110,7 @@ def draw_gather(draw: Draw, target: object) -> Call:
 
 @strategy(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def draw_index_fill(draw: Draw, target: object) -> Call:
-    """Draw indices that count from either end."""
+    """Generate a fill of some indices, which count from either end of the dim."""
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     count = draw(st.sampled_from([(), (3,), (0,)])) if shape else (1,)

@@ -1,4 +1,4 @@
-"""Calls of matmuls, distances and sums of products; and of inverses, determinants and solves for well-conditioned
+"""Strategies for matmuls, distances and sums of products; and for inverses, determinants and solves of well-conditioned
 matrices. Equal sizes of two operands have the same name."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS, INNER, COLUMNS = "n", "k", "m"
 
 
 def _sized(draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None) -> Call:
-    """Draw the call with sizes for its names; sometimes a size is 0."""
+    """Generate a call of the target: choose a value for each named size in ``args``; sometimes a size is 0."""
     names = sorted({d for spec in args for d in spec.shape if isinstance(d, str)})
     zero = draw(st.sampled_from((None, None, None, None, *names)))
     low = {name: 0 if name == zero else 1 for name in names}
@@ -50,7 +50,7 @@ SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
     aten.addmv.default: ((ROWS,), A, (INNER,)),
 }
 coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0)))
-"""beta and alpha, never of opposite signs: the tolerance of a sum assumes that nothing cancels."""
+"""Pairs of beta and alpha, never of opposite signs: the error tolerance of a sum assumes that nothing cancels."""
 
 
 @strategy(*SUMS)
@@ -61,7 +61,7 @@ def draw_sum_of_products(draw: Draw, target: object) -> Call:
 
 @strategy(aten.matmul.default)
 def draw_batched_matmul(draw: Draw, target: object) -> Call:
-    """Draw vectors, matrices, and batches of them that broadcast."""
+    """Generate matmuls of vectors, matrices, and batches of them that broadcast."""
     vectors = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True), (True, True))))
     batch: list[Dim] = draw(st.sampled_from(([], ["b"], [2, "b"])))
     part: st.SearchStrategy[list[Dim]] = st.sampled_from((batch, batch, batch[1:], [1] * len(batch)))
@@ -88,7 +88,7 @@ SIZES = {"n": 3}
 
 @st.composite
 def matrices(draw: Draw, values: str = "regular") -> TensorSpec:
-    """Draw a square matrix, or a batch of them."""
+    """Generate a square matrix, or a batch of square matrices."""
     size, batch = draw(st.sampled_from((1, 2, 3, 4, 8))), draw(st.sampled_from(((), ("n",), (2, "n"))))
     return TensorSpec((*batch, size, size), torch.float32, values, seed=draw(seeds))
 
@@ -98,8 +98,8 @@ def _size_values(*specs: TensorSpec) -> dict[str, int]:
 
 
 def _draw_other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
-    """Draw the other operand of a matmul or solve, with the same batch dims or none. For 1 × 1 matrices it has the
-    batch dims, since ``linalg.solve`` may interpret an operand with a single row as a batch of vectors."""
+    """Generate the second operand of a matmul or solve, with the same batch dims or none. If ``a`` has 1 × 1 matrices,
+    it always has batch dims, since ``linalg.solve`` may interpret a single row as a batch of vectors."""
     columns, size = draw(st.integers(1, 3)), a.shape[-1]
     batch = a.shape[:-2] if size == 1 else draw(st.sampled_from((a.shape[:-2], ())))
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))

@@ -1,4 +1,4 @@
-"""Calls of normalisation."""
+"""Strategies for normalization operators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
 
 
 def _values_to_normalize(count: int) -> st.SearchStrategy[str]:
-    """Return a strategy of values to normalise: few values must differ clearly, or rounding decides the variance."""
+    """Return a strategy of kinds of values to normalize: if there are few values, they differ clearly, since rounding
+    would otherwise decide the variance."""
     return st.sampled_from(("distinct", "normal", "large", "positive") if count >= 8 else ("distinct",))
 
 
 def _draw_affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
-    """Draw a weight and a bias, neither, or one of them; mostly constants."""
+    """Generate a weight and a bias, or one of them, or neither; they are mostly constants."""
     constant = draw(st.sampled_from((True, True, False)))
     return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
 
@@ -50,7 +51,7 @@ def draw_rms_norm(draw: Draw, target: object) -> Call:
 
 
 def _draw_batch_shape(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
-    """Draw a batch of at least two elements per channel, with ``groups`` groups of channels."""
+    """Generate the shape of a batch with at least two elements per channel, and ``groups`` groups of channels."""
     spatial = draw(st.lists(st.integers(2, 4), min_size=least_rank, max_size=3))
     return (draw(st.integers(2, 3)), groups * draw(st.integers(1, 3)), *spatial)
 
@@ -94,7 +95,7 @@ def draw_instance_norm(draw: Draw, target: object) -> Call:
 
 @strategy(aten.batch_norm.default, aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 def draw_batch_norm(draw: Draw, target: object) -> Call:
-    """Draw calls with running statistics: each parameter may have any shape of one element per channel."""
+    """Generate calls with running statistics; each parameter has any shape with one element per channel."""
     shape, dtype = _draw_batch_shape(draw, 1), draw(floats)
     each = st.sampled_from([(shape[1],), (shape[1], 1, 1), (1, shape[1])])
     x, affine = draw(tensors(shape, dtype)), _draw_affine(draw, draw(each), dtype)

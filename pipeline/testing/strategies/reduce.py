@@ -1,5 +1,5 @@
-"""Calls of reductions with dependent arguments, of prims, softmax, topk and sort, of searches in sorted tensors, and of
-order statistics. If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
+"""Strategies for reductions with dependent arguments, prims, softmax, topk, sort, searches in sorted tensors, and order
+statistics. If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def draw_sort(draw: Draw, target: object) -> Call:
 
 @strategy(aten.searchsorted.Tensor, aten.bucketize.Tensor)
 def draw_searchsorted(draw: Draw, target: object) -> Call:
-    """Draw short and long sequences, sometimes with NaN at the end."""
+    """Generate searches in short and long sorted sequences, some of which have NaN at the end."""
     dtype, length = draw(floats | ints), draw(st.sampled_from((0, 1, 2, 3, 5, 8, 70)))
     leading = draw(st.sampled_from(((), (2,)))) if target is aten.searchsorted.Tensor else ()
     sequence = draw(tensors((*leading, length), dtype, "sorted", draw(st.booleans())))
@@ -130,7 +130,7 @@ def draw_searchsorted(draw: Draw, target: object) -> Call:
 
 @strategy(aten.kthvalue.default)
 def draw_kthvalue(draw: Draw, target: object) -> Call:
-    """Draw calls that request only values: eager's index of equal elements depends on its algorithm."""
+    """Generate calls that request only values: eager's index for equal elements depends on its algorithm."""
     shape = draw(shapes(0, 3, zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     x = draw(tensors(shape, dtype, values(dtype, ORDERED_VALUES)))
@@ -140,7 +140,7 @@ def draw_kthvalue(draw: Draw, target: object) -> Call:
 
 @strategy(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
 def draw_median(draw: Draw, target: object) -> Call:
-    """Draw nonempty integer tensors: for empty ones eager returns NaN cast to an integer, which depends on the CPU."""
+    """Generate medians of nonempty integer tensors; of empty ones, eager casts NaN to a CPU-dependent integer."""
     dtype = draw(ORDERED)
     x = draw(tensors(draw(shapes(0, 3, zero=dtype.is_floating_point)), dtype, values(dtype, ORDERED_VALUES)))
     if target in (aten.median.default, aten.nanmedian.default):
@@ -150,7 +150,7 @@ def draw_median(draw: Draw, target: object) -> Call:
 
 @strategy(aten.isin.Tensor_Tensor)
 def draw_isin(draw: Draw, target: object) -> Call:
-    """Draw few elements to compare with, or enough that eager sorts both tensors."""
+    """Generate calls with few elements to compare with, or so many that eager sorts both tensors."""
     dtype = draw(ORDERED)
     kind = values(dtype, ORDERED_VALUES)
     x, among = (draw(tensors(shape, dtype, kind)) for shape in (draw(shapes(0, 3)), (draw(st.sampled_from((3, 40))),)))

@@ -1,4 +1,4 @@
-"""Calls that write elements by index, and reduce elements with equal indices."""
+"""Strategies for operators that write elements by index, or that reduce elements with equal indices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipeline.testing.strategies.common import (
 
 @st.composite
 def _index_and_shape(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
-    """Draw an index into a dim, and its shape. ``once``: along the dim, no element is indexed twice."""
+    """Generate an index tensor for a dim, and its shape. With ``once``, no element along the dim is indexed twice."""
     if not shape:
         return draw(tensors((), torch.int64, "zeros")), ()
     axis, size = dim % len(shape), shape[dim]
@@ -98,7 +98,7 @@ def draw_scatter_value_reduce(draw: Draw, target: object) -> Call:
 
 
 def _name_equal_dims(draw: Draw, call: Call) -> Call:
-    """Draw names for the dims that are equal in all tensors of the call."""
+    """Replace sizes of a call by names, for the dims that are equal in all its tensors."""
     x, index, *source = call.specs
     rank, dim = len(x.shape), call.args[1]
     alike = [d for d in range(rank) if d != dim % rank and all(s.shape[d] == x.shape[d] for s in (index, *source))]

@@ -1,4 +1,4 @@
-"""Calls of operators over sequences: attention, cache updates, recurrences and recurrent layers.
+"""Strategies for operators over sequences: attention, cache updates, recurrences and recurrent layers.
 
 Recurrences have one token, one chunk, or several chunks. Sequences of recurrent layers have equal or different lengths
 (packed sequences); layers are uni- or bidirectional, with and without biases and projection."""
@@ -30,7 +30,7 @@ def _draw_queries_keys_values(draw: Draw, dtype: torch.dtype, heads: int, leadin
 
 
 def _draw_mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
-    """Draw a mask: None, bools, or numbers to add; its leading dims are ``leading``, or 1, or absent."""
+    """Generate an attention mask: None, bools, or numbers to add; its leading dims are ``leading``, or 1, or absent."""
     kind = draw(st.sampled_from((None, torch.bool, dtype)))
     if kind is None:
         return None
@@ -61,7 +61,7 @@ def draw_attention(draw: Draw, target: object) -> Call:
 
 
 def _draw_arguments_without_heads(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
-    """Draw arguments without a head dim; values may have a different size."""
+    """Generate attention arguments without a head dim; values may have another size than queries and keys."""
     size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
     shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
@@ -93,7 +93,7 @@ def draw_cache_update(draw: Draw, target: Any) -> Call:
 
 
 TOKENS: tuple[Dim, ...] = ("t", "t", 1, 5, 70, 300)
-"""Numbers of tokens: dynamic, 1, within a chunk, and over several chunks."""
+"""Numbers of tokens to test: dynamic, 1, within one chunk, and over several chunks."""
 FADES = ("uniform", -0.8, 0.0)
 
 
@@ -132,12 +132,12 @@ def draw_selective_scan(draw: Draw, target: object) -> Call:
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
 PACKED = {LAYERS[getattr(aten, target._schema.name.removeprefix("aten::")).data]: n for target, n in GATES.items()}
 LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
-"""Lengths: dynamic, some that are unrolled, and one that becomes a loop."""
+"""Lengths of sequences to test: dynamic, some that are unrolled, and one that becomes a loop."""
 
 
 @frozen
 class Layer:
-    """A layer's initial states, weights and options, and the layout of its input."""
+    """The initial states, weights and options of a recurrent layer, and the layout of its input."""
 
     steps: Dim
     features: int
@@ -149,7 +149,7 @@ class Layer:
 
 @st.composite
 def layers(draw: Draw, gates: int) -> Layer:
-    """Draw a layer with this number of gates; an LSTM has four."""
+    """Generate a recurrent layer with this number of gates; an LSTM has four."""
     features, hidden, count = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
     projected = draw(st.none() | st.integers(1, hidden - 1)) if gates == 4 and hidden > 1 else None

@@ -1,4 +1,4 @@
-"""Calls that join, split, repeat and create tensors. Some are large, since small static results become constants."""
+"""Strategies for operators that join, split, repeat or create tensors, some too large to become constants."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def draw_stack(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _sizes_of_sum(draw: Draw, total: int) -> list[int]:
-    """Draw sizes whose sum is ``total``."""
+    """Generate sizes whose sum is ``total``."""
     found: list[int] = []
     while total > 0 and len(found) < 4 and draw(st.booleans()):
         found.append(draw(st.integers(0, total)))
@@ -98,7 +98,7 @@ def draw_repeat(draw: Draw, target: object) -> Call:
 
 
 LARGE = (300, 300)
-"""A shape with more elements than constant folding takes."""
+"""A shape with too many elements for constant folding."""
 
 SIZES = {"n": (1, 3, 8)}
 
@@ -135,8 +135,8 @@ def draw_scalar_tensor(draw: Draw, target: object) -> Call:
 
 @strategy(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def draw_arange(draw: Draw, target: Target) -> Call:
-    """Draw integer steps, or multiples of 1/4 in floats: devices round sums of other steps differently. For floats with
-    a dynamic size, PyTorch knows the length only if the step is 1."""
+    """Generate ranges with integer steps or, in floats, multiples of 1/4: devices round sums of other steps
+    differently. For floats with a dynamic size, PyTorch knows the length only if the step is 1."""
     dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.float32, torch.float16)))
     large = draw(st.booleans())
     end: object = 70000 if large else Size("n", draw(st.sampled_from((1, 2, 3))))
@@ -150,7 +150,7 @@ def draw_arange(draw: Draw, target: Target) -> Call:
 
 @strategy(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def draw_empty(draw: Draw, target: Target) -> Call:
-    """Draw calls for empty tensors: elements of others are undefined."""
+    """Generate calls that create tensors without elements, since the elements of ``empty`` are undefined."""
     shape = [0, Size("n")] if draw(st.booleans()) else [Size("n"), 0]
     more = {aten.empty_permuted.default: ([0, 1],), aten.empty_strided.default: ([1, 1],)}.get(target, ())
     return Call(target, (shape, *more), {"dtype": draw(dtypes)}, SIZES)
@@ -158,7 +158,7 @@ def draw_empty(draw: Draw, target: Target) -> Call:
 
 @strategy(aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
 def draw_empty_like(draw: Draw, target: Target) -> Call:
-    """Draw calls for empty tensors: elements of others are undefined."""
+    """Generate calls that create tensors without elements, since the elements of ``empty_like`` are undefined."""
     spec = TensorSpec(("n", 0), draw(dtypes))
     more = {aten.new_empty.default: ([Size("n"), 0],), aten.new_empty_strided.default: ([Size("n"), 0], [1, 1])}
     return Call(target, (spec, *more.get(target, ())), sizes=SIZES)

@@ -1,4 +1,4 @@
-"""Calls that slice a tensor: with steps, reversed, along a diagonal."""
+"""Strategies for operators that slice a tensor: with steps, in reverse, or along a diagonal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DYNAMIC: tuple[tuple[object, ...], ...] = (
     (None, Size("n", offset=-3), 1),
     (1, Size("n", offset=-1), 1),
 )
-"""Bounds and steps of slices of a dim of size n, which is at least 4."""
+"""Start, end and step of slices of a dynamic dim of size n, which is at least 4."""
 
 
 @strategy(aten.slice.Tensor)

@@ -1,4 +1,4 @@
-"""Calls of operators over spatial dims: convolutions, pooling, resizing, padding."""
+"""Strategies for operators over spatial dims: convolutions, pooling, resizing, padding."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def draw_convolution(draw: Draw, target: object) -> Call:
 
 
 def packets(name: str, ranks: str = "123") -> list[Target]:
-    """Return the packets of a family, such as ``max_pool1d``, ``max_pool2d`` and ``max_pool3d``."""
+    """Return the operator packets of a family, such as ``max_pool1d``, ``max_pool2d`` and ``max_pool3d``."""
     return [getattr(aten, f"{name}{rank}d") for rank in ranks]
 
 
 def overloads(name: str, ranks: str = "123") -> list[Target]:
-    """Return the operators of a family."""
+    """Return the overloads of a family of operators, such as ``max_pool1d``, ``2d`` and ``3d``."""
     return [packet.default for packet in packets(name, ranks)]
 
 
@@ -67,7 +67,7 @@ def _draw_window(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]
 
 
 def _name_spatial(draw: Draw, call: Call, rank: int) -> Call:
-    """Draw names for sizes: the batch, and pooled dims except that of ``max_pool1d``, which tracing specializes."""
+    """Replace sizes by names: of the batch and of pooled dims, except that of ``max_pool1d``, which is static."""
     pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
     return draw(name_sizes(call, {0: [0, *pooled]}, least=5))
 
@@ -117,13 +117,13 @@ def _draw_input(draw: Draw, rank: int) -> object:
 
 
 def _draw_align_corners(draw: Draw, target: Target) -> list[bool]:
-    """Draw align_corners, if the operator has this argument."""
+    """Generate the argument ``align_corners``, if the operator has it."""
     names = [argument.name for argument in target._schema.arguments]
     return [draw(st.booleans())] if "align_corners" in names else []
 
 
 def _draw_output_sizes(draw: Draw, target: object, rank: int) -> list[int]:
-    """Draw sizes; the last is above 1 with antialiasing, since torch 2.13 repeats the first row there on a CPU."""
+    """Generate output sizes; with antialiasing the last is not 1: torch 2.13 would repeat the first row on a CPU."""
     *others, last = _draw_ints(draw, 1, 9, rank)
     return [*others, max(last, 2) if "_aa" in str(target) else last]
 
@@ -160,7 +160,7 @@ def draw_grid_sampler(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _paddings(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
-    """Draw padding (before, after) for the last ``count`` dims, within the mode's limits; crops leave elements."""
+    """Generate padding (before, after) of the last ``count`` dims, within the mode's limits; crops leave elements."""
     found: list[int] = []
     for size in reversed(shape[len(shape) - count :]):
         most = {"reflect": size - 1, "circular": size - 1}.get(mode, 3)

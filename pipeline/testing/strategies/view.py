@@ -1,4 +1,4 @@
-"""Calls of views: the same elements under another shape, order or broadcast."""
+"""Strategies for views: the same elements under another shape, order or broadcast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @st.composite
 def _factors_of(draw: Draw, count: int) -> list[int]:
-    """Draw sizes whose product is ``count``."""
+    """Generate sizes whose product is ``count``."""
     found: list[int] = []
     while count > 1 and len(found) < 4 and draw(st.booleans()):
         divisor = draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
@@ -48,7 +48,7 @@ TIES: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
     (("n", "m", "k"), (Size("n"), Size("m*k"))),
     (("n", 1, "m"), (1, Size("n"), Size("m"))),
 )
-"""Shapes with dynamic sizes, and shapes that they can be viewed as."""
+"""Pairs of a shape with dynamic sizes, and a shape to which such a tensor can be viewed."""
 
 
 @strategy(aten.view.default, aten.reshape.default, aten._reshape_copy.default, aten._unsafe_view.default)
@@ -108,7 +108,7 @@ def draw_t(draw: Draw, target: object) -> Call:
 
 @st.composite
 def _expanded_sizes(draw: Draw, shape: Shape) -> list[int]:
-    """Draw an expansion of a shape: sizes of 1 grow, -1 leaves one unchanged, dims are added in front."""
+    """Generate an expansion of a shape: sizes of 1 grow, -1 leaves a size unchanged, and dims are added in front."""
     front = draw(st.lists(st.integers(0, 3), max_size=2))
     kept = [draw(st.sampled_from([1, 4, 0, -1])) if s == 1 else draw(st.sampled_from([s, -1])) for s in shape]
     return [*front, *kept]

@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Building blocks for activation functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
 
 
 def _softplus(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    """alpha * log(1 + exp(beta * x)); ATen's alpha is 1 / beta."""
+    """Return TensorRT's softplus, alpha * log(1 + exp(beta * x)), as ATen calls; ATen's alpha is 1 / beta."""
     plain = call(aten.softplus.default, x, beta)
     return plain if alpha is None or alpha * beta == 1 else call(aten.mul.Tensor, plain, alpha * beta)
 
@@ -39,7 +39,7 @@ TARGETS: Final[dict[str, Callable[[Argument, Argument, Argument], Call]]] = {
     "SCALED_TANH": _scaled_tanh,
     "THRESHOLDED_RELU": lambda x, alpha, beta: call(aten.threshold.default, x, alpha, 0),
 }
-"""TensorRT's activations, by name, of a tensor, alpha and beta."""
+"""The ATen equivalent of each TensorRT activation, by its name: a function of a tensor, alpha and beta."""
 
 relu, sigmoid, tanh = (of_call(op.default, "input_val") for op in (aten.relu, aten.sigmoid, aten.tanh))
 hard_swish = of_call(aten.hardswish.default, "input_val")

@@ -1,4 +1,4 @@
-"""Matmul with an added tensor."""
+"""Building blocks for a matmul whose result is added to a tensor (``addmm``)."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 

@@ -1,4 +1,4 @@
-"""Ranges of numbers."""
+"""The building block for ranges of numbers (``arange``)."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, of_call
 

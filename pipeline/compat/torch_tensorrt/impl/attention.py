@@ -1,4 +1,4 @@
-"""Attention."""
+"""Building blocks for attention."""
 
 import torch
 

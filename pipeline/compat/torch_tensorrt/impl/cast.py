@@ -1,4 +1,4 @@
-"""Casts."""
+"""Building blocks for casts between dtypes."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 from pipeline.compat.torch_tensorrt.values import torch_dtype

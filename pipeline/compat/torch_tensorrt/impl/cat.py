@@ -1,4 +1,4 @@
-"""Concatenation."""
+"""The building block that concatenates tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise selection between two tensors."""
+"""Building blocks for elementwise selection between two tensors (``where``)."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 

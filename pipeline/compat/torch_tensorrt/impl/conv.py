@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Building blocks for convolutions."""
 
 from __future__ import annotations
 

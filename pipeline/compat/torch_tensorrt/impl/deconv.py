@@ -1,4 +1,4 @@
-"""Transposed convolutions."""
+"""Building blocks for transposed convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuse Torch-TensorRT's block quantization; it is compiled from its own operators."""
+"""Refuse Torch-TensorRT's building blocks for block quantization; use the quantization operators instead."""
 
 from pipeline.compat.torch_tensorrt.blocks import unsupported
 from pipeline.compat.torch_tensorrt.impl.quantize import INSTEAD, WHY

@@ -1,4 +1,4 @@
-"""Functions of two tensors or numbers, element by element, broadcast."""
+"""Building blocks for elementwise functions of two tensors or numbers, which broadcast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGETS: Final = {
     "GREATER": aten.gt.Tensor,
     "LESS": aten.lt.Tensor,
 }
-"""TensorRT's elementwise operations, by name."""
+"""The ATen equivalent of each TensorRT elementwise operation, by its name."""
 
 add, mul, sub = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("SUM", "PROD", "SUB"))
 div, pow, floor_divide = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("DIV", "POW", "FLOOR_DIV"))

@@ -1,4 +1,4 @@
-"""Rows of a table by index."""
+"""Building blocks for embeddings: they look up rows of a table by index."""
 
 from __future__ import annotations
 

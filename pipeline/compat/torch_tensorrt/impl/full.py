@@ -1,4 +1,4 @@
-"""Tensors of one number."""
+"""The building block for tensors whose elements are all the same number (``full``)."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 from pipeline.compat.torch_tensorrt.values import torch_dtype

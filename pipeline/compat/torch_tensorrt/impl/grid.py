@@ -1,4 +1,4 @@
-"""Sampling on a grid."""
+"""The building block that samples a tensor on a grid (``grid_sampler``)."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 

@@ -1,4 +1,4 @@
-"""Rows written by index."""
+"""The building block that writes rows of a tensor by index (``index_copy``)."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, of_call
 

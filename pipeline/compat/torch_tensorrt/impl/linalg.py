@@ -1,4 +1,4 @@
-"""Linear algebra."""
+"""Building blocks for linear algebra."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 

@@ -1,4 +1,4 @@
-"""Linear layers."""
+"""The building block for linear layers."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, of_call
 

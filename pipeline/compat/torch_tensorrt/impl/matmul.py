@@ -1,4 +1,4 @@
-"""Matmuls."""
+"""Building blocks for matmuls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NONE = trt.MatrixOperation.NONE
 
 
 def _apply_operation(value: Argument, operation: Argument) -> Expression:
-    """Return a matrix transposed if the operation is TRANSPOSE; else unchanged, as a vector is."""
+    """Transpose a matrix if ``operation`` is ``trt.MatrixOperation.TRANSPOSE``; return a vector unchanged."""
     return call(aten.transpose.int, value, -2, -1) if operation.name == "TRANSPOSE" else value
 
 

@@ -1,4 +1,4 @@
-"""Refuse Torch-TensorRT's NCCL building blocks: here collectives run in PyTorch, between engines."""
+"""Refuse Torch-TensorRT's building blocks for NCCL: this package runs collectives in PyTorch, between engines."""
 
 from pipeline.aten.types import Function
 from pipeline.compat.torch_tensorrt.blocks import unsupported

@@ -1,4 +1,4 @@
-"""Normalization, softmax and distances."""
+"""Building blocks for normalization, softmax and distances."""
 
 from __future__ import annotations
 

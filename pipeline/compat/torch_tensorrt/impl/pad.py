@@ -1,4 +1,4 @@
-"""Padding: two numbers a dim, the last dim first."""
+"""Building blocks for padding, which is given as two numbers for each dim, the last dim first."""
 
 from pipeline.aten.types import Function
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call

@@ -1,4 +1,4 @@
-"""Permutation and rolling of dims."""
+"""Building blocks that permute dims or roll a tensor along dims."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call, of_call
 

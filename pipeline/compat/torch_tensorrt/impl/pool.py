@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Building blocks for pooling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTIVE: Final = {
     2: aten._adaptive_avg_pool2d.default,
     3: aten._adaptive_avg_pool3d.default,
 }
-"""The adaptive average pooling operators, by the number of dims of a window."""
+"""The adaptive average pooling operators, by the number of spatial dims."""
 
 Sizes = int | Sequence[int]
 

@@ -1,4 +1,4 @@
-"""PReLU."""
+"""The building block for PReLU."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 

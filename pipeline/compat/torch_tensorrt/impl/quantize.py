@@ -1,4 +1,4 @@
-"""Quantization, by its own operators only."""
+"""Refuse Torch-TensorRT's building blocks for quantization; use the quantization operators instead."""
 
 from pipeline.compat.torch_tensorrt.blocks import unsupported
 

@@ -1,4 +1,4 @@
-"""Reductions over dims."""
+"""Building blocks for reductions over dims."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, bl
 
 
 def _dims(dim: Argument) -> list[int]:
-    """Return dims as ATen's reductions take them: none for all."""
+    """Return dims as the list that ATen's reductions expect; an empty list means all dims."""
     return [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
 
 
@@ -47,7 +47,7 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
 
 
 def _extreme_block(name: str, indexed: Operator, plain: Operator) -> Function:
-    """Return a block for the largest or smallest element, along one dim also its index -> [values, indices]"""
+    """Return a building block for the largest or smallest element; along one dim, it returns [values, indices]."""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
         dims = _dims(dim)

@@ -1,4 +1,4 @@
-"""Indexing and scattering."""
+"""Building blocks for indexing and scattering."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call, of_call, unsupported
 

@@ -1,4 +1,4 @@
-"""Sizes that are known when the engine runs."""
+"""Building blocks for sizes that are known only when the engine runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of shape."""
+"""Building blocks that change a tensor's shape."""
 
 from __future__ import annotations
 

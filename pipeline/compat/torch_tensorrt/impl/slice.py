@@ -1,4 +1,4 @@
-"""Slices, repetitions, flips and running sums of tensors."""
+"""Building blocks that slice, repeat or flip tensors, or compute running sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slice of a tensor replaced by another tensor."""
+"""The building block that replaces a slice of a tensor by another tensor (``slice_scatter``)."""
 
 from pipeline.compat.torch_tensorrt.blocks import aten, block, call
 

@@ -1,4 +1,4 @@
-"""Tensors split into parts."""
+"""Building blocks that split a tensor into several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dims of size 1 removed."""
+"""The building block that removes dims of size 1."""
 
 from __future__ import annotations
 

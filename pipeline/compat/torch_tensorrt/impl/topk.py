@@ -1,4 +1,4 @@
-"""The largest, the smallest, and the order of elements."""
+"""Building blocks for the largest or smallest elements (``topk``), and for sorting."""
 
 from __future__ import annotations
 

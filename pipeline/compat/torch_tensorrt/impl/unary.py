@@ -1,4 +1,4 @@
-"""Functions of one tensor, element by element."""
+"""Building blocks for elementwise functions of one tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGETS: Final = {
     "RECIP": aten.reciprocal.default,
     "NOT": aten.logical_not.default,
 }
-"""TensorRT's unary operations, by name."""
+"""The ATen equivalent of each TensorRT unary operation, by its name."""
 
 exp, log, sqrt = (of_call(TARGETS[name], "input_val") for name in ("EXP", "LOG", "SQRT"))
 recip, abs, neg = (of_call(TARGETS[name], "input_val") for name in ("RECIP", "ABS", "NEG"))

@@ -1,4 +1,4 @@
-"""Dims of size 1 inserted."""
+"""Building blocks that insert dims of size 1."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Resizing."""
+"""The building block that resizes images or sequences (``upsample``)."""
 
 from __future__ import annotations
 
