@@ -57,12 +57,12 @@ def segments_swapped() -> AbstractContextManager[Any]:
 
 def sizes_baked_in() -> AbstractContextManager[Any]:
     """A size is for ever what it was at the first call."""
-    number_of, first = pipeline.runtime.module.number_of, {}
+    evaluate, first = pipeline.runtime.module.evaluate_number, {}
 
     def remembered(expr: Any, symbols: Any) -> Any:
-        return first.setdefault(str(expr), number_of(expr, symbols))
+        return first.setdefault(str(expr), evaluate(expr, symbols))
 
-    return patch(pipeline.runtime.module, "number_of", remembered)
+    return patch(pipeline.runtime.module, "evaluate_number", remembered)
 
 
 def alias_lost() -> AbstractContextManager[Any]:
