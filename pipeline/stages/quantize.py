@@ -59,7 +59,7 @@ class Decision:
 
 def _to_entries(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.Tensor | str | Mapping) or not isinstance(value, Iterable):
-        raise TypeError(f"calibration is a list of typical inputs, not {kind_of(value)}: calibration=[(x,)]")
+        raise TypeError(f"calibration must be a list of typical inputs, as [(x,)], got {kind_of(value)}")
     return tuple(value)
 
 
@@ -77,11 +77,11 @@ class Quantize:
     def __attrs_post_init__(self) -> None:
         share = self.percentile
         if share is not None and not (isinstance(share, int | float) and 0 < share <= 100):
-            raise ValueError(f"percentile is a number above 0 and at most 100, or None, not {share!r}")
+            raise ValueError(f"percentile must be a number above 0 and at most 100, or None, got {share!r}")
         if self.activations is not None and not self.calibration:
-            raise CalibrationError(f"activations={self.activations!r} needs ranges: pass typical inputs as calibration")
+            raise CalibrationError(f"activations={self.activations!r} needs typical inputs: pass calibration=[(x,)]")
         if {self.weights, self.activations} == {"int8", "fp8"}:
-            raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
+            raise ValueError(f"no GPU multiplies {self.weights} weights by {self.activations} inputs: use one type")
 
     def __call__(self, program: Program) -> Program:
         """Return the program with quantized matmuls and convolutions; the argument is not changed."""
@@ -190,7 +190,7 @@ class _Quantizer:
         except PipelineError:
             raise
         except Exception as error:
-            raise CalibrationError(f"the model does not run on an input of calibration: {error}") from error
+            raise CalibrationError(f"the model fails on an input of calibration: {error}") from error
 
     def calibration_batches(self) -> Iterator[Sequence[object]]:
         """Yield the calibration inputs, converted for the program's graph."""
@@ -198,7 +198,7 @@ class _Quantizer:
             args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
             leaves = tree_leaves((args, dict(given) if isinstance(given, Mapping) else {}))
             if len(leaves) != len(self.program.inputs):
-                due = f"the model takes {len(self.program.inputs)}"
+                due = f"but the model takes {len(self.program.inputs)} inputs"
                 raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
             yield leaves
 
