@@ -55,7 +55,7 @@ def test_the_environment_chooses_the_bindings() -> None:
 
 
 def test_an_unknown_choice_lists_the_known() -> None:
-    assert "it takes one of tensorrt, tensorrt_rtx" in importing("tensorflow").stderr
+    assert "but must be one of tensorrt, tensorrt_rtx" in importing("tensorflow").stderr
 
 
 @pytest.mark.skipif(CAPABILITIES.flavour == "tensorrt", reason="tensorrt is installed here")

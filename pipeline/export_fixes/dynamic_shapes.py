@@ -278,7 +278,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
             least, most = found.get(symbol, (low, high))
             if symbol == str(size) and None not in (most, high) and (least, most) != (low, high):
                 log.warning(
-                    "inputs of equal size have different ranges, %s to %s and %s to %s: sizes must be in both ranges",
+                    "inputs of equal size have the ranges %s to %s and %s to %s: the size must be in both ranges",
                     *(least, most, low, high),
                 )
             ends = max(low, least), min((e for e in (high, most) if e is not None), default=None)

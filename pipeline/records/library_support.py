@@ -101,7 +101,7 @@ def check_library(gpu: str, capability: str) -> None:
     row = next((row for row in TABLE if row.capability == capability), None)
     if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.status(CAPABILITIES.version_tuple) == "no":
         raise ExecutionError(
-            f"{LIBRARY} cannot load engines on this GPU ({gpu}, compute capability {capability})",
+            f"{LIBRARY} loads no engine on this GPU ({gpu}, compute capability {capability})",
             f'pip install "{TENSORRT_RTX}" for this GPU; to build for other GPUs, list them in compute_capabilities',
         )
 

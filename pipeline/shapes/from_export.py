@@ -198,7 +198,7 @@ def _apply_conditions(
         if low == high and name in requested:
             raise CaptureError(f"{place} can only be {low}: the captured model requires {why}", ONE_SIZE_HINT)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
-        log.warning("%s can only go %s: the captured model requires %s", place, ends, why)
+        log.warning("%s can only range %s: the captured model requires %s", place, ends, why)
     return left
 
 

@@ -117,7 +117,7 @@ def test_the_text_form(text: str, same: Input) -> None:
     ],
 )
 def test_a_bad_text_is_a_value_error_that_quotes_it(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an input") as error:
+    with pytest.raises(ValueError, match="does not describe an input") as error:
         Input.parse(text)
     assert repr(text) in str(error.value)
 
@@ -136,7 +136,7 @@ def test_a_bad_text_is_a_value_error_that_quotes_it(text: str) -> None:
         ({"min_shape": (1,), "opt_shape": (9,), "max_shape": (8,)}, ValueError, "in dimension 0 opt_shape is 9"),
         ({"shape": (1,), "dtype": "float32"}, TypeError, "dtype"),
         ({"shape": (1,), "name": "a b"}, ValueError, "name"),
-        ({"shape": (1,), "device": "gpu"}, ValueError, r"device is a torch.device or its name \(cuda, cuda:1, cpu\)"),
+        ({"shape": (1,), "device": "gpu"}, ValueError, r"must be a torch.device or a name \(cuda, cuda:1, cpu\)"),
         ({"shape": (1,), "device": 1}, TypeError, "device is a torch.device or its name, not 1"),
     ],
 )

@@ -283,7 +283,7 @@ def test_a_count_is_at_least_one(count: Any, error: type[Exception]) -> None:
 
 
 def test_a_path_is_no_depth() -> None:
-    with pytest.raises(TypeError, match=r"depth is an integer .*'encoder'; paths are given by pattern="):
+    with pytest.raises(TypeError, match=r"depth must be an integer .*'encoder'; pass module paths as pattern="):
         pipeline.by_submodule("encoder")  # type: ignore[arg-type]
 
 
@@ -316,15 +316,15 @@ def test_a_partitioner_of_ones_own() -> None:
 
 
 WRONG: dict[str, Any] = {
-    "sort is in an engine, which cannot run it": lambda names: [("engine", names)],
+    "the operator sort is in an engine segment, but an engine cannot run it": lambda names: [("engine", names)],
     "linear is in two segments": lambda names: [("torch", names), ("engine", names[:1])],
     "linear is in no segment": lambda names: [("torch", names[1:])],
     "nonsense is not an operator of the program": lambda names: [("torch", [*names, "nonsense"])],
-    "softmax would run before relu, which it depends on": lambda names: [
+    "the segment of softmax would run before its input relu": lambda names: [
         ("engine", names[2:3]),
         ("torch", names[:2] + names[3:]),
     ],
-    "the kind of a segment is 'engine' or 'torch', not 'gpu'": lambda names: [("gpu", names)],
+    "the kind of a segment must be 'engine' or 'torch', got 'gpu'": lambda names: [("gpu", names)],
 }
 
 

@@ -92,9 +92,9 @@ def test_int4_is_for_even_linear_layers() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"weights": "int2"}, "weights is one of 'int8', 'int4', 'fp8'"),
-        ({"activations": "int4", "calibration": [1]}, "activations is one of None, 'int8', 'fp8'"),
-        ({"activations": "int8"}, "needs ranges"),
+        ({"weights": "int2"}, "weights must be one of 'int8', 'int4', 'fp8'"),
+        ({"activations": "int4", "calibration": [1]}, "activations must be one of None, 'int8', 'fp8'"),
+        ({"activations": "int8"}, "needs typical inputs"),
         ({"weights": "fp8", "activations": "int8", "calibration": [1]}, "no GPU multiplies"),
         ({"percentile": 0}, "percentile"),
     ],
@@ -108,5 +108,5 @@ def test_calibration_that_does_not_fit() -> None:
     program = pipeline.capture(two(), (rows(),))
     with pytest.raises(pipeline.CalibrationError, match="has 2 values, the model takes 1"):
         pipeline.quantize("int8", "int8", [(rows(), rows())])(program)
-    with pytest.raises(pipeline.CalibrationError, match="does not run on an input of calibration"):
+    with pytest.raises(pipeline.CalibrationError, match="fails on an input of calibration"):
         pipeline.quantize("int8", "int8", [torch.randn(8, 3)])(program)
