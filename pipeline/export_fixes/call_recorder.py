@@ -106,7 +106,7 @@ class Calls:
             value = second.values[path]
             if not _are_compatible(own, value):
                 why = f"{path} of {self._module_name} is {own} in one call and {value} in another"
-                hint = f"pass a number that varies as a tensor; else {KIND_HINT}"
+                hint = f"pass a number that changes as a tensor, or {KIND_HINT}"
                 raise CaptureError(why, hint)
 
     def _dynamic_entry(self, path: str) -> Argument:

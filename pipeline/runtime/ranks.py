@@ -256,7 +256,7 @@ def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
     while not store.check(names) and not store.check([key]) and time.monotonic() < ends:
         time.sleep(0.02)
     if store.compare_set(key, "", "all" if store.check(names) else "none") != b"all":  # the first answer stays
-        log.info("not all ranks came within %g s to compare forms of the program: it stays as it is", seconds)
+        log.info("the program does not change: not all ranks were ready within %g s to compare its variants", seconds)
         return []
     return [json.loads(store.get(name)) for name in names]
 

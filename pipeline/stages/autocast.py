@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)
 CASTS = (aten._to_copy.default, aten.to.dtype)
-EXCLUDED = "exclude names it: it keeps its own dtype"
-FAILED = "PyTorch has it in the model's own dtype only"
+EXCLUDED = "exclude matches it, so it keeps its dtype"
+FAILED = "PyTorch supports it only in the dtype that the model gives it"
 
 
 def _check_half(_: object, __: object, value: object) -> None:

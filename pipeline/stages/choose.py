@@ -130,7 +130,7 @@ class Choose:
             times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
             fastest = self._fastest(compiled, times, form)
         except Exception as error:
-            log.info("no other form of the program was made: %s", error)
+            log.info("no other variant of the program was built: %s", error)
         _free_memory()
         return fastest
 
@@ -204,7 +204,7 @@ class Choose:
             if another is not None:
                 ours, theirs, whole = self.timer((compiled, other, another), profile)
         except Exception as error:
-            log.info("a form of the program does not run: %s", error)
+            log.info("a variant of the program does not run: %s", error)
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_memory()
             ours, theirs = self.timer((compiled, other), profile)

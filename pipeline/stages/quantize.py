@@ -165,17 +165,17 @@ class _Quantizer:
         """Return whether to quantize an operator; if not, record the decision with its reason."""
         weight = weight_of(node)
         if weight is None or not self.constant[weight]:
-            why = "the weight is computed"
+            why = "the model computes the weight"
         elif not weight.meta["val"].is_floating_point():
             why = f"the weight is {weight.meta['val'].dtype}"
         elif any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
-            why = "exclude names it"
+            why = "exclude matches it"
         elif scale_block(self.options.weights, node) is None:
             rows = "linear layers whose rows are blocks of 128, 64 or 32, and whose outputs are even in number"
-            why = f"INT4 is for {rows}"
+            why = f"INT4 is only for {rows}"
         else:
             return True
-        self.record_decision(node, f"stays in floats: {why}")
+        self.record_decision(node, f"not quantized: {why}")
         return False
 
     def record_decision(self, node: Node, decision: str) -> None:

@@ -80,13 +80,13 @@ INPUTS: Final[dict[str, Misuse]] = {
         lambda: C(NET, ([4, 8],)),
         "input is [4, 8], and the model expects a tensor\n  hint: pipeline.I",
     ),
-    "a shape of torch": (lambda: C(NET, (X.shape,)), "hint: pipeline.Input(shape=(4, 8)) stands for a tensor"),
+    "a shape of torch": (lambda: C(NET, (X.shape,)), "hint: for a tensor of this shape, pass pipeline.Input("),
     "shapes by name": (
         lambda: C(Pair(), kwargs={"a": (4, 8), "b": (4, 8)}),
         "input a is (4, 8), and the model expects",
     ),
     "a shape in a list": (lambda: C(Says(lambda x: x[0].relu()), ([(4, 8)],)), "input x[0] is (4, 8), and the model"),
-    "a number": (lambda: C(NET, (4,)), "input input is 4, and the model expects a tensor\n  hint: make a tensor of it"),
+    "a number": (lambda: C(NET, (4,)), "input input is 4, and the model expects a tensor\n  hint: convert it to a ten"),
     "numbers in lists": (lambda: C(NET, ([[1.0] * 8] * 4,)), "input input is a list, and the model expects a tensor"),
     "a text": (
         lambda: C(NET, ("4x8",)),
@@ -112,7 +112,7 @@ INPUTS: Final[dict[str, Misuse]] = {
     "another dtype of an index": (lambda: C(nn.Embedding(9, 4), (X,)), "input input is float32, expected int64"),
     "another size": (
         lambda: C(NET, (torch.ones(4, 9),)),
-        "but got [4, 9] X [8, 4].\n  hint: model(*args) fails too if inputs do not fit",
+        "but got [4, 9] X [8, 4].\n  hint: if model(*args) fails too, correct the inpu",
     ),
     "ranges for no input": (
         lambda: C(NET, (X,), dynamic_shapes={"rows": {0: N}}),
@@ -281,7 +281,7 @@ DESCRIBED: Final[dict[str, Misuse]] = {
 }
 
 CAPTURED: Final[dict[str, Misuse]] = {
-    "a branch on data": (lambda: C(Branching(), (X,)), "Branching decides by data, which only a call has: models.py:"),
+    "a branch on data": (lambda: C(Branching(), (X,)), "Branching branches on a tensor's value, which is unknown unt"),
     "a loop on data": (
         lambda: C(Says(lambda x: [x for _ in range(int(x[0, 0]))]), (X,)),
         'decisions="example" takes the branches of this example',

@@ -116,7 +116,7 @@ def test_submodules_stay_whole() -> None:
     record = cut(pipeline.by_submodule(2))
     assert [s.kind for s in record.segments] == ["engine", "torch", "engine"]
     reasons = {f.target: f.reason for f in record.fallbacks}
-    assert reasons["aten.relu.default"] == "layers.2 stays whole, and sort runs in PyTorch"
+    assert reasons["aten.relu.default"] == "layers.2 stays in one segment, and its operator sort runs in PyTorch"
     assert reasons.keys() == {"aten.linear.default", "aten.relu.default", "aten.softmax.int", "aten.sort.default"}
     model = Stack().eval()
     compile = pipeline.default(min_block_size=1, torch_executed_ops=SORTS).replace("build", unbuilt)

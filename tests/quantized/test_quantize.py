@@ -59,7 +59,7 @@ def test_a_percentile_narrows_the_range() -> None:
 def test_explain_tells_each_operator_and_where_to_go_on() -> None:
     said = pipeline.quantize("int8", exclude=("*second",)).explain(pipeline.capture(two(), (rows(),)))
     assert "first: aten.linear.default: int8 weight by output" in said
-    assert "second: aten.linear.default: stays in floats: exclude names it" in said
+    assert "second: aten.linear.default: not quantized: exclude matches it" in said
     assert "1 of 2 operators" in said
     assert "ModelOpt" in said and "torchao" in said
 
@@ -86,7 +86,7 @@ def test_a_refit_rounds_the_new_parameters() -> None:
 def test_int4_is_for_even_linear_layers() -> None:
     layers = nn.Sequential(nn.Linear(256, 7), nn.ReLU(), nn.Linear(7, 64)).eval()
     said = pipeline.quantize("int4").explain(pipeline.capture(layers, (rows(),)))
-    assert said.count("stays in floats") == 2
+    assert said.count("not quantized") == 2
 
 
 @pytest.mark.parametrize(

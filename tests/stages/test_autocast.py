@@ -235,7 +235,7 @@ def test_explain_says_why() -> None:
     _, _, program = block()
     text = autocast(exclude=("head",)).explain(program)
     assert "linear: aten.linear.default: float16: products" in text
-    assert "linear_1: aten.linear.default: float32: exclude names it" in text
+    assert "linear_1: aten.linear.default: float32: exclude matches it" in text
     assert "softmax: aten.softmax.int: float32: norms, softmax" in text
     assert text.splitlines()[-1].endswith("2 in float16, 8 in float32")
 
