@@ -36,7 +36,7 @@ def add_article(noun: str) -> str:
 def to_path(value: object, argument: str) -> Path:
     """Return a path argument as a `Path`; raise a `TypeError` for another type."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{argument} must be the path of a file, got {kind_of(value)}")
+        raise TypeError(f"{argument} takes the path of a file, got {kind_of(value)}")
     return Path(value)
 
 

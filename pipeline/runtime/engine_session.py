@@ -205,7 +205,7 @@ class EngineSession:
 
     def _find_binding(self, name: str) -> Binding:
         if name not in self.known:
-            raise ExecutionError(f"{self.network.name} has no {name}, but {', '.join(map(str, self.known.values()))}")
+            raise ExecutionError(f"{self.network.name} has no {name}, only {', '.join(map(str, self.known.values()))}")
         return self.known[name]
 
     def _device(self, binding: Binding) -> torch.device:

@@ -172,7 +172,7 @@ APART: dict[str, tuple[tuple[Callable[[Part], object], ...], str]] = {
         (lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step[None])),
         r"step of Part is int64\[\] in one call and",
     ),
-    "left out": ((lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step, scale=1.0)), "with and without scale"),
+    "left out": ((lambda p: p(x(2, 5), step), lambda p: p(x(2, 5), step, scale=1.0)), "some calls of Part pass scale"),
     "nothing given": (
         (lambda p: p(x(2, 5), step, mask=None), lambda p: p(x(2, 5), step, mask=x(2, 5)[..., 0])),
         "mask of Part is None in one call",

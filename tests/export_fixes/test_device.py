@@ -272,7 +272,7 @@ def test_what_cannot_be_moved_is_told() -> None:
         def _apply(self, fn: Any, recurse: bool = True) -> Anchors:
             raise TypeError("it stays")
 
-    with pytest.raises(pipeline.CaptureError, match="its own _apply fails on fake tensors: it stays"):
+    with pytest.raises(pipeline.CaptureError, match="its _apply fails on fake tensors: it stays"):
         pipeline.capture(Stuck(), (torch.randn(3, 4),), device="cuda")
 
 

@@ -276,7 +276,7 @@ class Leaves(nn.Module):
 
 def test_what_no_code_of_the_model_reads_is_told(caplog: pytest.LogCaptureFixture) -> None:
     pipeline.capture(Leaves(), (torch.ones(3),))
-    assert "sets left_for_others (test_model_state.py" in caplog.text
+    assert "assigns left_for_others (test_model_state.py" in caplog.text
     assert "the compiled program does not" in caplog.text
 
 

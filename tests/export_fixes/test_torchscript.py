@@ -197,9 +197,9 @@ def test_nodes_know_their_line_and_module() -> None:
 
 REFUSED = {
     "an if on a number": (scripts.OnNumber(), r"prim::If \(scripts\.py:\d+, if x\.sum.*condition depends on data"),
-    "an if on data that keeps": (scripts.OnDataKeeps(), r"prim::If \(scripts\.py:\d+, if bool.*aten::append in"),
+    "an if on data that keeps": (scripts.OnDataKeeps(), r"prim::If \(scripts\.py:\d+, if bool.*aten::append\n"),
     "a loop on data": (scripts.WhileData(), r"prim::Loop \(scripts\.py:\d+, while bool.*condition depends on data"),
-    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*after 100 iterations"),
+    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*more than 100 iterations"),
     "a method of Python's": (scripts.Asks(), r"prim::PythonOp \(scripts\.py:\d+, return self.*is on a method"),
     "a raise": (scripts.Raises(), r"prim::RaiseException \(scripts\.py:\d+, raise ValueError.*no matrices"),
 }

@@ -68,7 +68,7 @@ FIXED: dict[str, tuple[Any, str]] = {
         r"converts sizes to numbers.*test_words\.py:\d+",
     ),
     "a branch": (lambda m, x: x * 2 if x.shape[0] == 2 else x, r"converts sizes to numbers.*test_words\.py:\d+"),
-    "a table": (lambda m, x: x + torch.ones(2, 4, device=x.device), "meets a tensor of that size"),
+    "a table": (lambda m, x: x + torch.ones(2, 4, device=x.device), "with a tensor of that size"),
 }
 
 

@@ -152,7 +152,7 @@ INPUTS: Final[dict[str, Misuse]] = {
 }
 
 SETTINGS: Final[dict[str, Misuse]] = {
-    "a misspelt argument": (lambda: C(NET, arg=(X,)), "has no 'arg'; did you mean 'args'?"),
+    "a misspelt argument": (lambda: C(NET, arg=(X,)), "has no argument 'arg'; did you mean"),
     "a misspelt setting": (lambda: C(NET, (X,), min_block=1), "did you mean 'min_block_size'?"),
     "a misspelt executor": (lambda: D(build_executer=None), "did you mean 'build_executor'?"),
     "a misspelt precision": (lambda: C(NET, (X,), precison="fp16"), "did you mean 'precision'?"),

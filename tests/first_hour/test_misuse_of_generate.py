@@ -89,7 +89,7 @@ GENERATED: Final[dict[str, Misuse]] = {
     ),
     "labels": (lambda: compiled()(IDS, labels=IDS), "labels are given, and the engines compute no loss"),
     "saved nowhere": (lambda: compiled().save("no/llm.trtp"), "there is no folder to write llm.trtp to: 'no'"),
-    "saved to a number": (lambda: compiled().save(3), "save must be the path of a file, got an i"),
+    "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, got an int"),
 }
 
 

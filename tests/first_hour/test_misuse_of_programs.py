@@ -108,10 +108,10 @@ FILES: Final[dict[str, Misuse]] = {
         "x.trtp is not a saved program\n  hint: compiled.s",
     ),
     "an empty file": (lambda: pipeline.load(saved(lambda data: b"")), "x.trtp is not a saved program"),
-    "a number": (lambda: pipeline.load(3), "pipeline.load takes the path of a file, not an int"),
-    "an open file": (lambda: pipeline.load(io.StringIO()), "takes the path of a file, not a StringIO"),
+    "a number": (lambda: pipeline.load(3), "pipeline.load takes the path of a file, got an int"),
+    "an open file": (lambda: pipeline.load(io.StringIO()), "takes the path of a file, got a StringIO"),
     "one namespace": (lambda: pipeline.load(saved(), "aten"), 'is not a set of namespaces: pass {"aten"}'),
-    "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, not an int"),
+    "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, got an int"),
     "saved to a folder": (lambda: compiled().save("."), "is a folder: name a file in it: '.'"),
     "saved nowhere": (lambda: compiled().save("no/x.trtp"), "there is no folder to write x.trtp to: 'no'"),
     "weights as a flag": (
@@ -290,7 +290,7 @@ CONVERTERS: Final[dict[str, Misuse]] = {
     ),
     "a priority by name": (
         lambda: declare(aten.relu.default, priority="high")(good),
-        "priority is a ConverterPriority",
+        "priority must be a ConverterPrio",
     ),
     "a validator that is none": (
         lambda: declare(aten.relu.default, capability_validator=True)(good),

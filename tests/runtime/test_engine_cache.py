@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_read_is_ignored_with_a_warning(tmp_path: Path, ca
     path.write_bytes(b"rubbish" + hashlib.sha256(b"rubbish").digest())
     with caplog.at_level(logging.WARNING):
         cache = attached(path)
-    assert "a.kernels holds no kernels that" in caplog.text
+    assert "a.kernels has no compiled kernels that" in caplog.text
     assert cache.handle.data == MAGIC
     cache.handle.data += b"one"
     assert cache.save()

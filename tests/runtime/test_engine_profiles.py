@@ -35,7 +35,7 @@ def test_a_call_runs_in_the_first_profile_that_it_fits() -> None:
         session([torch.zeros(rows, 8), 3], stream, shapes_key=like)  # type: ignore[arg-type]
     assert runs == [(0, first), (1, second), (1, second), (0, first), (1, None), (1, None)]
     assert made == [0, 1], "a context for each profile, when it is first needed"
-    with pytest.raises(pipeline.ExecutionError, match=r"no profile for x \[10, 8\]"):
+    with pytest.raises(pipeline.ExecutionError, match=r"no optimization profile for the input shapes x \[10, 8\]"):
         session([torch.zeros(10, 8), 3], stream)  # type: ignore[arg-type]
 
 
