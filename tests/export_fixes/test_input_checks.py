@@ -57,7 +57,7 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a string for args": (compile("x"), TypeError, "args is a str"),
     "a tensor for kwargs": (compile((), X), TypeError, "kwargs is a Tensor: pass a dict of inputs by name"),
     "a list for kwargs": (compile((), [("x", X)]), TypeError, "kwargs is a list"),
-    "a name that is none": (compile((), {1: X}), TypeError, "names of inputs \(strings\), got 1"),
+    "a name that is none": (compile((), {1: X}), TypeError, r"names of inputs \(strings\), got 1"),
     "an unknown name": (compile((X,), {"factor": X}), TypeError, r"Scaled.forward\(x, scale\) rejects .*'factor'"),
     "shapes beside an Input": (compile((RANGE,), None, {"y": {0: Dim("b")}}), ValueError, "'y', but .* the inputs x"),
     "too many shapes": (compile((RANGE,), None, ({0: Dim("b")}, None)), ValueError, "2 entries, expected 1, for x"),

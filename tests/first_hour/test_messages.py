@@ -159,7 +159,7 @@ def test_a_missing_package_is_named_with_an_extra_that_has_it(monkeypatch: pytes
     root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     code = "".join(path.read_text(encoding="utf-8") for path in (root / "pipeline").rglob("*.py"))
-    needed = set(re.findall(r'\brequire\("(\w+)", "(\w+)"\)', code))
+    needed = set(re.findall(r'\brequire_package\("(\w+)", "(\w+)"\)', code))
     assert {("hypothesis", "test"), ("transformers", "transformers"), ("fsspec", "fsspec")} <= needed
     for package, extra in needed:
         assert any(row.startswith(package) for row in extras[extra])
