@@ -78,7 +78,7 @@ INPUTS: Final[dict[str, Misuse]] = {
     ),
     "a list of sizes": (
         lambda: C(NET, ([4, 8],)),
-        "input is [4, 8], and the model expects a tensor\n  hint: pipeline.I",
+        "input is [4, 8], and the model expects a tensor\n  hint: for a tens",
     ),
     "a shape of torch": (lambda: C(NET, (X.shape,)), "hint: for a tensor of this shape, pass pipeline.Input("),
     "shapes by name": (

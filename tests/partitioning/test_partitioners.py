@@ -278,7 +278,7 @@ def test_pieces_of_each_engine_beside_pytorch() -> None:
 
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
 def test_a_count_is_at_least_one(count: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="count is an integer of at least 1"):
+    with pytest.raises(error, match="count must be an integer of at least 1"):
         pipeline.in_pieces(count)
 
 
