@@ -96,7 +96,7 @@ class Quantize:
     def explain(self, program: Program) -> str:
         """Return the decisions as text, one per line, and the number of quantized operators."""
         made = self.decisions(program)
-        count = sum("stays" not in decision.said for decision in made)
+        count = sum("not quantized" not in decision.said for decision in made)
         return "\n".join([*map(str, made), f"{count} of {len(made)} operators with weights are quantized ({BETTER})"])
 
 

@@ -144,7 +144,7 @@ def test_a_module_is_excluded_with_what_is_in_it() -> None:
 
 
 def test_wrong_options_are_named() -> None:
-    with pytest.raises(ValueError, match=r"torch\.float16 or torch\.bfloat16, not torch\.float32"):
+    with pytest.raises(ValueError, match=r"torch\.float16 or torch\.bfloat16, got torch\.float32"):
         autocast(torch.float32)
     with pytest.raises(TypeError, match="'half'"):
         autocast("half")  # type: ignore[arg-type]
