@@ -22,9 +22,9 @@ from pipeline.viewing.page import write_report
 def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, object]) -> CompiledModule:
     """Return a new module that runs the program, and that torch.compile and torch.export can trace."""
     if executor not in (known := (None, *get_args(Executor))):
-        raise ValueError(f"executor is one of {', '.join(map(repr, known))}, not {executor!r}")
+        raise ValueError(f"executor must be one of {', '.join(map(repr, known))}, got {executor!r}")
     if late := [name for name in runtime if name in compiled.settings.names() and name not in RUNTIME]:
-        raise TypeError(f"{', '.join(late)} takes effect when compiling; a module takes {', '.join(RUNTIME)}")
+        raise TypeError(f"{', '.join(late)} can only be set when compiling; a module accepts {', '.join(RUNTIME)}")
     made = ProgramModule(compiled, executor, compiled.settings.evolve(**runtime))
     made.entry = OperatorCall(made, compiled)
     return made

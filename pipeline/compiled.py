@@ -342,8 +342,8 @@ class Compiled:
     __deepcopy__ = __copy__
 
     def __reduce__(self) -> Any:
-        why = "a Compiled holds engines in mapped files, and converters, and cannot be pickled"
-        raise TypeError(f"{why}: use compiled.save(path) and pipeline.load(path)")
+        why = "a Compiled cannot be pickled, since it holds converters and engines in memory-mapped files"
+        raise TypeError(f"{why}: to store it, use compiled.save(path) and pipeline.load(path)")
 
     def report(self, html: StrPath | None = None, *, title: str = "", profile: Profile | None = None) -> str:
         """Return a text that describes the program: converted operators, every fallback with its reason, inputs and

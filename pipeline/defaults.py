@@ -99,7 +99,7 @@ def add_precision_stage(
     """
     name = str(precision).removeprefix("torch.")
     if precision is not None and name not in PRECISIONS:
-        raise ValueError(f"precision is 'float16', 'bfloat16' or 'float32' (fp16, bf16, fp32), not {precision!r}")
+        raise ValueError(f"precision must be 'float16', 'bfloat16' or 'float32' (fp16, bf16, fp32), got {precision!r}")
     dtype = None if precision is None else PRECISIONS[name]
     return compile if dtype is None else compile.insert(autocast(dtype, exclude=exclude), before="decompose")
 
@@ -141,8 +141,8 @@ def default(
     settings = (settings or CompilationSettings()).evolve(**fields)
     if unknown := [c for c in settings.compute_capabilities if c not in CAPABILITIES.compute_capabilities]:
         known = ", ".join(CAPABILITIES.compute_capabilities)
-        builds = f"builds for {known}" if known else "builds for the GPU at hand only: leave them empty"
-        raise ValueError(f"compute_capabilities: {LIBRARY} does not know {unknown[0]}; it {builds}")
+        builds = f"builds for {known}" if known else "builds for the GPU of this machine only: leave it empty"
+        raise ValueError(f"compute_capabilities: {LIBRARY} cannot build for {unknown[0]}; it {builds}")
     decompositions, whole = select_decompositions(
         decompositions, torch_enabled_decompositions, torch_disabled_decompositions
     )
@@ -187,7 +187,7 @@ def bisect(
             or run.
     """
     if type(limit) is not int or limit < 1:
-        raise ValueError(f"limit is a number of builds, at least 1, not {limit!r}")
+        raise ValueError(f"limit must be a number of builds, at least 1, got {limit!r}")
     runs: Runs = executor or ("tensorrt" if has_gpu() else "reference")
     compile = _stages_until_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
     alone = isinstance(model, Compiled)
@@ -202,7 +202,7 @@ def bisect(
 def _stages_until_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
     """Return a pipeline's stages up to the one that returns `Compiled`; ``engines=False`` builds no engines."""
     if not isinstance(compile, Pipeline):
-        raise TypeError(f"compile is {kind_of(compile)}, expected a pipeline, such as pipeline.default()")
+        raise TypeError(f"compile must be a pipeline, such as pipeline.default(), got {kind_of(compile)}")
     last = next((step.name for step in compile if step.gives is Compiled), None)
     compile = compile if last is None else compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)
@@ -215,20 +215,20 @@ def _check_keywords(fields: Mapping[str, object], function: Callable[..., object
     for name in fields:
         close = difflib.get_close_matches(name, (*arguments, *known), 1)
         if name not in (*known, *ELSEWHERE) and close and close[0] in arguments:
-            raise TypeError(f"pipeline.{function.__name__} has no {name!r}; did you mean {close[0]!r}?")
+            raise TypeError(f"pipeline.{function.__name__} has no argument {name!r}; did you mean {close[0]!r}?")
 
 
 def _check_types(settings: object, registry: object, decompositions: object) -> None:
     if not isinstance(settings, CompilationSettings | None):
         if isinstance(settings, torch.nn.Module | torch.export.ExportedProgram) or is_script(settings):
             due = "pipeline.compile(model, args=(x,)), or pipeline.default()(model, args=(x,))"
-            raise TypeError(f"pipeline.default takes settings, not the model, {kind_of(settings)}: write {due}")
+            raise TypeError(f"pipeline.default takes settings, got a model, {kind_of(settings)}: write {due}")
         is_input = isinstance(settings, Input | torch.Tensor)
         how = ", and inputs to pipeline.compile(model, args=…)" if is_input else ""
         how = ", as pipeline.default(**settings)" if isinstance(settings, Mapping) else how
-        raise TypeError(f"settings are CompilationSettings, not {kind_of(settings)}: give fields by name{how}")
+        raise TypeError(f"settings must be CompilationSettings, got {kind_of(settings)}: pass settings by name{how}")
     if not isinstance(registry, ConverterRegistry):
-        adopted = "; ConverterRegistry.from_legacy adopts a dict of functions" if isinstance(registry, dict) else ""
-        raise TypeError(f"registry is {kind_of(registry)}, expected a ConverterRegistry{adopted}")
+        adopted = "; ConverterRegistry.from_legacy converts a dict of functions" if isinstance(registry, dict) else ""
+        raise TypeError(f"registry must be a ConverterRegistry, got {kind_of(registry)}{adopted}")
     if not isinstance(decompositions, DecompositionTable):
-        raise TypeError(f"decompositions is {kind_of(decompositions)}, expected a DecompositionTable")
+        raise TypeError(f"decompositions must be a DecompositionTable, got {kind_of(decompositions)}")

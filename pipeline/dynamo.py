@@ -58,13 +58,13 @@ def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Exe
     """
     stages = default() if compile is None else compile
     if not isinstance(stages, Pipeline):
-        due = 'pipeline.backend(pipeline.default(settings)); torch.compile(model, backend="pipeline") has options={…}'
-        raise TypeError(f"a backend takes a pipeline, not {kind_of(stages)}: {due}")
+        due = 'pipeline.backend(pipeline.default(settings)), or torch.compile(model, backend="pipeline", options={…})'
+        raise TypeError(f"pipeline.backend takes a pipeline, got {kind_of(stages)}: write {due}")
     if executor not in (None, *get_args(Executor)):
         known = ", ".join(map(repr, get_args(Executor)))
-        raise ValueError(f"executor is one of {known} or None, not {executor!r}")
+        raise ValueError(f"executor must be one of {known} or None, got {executor!r}")
     if not (accepts(stages.takes, Program) and accepts(Compiled, stages.gives)):
-        raise TypeError(f"a backend needs a pipeline from Program to Compiled, not\n{stages!r}")
+        raise TypeError(f"a backend needs a pipeline that takes a Program and returns a Compiled, got\n{stages!r}")
     return Backend(stages, executor)
 
 
@@ -92,13 +92,13 @@ class Backend:
             raise TypeError(f"options is {kind_of(options)}: {due}")
         if mode is not None and mode not in MODES:
             known = ", ".join(map(repr, MODES))
-            raise ValueError(f"mode is one of {known}, not {mode!r}; options are settings of ours")
+            raise ValueError(f"mode must be one of {known}, got {mode!r}; settings of pipeline go in options={{…}}")
         stages, fields = self.stages, dict[str, Any]({**MODES[mode or "default"], **(options or {})})
         if "precision" in fields:
             stages = add_precision_stage(stages, fields.pop("precision"))
         stages = evolve(stages, settings=stages.settings.evolve(**fields))
         if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
-            self.warn("an input requires a gradient, and programs have none (torch.no_grad() compiles it)")
+            self.warn("an input requires a gradient, which engines cannot compute (call it under torch.no_grad())")
             return graph_module.forward
         views = split_returned_views(graph_module)
         try:
@@ -115,7 +115,7 @@ class Backend:
         """Count a graph that runs in PyTorch, and log the reason when it is new."""
         self.refused[reason] += 1
         if self.refused[reason] == 1:
-            log.warning("torch.compile runs a graph in PyTorch: %s", reason)
+            log.warning("torch.compile runs a graph in PyTorch, without TensorRT: %s", reason)
 
     def report(self) -> str:
         """Return how many graphs were compiled, and how many run in PyTorch, with each reason."""

@@ -138,7 +138,7 @@ class BuildError(PipelineError):
 class QuantizationError(BuildError):
     """Fused quantization was required, but engines do not fuse the quantize/dequantize pairs in ``pairs``."""
 
-    advice = "keep those layers in floats (exclude=…), or allow them (require_fused_quantization=False)"
+    advice = "do not quantize these layers (exclude=…), or allow them (require_fused_quantization=False)"
 
     def __init__(self, engine: str, pairs: Sequence[object]) -> None:
         rows = "\n".join(f"  {pair}" for pair in pairs)
@@ -158,7 +158,7 @@ class CalibrationError(PipelineError, ValueError):
 class CaptureError(PipelineError):
     """torch.export could not capture the model; the message names the model and quotes torch.export."""
 
-    advice = "model(*args) fails too if inputs do not fit; torch.export.export(model, args) alone shows the rest"
+    advice = "if model(*args) fails too, correct the inputs; if not, torch.export.export(model, args) may say more"
 
 
 class ShapeError(PipelineError, ValueError):
@@ -209,8 +209,8 @@ class AgreementError(PipelineError):
     """Errors of a compiled program compared with eager PyTorch exceed their bounds; ``agreement`` has all errors."""
 
     advice = (
-        'verify(on_failure="heal") puts the operators at fault in another form, and pipeline.bisect finds them; '
-        'verify(on_failure="warn") goes on'
+        'verify(on_failure="heal") replaces the operators with wrong results, and pipeline.bisect finds them; '
+        'verify(on_failure="warn") only warns'
     )
 
     def __init__(self, agreement: Any, hint: str = "") -> None:
@@ -252,13 +252,13 @@ class ExecutionError(PipelineError):
 class DecisionError(ExecutionError):
     """A call takes another data-dependent branch than the example inputs did; the message names the source line."""
 
-    advice = 'compile it with another example, or choose by torch.where: decisions="example" has one branch alone'
+    advice = 'compile with an example that takes this branch, or use torch.where: decisions="example" has one branch'
 
 
 class ArtifactError(PipelineError):
     """A program cannot be saved or loaded; the message names the file and the reason."""
 
-    advice = "compile it again, and save it"
+    advice = "compile the model again, and save the program"
 
 
 class ArtifactWarning(UserWarning):

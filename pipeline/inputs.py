@@ -25,7 +25,7 @@ _GRAMMAR = (
 def _to_shape(value: object) -> object:
     """Convert a shape's integers of any type, such as NumPy's, to Python ints."""
     if isinstance(value, torch.Tensor):
-        raise TypeError("Input: shape is a tensor: pipeline.Input.from_tensor(x) describes one")
+        raise TypeError("Input: shape must be a sequence of sizes, got a tensor: use pipeline.Input.from_tensor(x)")
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         return value
     return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)
@@ -34,10 +34,10 @@ def _to_shape(value: object) -> object:
 def _to_profiles(value: Any) -> Any:
     """Convert profiles to tuples of three shapes each."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
-        raise TypeError(f"Input: profiles are (min_shape, opt_shape, max_shape), several of them, not {value!r}")
+        raise TypeError(f"Input: profiles must be a list of (min_shape, opt_shape, max_shape), got {value!r}")
     rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in value)
     if odd := [row for row in rows if not isinstance(row, tuple) or len(row) != 3]:
-        raise TypeError(f"Input: a profile is (min_shape, opt_shape, max_shape), not {odd[0]!r}")
+        raise TypeError(f"Input: each profile must be (min_shape, opt_shape, max_shape), got {odd[0]!r}")
     return rows
 
 
@@ -46,24 +46,24 @@ def _to_device(value: object) -> torch.device | None:
     if value is None or isinstance(value, torch.device):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"Input: device is a torch.device or its name, not {value!r}")
+        raise TypeError(f"Input: device must be a torch.device or its name, got {value!r}")
     try:
         return torch.device(value)
     except RuntimeError:
-        raise ValueError(f"Input: device is a torch.device or its name (cuda, cuda:1, cpu), not {value!r}") from None
+        raise ValueError(f"Input: device must be a torch.device or a name (cuda, cuda:1, cpu), got {value!r}") from None
 
 
 def _check_sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
     if value is None:
         return
     if not isinstance(value, tuple):
-        raise TypeError(f"Input: {field.name} is a sequence of sizes, not {value!r}")
+        raise TypeError(f"Input: {field.name} must be a sequence of sizes, got {value!r}")
     for dim, size in enumerate(value):
         if isinstance(size, bool) or not isinstance(size, int):
-            ranged = "" if isinstance(size, float) else "; a size that varies has a range: min_shape and max_shape"
-            raise TypeError(f"Input: {field.name}[{dim}] is an integer, not {size!r}{ranged}")
+            ranged = "" if isinstance(size, float) else "; for a dynamic size, pass min_shape and max_shape"
+            raise TypeError(f"Input: {field.name}[{dim}] must be an integer, got {size!r}{ranged}")
         if size < 0:
-            raise ValueError(f"Input: {field.name}[{dim}] is {size}, less than 0; ranges take min_shape and max_shape")
+            raise ValueError(f"Input: {field.name}[{dim}] is negative ({size}); for ranges use min_shape and max_shape")
 
 
 MOST = 1 << 16
@@ -75,11 +75,11 @@ def _to_tensor(value: object) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if not isinstance(value, bool | int | float | Sequence) or isinstance(value, str | bytes):
-        raise TypeError(f"Constant: value is a tensor, or numbers in lists, not {kind_of(value)}")
+        raise TypeError(f"Constant: value must be a tensor, or numbers in lists, got {kind_of(value)}")
     try:
         return torch.tensor(value)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"Constant: value is a tensor, or numbers in lists of equal lengths: {error}") from None
+        raise type(error)(f"Constant: value must be a tensor, or numbers in lists of equal lengths: {error}") from None
 
 
 def _replacement_field(name: str) -> str:
@@ -107,10 +107,10 @@ class Constant:
 
     def __attrs_post_init__(self) -> None:
         if self.value.layout != torch.strided or self.value.is_meta or self.value.is_quantized:
-            raise TypeError("Constant: value is a dense tensor with values")
+            raise TypeError("Constant: value must be a dense tensor: not sparse, quantized or on the meta device")
         if self.value.numel() > MOST:
             count = self.value.numel()
-            raise ValueError(f"Constant: value has {count} elements, of at most {MOST}; larger ones can be buffers")
+            raise ValueError(f"Constant: value has {count} elements, more than {MOST}; make it a buffer of the model")
 
     def equals(self, other: object) -> bool:
         """Return whether another value has the same dtype, shape and elements; NaN equals NaN."""
@@ -169,10 +169,10 @@ class Input:
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype):
             known = str(getattr(self.dtype, "__name__", self.dtype)).removeprefix("torch.")
-            close = f": torch.{known}" if isinstance(getattr(torch, known, None), torch.dtype) else ""
-            raise TypeError(f"Input: dtype is a torch.dtype, not {self.dtype!r}{close}")
+            close = f"; write torch.{known}" if isinstance(getattr(torch, known, None), torch.dtype) else ""
+            raise TypeError(f"Input: dtype must be a torch.dtype, got {self.dtype!r}{close}")
         if self.name is not None and not (isinstance(self.name, str) and self.name.isidentifier()):
-            raise ValueError(f"Input: name is a Python identifier, not {self.name!r}")
+            raise ValueError(f"Input: name must be a Python identifier, got {self.name!r}")
         if self.profiles:
             self._span_profiles()
         ranged = (self.min_shape, self.opt_shape, self.max_shape)
@@ -180,7 +180,7 @@ class Input:
             raise ValueError("Input: give either shape, or min_shape, opt_shape and max_shape, not both")
         if self.shape is None and (self.min_shape is None or self.max_shape is None):
             missing = "shape, or min_shape and max_shape" if ranged == (None, None, None) else "min_shape and max_shape"
-            raise ValueError(f"Input: {missing} must be given; for one size only, Input(shape=…)")
+            raise ValueError(f"Input: {missing} must be given; for a static shape, write Input(shape=…)")
         _check_order("min_shape", self.min_shape, "max_shape", self.max_shape)
         if self.opt_shape is None:
             object.__setattr__(self, "opt_shape", self.max_shape)
@@ -190,10 +190,10 @@ class Input:
     def _span_profiles(self) -> None:
         """Check the profiles, and set the input's range to their union."""
         if (self.shape, self.min_shape, self.opt_shape, self.max_shape) != (None,) * 4:
-            raise ValueError("Input: profiles take the place of shape, min_shape, opt_shape and max_shape")
+            raise ValueError("Input: give either profiles, or shape, min_shape, opt_shape and max_shape, not both")
         each = [Input(min_shape=low, opt_shape=opt, max_shape=high) for low, opt, high in self.profiles]
         if len({len(one.ranges) for one in each}) > 1:
-            raise ValueError("Input: profiles have different ranks")
+            raise ValueError("Input: profiles have different ranks; give all shapes the same number of dimensions")
         columns = [tuple(zip(*shapes, strict=True)) for shapes in zip(*self.profiles, strict=True)]
         for name, choose, sizes in (("min_shape", min, columns[0]), ("max_shape", max, columns[2])):
             object.__setattr__(self, name, tuple(map(choose, sizes)))
@@ -245,7 +245,7 @@ class Input:
         """
         match = re.fullmatch(r"(?:(\w+)=)?([^=:@]*)(?::([^=:@]*))?(?:@(.*))?", text.strip())
         if not match:
-            raise ValueError(f"{text!r} is not an input; {_GRAMMAR}")
+            raise ValueError(f"{text!r} does not describe an input; {_GRAMMAR}")
         name, dims, dtype, device = match.groups()
         try:
             low, opt, high = zip(*map(_parse_dim, dims.split("x")), strict=True) if dims != "()" else ((), (), ())
@@ -255,14 +255,14 @@ class Input:
                 return cls(low, **fields)
             return cls(min_shape=low, opt_shape=opt, max_shape=high, **fields)
         except ValueError as error:
-            raise ValueError(f"{text!r} is not an input: {error}") from None
+            raise ValueError(f"{text!r} does not describe an input: {error}") from None
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor, *, name: str | None = None) -> Self:
         """Return the static `Input` with this tensor's shape and dtype."""
         if not isinstance(tensor, torch.Tensor):
-            shape = "; a shape is described by Input(shape)" if isinstance(tensor, list | tuple) else ""
-            raise TypeError(f"Input.from_tensor takes a tensor, not {kind_of(tensor)}{shape}")
+            shape = "; for a shape, use Input(shape)" if isinstance(tensor, list | tuple) else ""
+            raise TypeError(f"Input.from_tensor takes a tensor, got {kind_of(tensor)}{shape}")
         return cls(tuple(tensor.shape), dtype=tensor.dtype, name=name)
 
     def __str__(self) -> str:
@@ -278,7 +278,7 @@ def _check_order(low_name: str, low: tuple[int, ...] | None, high_name: str, hig
         raise ValueError(f"Input: {low_name} has rank {len(low)} and {high_name} rank {len(high)}; they must be equal")
     for dim, (a, b) in enumerate(zip(low, high, strict=True)):
         if a > b:
-            raise ValueError(f"Input: in dimension {dim} {low_name} is {a} and {high_name} is {b}; min <= opt <= max")
+            raise ValueError(f"Input: in dim {dim}, {low_name} is {a} and {high_name} {b}; need min <= opt <= max")
 
 
 def _parse_dim(text: str) -> tuple[int, int, int]:
@@ -292,7 +292,7 @@ def _parse_dtype(name: str) -> torch.dtype:
     short = re.fullmatch(r"(b|u|i|fp|f|bf|c)(\d*)", name, re.ASCII)
     dtype = getattr(torch, _SHORT[short[1]] + short[2] if short else name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is not a dtype; torch's names (float16, int64, bool) and short ones (f16, i64) are")
+        raise ValueError(f"{name!r} is not a dtype; use torch's names (float16, int64, bool) or short ones (f16, i64)")
     return dtype
 
 

@@ -145,7 +145,7 @@ def find_target(qualified: str) -> Callable[..., object]:
     """
     found = operator.getitem if qualified == "operator.getitem" else find_operator(qualified)
     if found is None:
-        raise LookupError(f"there is no operator {qualified[:80]}")
+        raise LookupError(f"no operator {qualified[:80]} is registered: import the library that defines it")
     return found
 
 

@@ -17,7 +17,7 @@ from pipeline.settings_migration import ELSEWHERE
 def _sort_capabilities(value: object) -> tuple[str, ...]:
     """Sort compute capabilities numerically and remove duplicates, so that settings for the same GPUs compare equal."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f'compute_capabilities takes a collection such as ("8.6", "12.0"), not {value!r}')
+        raise TypeError(f'compute_capabilities must be a collection such as ("8.6", "12.0"), got {value!r}')
     given = list(value)
     for item in given:
         if not isinstance(item, str):
@@ -31,9 +31,9 @@ def _to_device_type(value: object) -> str | None:
     """Convert a device to its type, such as ``"cuda"``; refuse an index, since the device may not exist elsewhere."""
     name = str(value) if isinstance(value, torch.device) else value
     if not isinstance(name, str | None):
-        raise TypeError(f"device is 'cuda', 'cpu' or None, not {value!r}")
+        raise TypeError(f"device must be 'cuda', 'cpu' or None, got {value!r}")
     if name not in (None, "cuda", "cpu"):
-        raise ValueError(f"device is 'cuda', 'cpu' or None, not {name!r}; engines run on the current CUDA device")
+        raise ValueError(f"device must be 'cuda', 'cpu' or None, got {name!r}; engines run on the current CUDA device")
     return name
 
 
@@ -41,7 +41,7 @@ def _check_boolean(_: object, field: "attrs.Attribute[Any]", value: object) -> N
     """Validate a boolean; a field whose default is None also accepts None."""
     if not isinstance(value, bool) and not (value is None and field.default is None):
         expected = "True, False or None" if field.default is None else "True or False"
-        raise TypeError(f"{field.name} is {expected}, not {value!r}")
+        raise TypeError(f"{field.name} must be {expected}, got {value!r}")
 
 
 def _integer_validator(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
@@ -53,16 +53,16 @@ def _integer_validator(least: int, most: float = math.inf, *, optional: bool = T
         if value is None and optional:
             return
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{field.name} is {expected}, not {value!r}")
+            raise TypeError(f"{field.name} must be {expected}, got {value!r}")
         if not least <= value <= most:
-            raise ValueError(f"{field.name} is {expected}, not {value}")
+            raise ValueError(f"{field.name} must be {expected}, got {value}")
 
     return check
 
 
 def _to_patterns(value: object) -> tuple[str, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f'refittable_weights takes a collection such as ("layers.0.*",), not {value!r}')
+        raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {value!r}')
     given = sorted({*value})
     if wrong := [item for item in given if not isinstance(item, str)]:
         raise TypeError(f"refittable_weights: {wrong[0]!r} is not a str: expected names or patterns of parameters")
@@ -72,7 +72,7 @@ def _to_patterns(value: object) -> tuple[str, ...]:
 def _to_path(value: object) -> str | None:
     if value is None or isinstance(value, str | os.PathLike):
         return None if value is None else os.fspath(value)
-    raise TypeError(f"engine_cache_dir is a folder, an fsspec URL or None, not {value!r}")
+    raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {value!r}")
 
 
 def _to_path_or_flag(value: object) -> bool | str:
@@ -80,7 +80,7 @@ def _to_path_or_flag(value: object) -> bool | str:
         return value
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"runtime_cache and measurements are True, False or a path, not {value!r}")
+    raise TypeError(f"runtime_cache and measurements must be True, False or a path, got {value!r}")
 
 
 RUNTIME = (

@@ -26,7 +26,7 @@ INSTALL = {
 def _import_bindings() -> ModuleType:
     forced = os.environ.get("PIPELINE_TENSORRT", "")
     if forced and forced not in INSTALL:
-        raise ImportError(f"PIPELINE_TENSORRT is {forced!r}; it takes one of {', '.join(INSTALL)}")
+        raise ImportError(f"PIPELINE_TENSORRT is {forced!r}, but must be one of {', '.join(INSTALL)}")
     candidates = (forced,) if forced else tuple(INSTALL)
     for candidate in candidates:
         if importlib.util.find_spec(candidate) is not None:
@@ -37,7 +37,7 @@ def _import_bindings() -> ModuleType:
                 raise ImportError(f"{why}\n  {INSTALL[candidate]}") from error
     hints = "".join(f"\n  {INSTALL[candidate]}" for candidate in candidates)
     wanted = "PIPELINE_TENSORRT asks for it" if forced else "pipeline needs one of the two"
-    raise ImportError(f"{' and '.join(candidates)} cannot be found ({wanted}). Install:{hints}")
+    raise ImportError(f"{' and '.join(candidates)} cannot be imported ({wanted}). Install:{hints}")
 
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def enum_member(cls: Any, name: str) -> object:
     try:
         return cls.__members__[name]
     except KeyError:
-        raise ValueError(f"{LIBRARY} has no {cls.__name__}.{name}, only {', '.join(cls.__members__)}") from None
+        raise ValueError(f"{LIBRARY} has no {cls.__name__}.{name}; it has {', '.join(cls.__members__)}") from None
 
 
 def compute_capability(text: str) -> object:
@@ -179,7 +179,7 @@ def to_trt(dtype: torch.dtype) -> "trt.DataType":
     try:
         return trt.DataType.__members__[_TRT[dtype]]
     except KeyError:
-        raise TypeError(f"TensorRT has no {dtype}, only {', '.join(map(str, _TRT))}") from None
+        raise TypeError(f"TensorRT has no dtype for {dtype}, only for {', '.join(map(str, _TRT))}") from None
 
 
 def to_torch(dtype: "trt.DataType") -> torch.dtype:

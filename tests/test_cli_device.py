@@ -43,4 +43,4 @@ def test_what_is_compiled_agrees_with_eager(tmp_path: Path) -> None:
 
 def test_other_devices_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["print", *SPEC, "--device", "cuda:1"]) == 2
-    assert "device is 'cuda', 'cpu' or None" in capsys.readouterr().err
+    assert "device must be 'cuda', 'cpu' or None" in capsys.readouterr().err

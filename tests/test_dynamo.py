@@ -362,9 +362,9 @@ def test_options_are_settings() -> None:
 
 
 def test_a_pipeline_that_ends_early_is_none_for_a_backend() -> None:
-    with pytest.raises(TypeError, match="from Program to Compiled"):
+    with pytest.raises(TypeError, match="takes a Program and returns a Compiled"):
         pipeline.backend(pipeline.default().until("convert"))
-    with pytest.raises(TypeError, match="from Program to Compiled"):
+    with pytest.raises(TypeError, match="takes a Program and returns a Compiled"):
         pipeline.backend(pipeline.default().without("decompose").without("improve").without("validate"))
 
 

@@ -97,7 +97,7 @@ def test_no_error_of_ours_is_called_as_one_of_pythons() -> None:
 
 def test_positions_out_of_range_are_named() -> None:
     compiled = pipeline.default()(torch.nn.Embedding(4, 3).eval(), args=(torch.tensor([0, 3]),))
-    with pytest.raises(PipelineError, match=r"GATHER 'embedding.*': index 0\.\.4 is outside 0\.\.3") as caught:
+    with pytest.raises(PipelineError, match=r"GATHER 'embedding.*': indices 0\.\.4 exceed the range 0\.\.3") as caught:
         compiled.module(executor="reference")(torch.tensor([0, 4]))
     assert isinstance(caught.value, ExecutionError)
     assert "name the layer's operator in torch_executed_ops" in str(caught.value)

@@ -55,7 +55,7 @@ def test_the_environment_chooses_the_bindings() -> None:
 
 
 def test_an_unknown_choice_lists_the_known() -> None:
-    assert "it takes one of tensorrt, tensorrt_rtx" in importing("tensorflow").stderr
+    assert "but must be one of tensorrt, tensorrt_rtx" in importing("tensorflow").stderr
 
 
 @pytest.mark.skipif(CAPABILITIES.flavour == "tensorrt", reason="tensorrt is installed here")
@@ -94,7 +94,7 @@ def test_every_dtype_of_tensorrt_has_torchs_name() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int16])
 def test_a_dtype_that_tensorrt_lacks_is_a_type_error(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match=f"TensorRT has no {dtype}"):
+    with pytest.raises(TypeError, match=f"TensorRT has no dtype for {dtype}"):
         to_trt(dtype)
 
 
@@ -105,7 +105,7 @@ def test_an_unknown_name_of_a_dtype_is_a_type_error() -> None:
 
 def test_enums_by_name() -> None:
     assert enum_member(trt.PoolingType, "MAX") == trt.PoolingType.MAX
-    with pytest.raises(ValueError, match=r"no PoolingType\.MIN, only MAX, AVERAGE"):
+    with pytest.raises(ValueError, match=r"no PoolingType\.MIN; it has MAX, AVERAGE"):
         enum_member(trt.PoolingType, "MIN")
 
 

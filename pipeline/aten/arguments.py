@@ -38,7 +38,7 @@ def bind(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -
         elif has_default:
             values.append(default)
         else:
-            raise TypeError(f"{target} needs the argument {name}")
+            raise TypeError(f"the call of {target} lacks its required argument {name}")
     return values
 
 

@@ -96,7 +96,7 @@ def checked_shift(number: Argument, bits: Argument) -> Argument:
 
 def _raise_if_too_large(too_large: bool) -> None:
     if too_large:
-        raise TooLargeError(f"a number computed from sizes has more than {MOST_BITS} bits")
+        raise TooLargeError(f"a number computed from tensor sizes needs more than {MOST_BITS} bits, the maximum")
 
 
 def _require_numbers(function: Callable[..., Argument]) -> Callable[..., Argument]:
@@ -105,7 +105,7 @@ def _require_numbers(function: Callable[..., Argument]) -> Callable[..., Argumen
     @wraps(function)
     def call(*args: Argument) -> Argument:
         if strange := next((a for a in args if isinstance(a, (str, bytes, list, tuple, dict))), None):
-            raise TypeError(f"{function.__name__} takes numbers here, not {kind_of(strange)}")
+            raise TypeError(f"the graph may call {function.__name__} with numbers only, got {kind_of(strange)}")
         result = function(*args)
         _raise_if_too_large(type(result) is int and result.bit_length() > MOST_BITS)
         return result
@@ -121,7 +121,7 @@ def _checked_round(number: Argument, digits: int = 0) -> Argument:
 def _getitem(values: Argument, index: Argument) -> Argument:
     """Return ``values[index]`` of a tuple or list of results; raise a TypeError for other values."""
     if not isinstance(values, (tuple, list)):
-        raise TypeError(f"getitem takes the results of an operator here, not {kind_of(values)}")
+        raise TypeError(f"the graph may call getitem on an operator's tuple of results only, got {kind_of(values)}")
     return values[index]
 
 

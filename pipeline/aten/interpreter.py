@@ -59,7 +59,7 @@ class Interpreter:
     def __call__(self, *inputs: Leaf) -> Argument:
         """Run the graph and return its results in their original structure. If a step raises, a note names the node."""
         if len(inputs) != self.count:
-            raise TypeError(f"a graph takes {self.count} inputs, not {len(inputs)}")
+            raise TypeError(f"the graph takes {self.count} inputs, but the call has {len(inputs)}")
         slots = [*inputs, *self.template]
         result = -1
         try:
@@ -161,12 +161,12 @@ def get_attribute(module: torch.nn.Module, path: str) -> Argument:
     for parent in parents:
         found = module._modules.get(parent)
         if found is None:
-            raise AttributeError(f"{path[:80]!r} is not in the graph")
+            raise AttributeError(f"the graph has no tensor or submodule {path[:80]!r}")
         module = found
     for kind in (module._modules, module._buffers, module._parameters, vars(module)):
         if isinstance(value := kind.get(name), (torch.nn.Module, torch.Tensor)):
             return value
-    raise AttributeError(f"{path[:80]!r} is not in the graph")
+    raise AttributeError(f"the graph has no tensor or submodule {path[:80]!r}")
 
 
 def interpret(

@@ -29,7 +29,7 @@ def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Ten
     if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= cache.shape[2]:
-            raise IndexError(f"rows {low} to {high} of a cache that has {cache.shape[2]}")
+            raise IndexError(f"the update writes rows {low} to {high} of a KV cache with only {cache.shape[2]} rows")
     return positions
 
 

@@ -93,7 +93,7 @@ def conditional_reason(target: Target, args: Argument, value: object, *, undone:
     if kind is Kind.DRAWS and not _is_inference_dropout(target, args):
         return "draws random numbers"
     if schema is not None and (not schema.returns or (schema.is_mutable and not undone)):
-        return "has an effect"
+        return "has a side effect"
     if kind is Kind.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
         return "reads data"
     if name in BY_POSITIONS and not _indexes_by_mask(args):

@@ -95,7 +95,7 @@ def code_values(codes: Tensor, type: str) -> Tensor:
 def pack(input: Tensor, type: str) -> Tensor:
     """Pack pairs of 4-bit values along the last dim into bytes, the first in the low bits; ValueError if too large."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
-        raise ValueError("a quantized weight does not fit in int4 [-8, 7]; recompile with these weights")
+        raise ValueError("a quantized weight is outside int4's range [-8, 7]; recompile the model with these weights")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15
     return low | (high << 4)
 
@@ -162,7 +162,7 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
     result = input.to(torch.int32) - expand_blocks(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):
-        raise ValueError(f"a quantized value minus its zero point does not fit in {type}; recompile with these weights")
+        raise ValueError(f"a quantized value minus its zero point overflows {type}; recompile it with these weights")
     return result.to(torch.int8)
 
 

@@ -35,14 +35,14 @@ def must_be(kind: type) -> Callable[[Any, Any, Any], None]:
 
     def check(_: object, field: Any, value: Argument) -> None:
         if not isinstance(value, kind):
-            raise TypeError(f"{field.name} is a {kind.__name__}, not {value!r}")
+            raise TypeError(f"{field.name} must be a {kind.__name__}, got {value!r}")
 
     return check
 
 
 def _callable(_: object, field: Any, value: Argument) -> None:
     if not callable(value) and not (value is None and field.default is None):
-        raise TypeError(f"{field.name} is a function, not {value!r}")
+        raise TypeError(f"{field.name} must be a function, got {value!r}")
 
 
 @attrs.frozen

@@ -117,7 +117,7 @@ def clear_remembered_shapes(model: torch.nn.Module) -> Iterator[None]:
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
     if left := found.keys() - changed_attributes():
-        raise CaptureError(f"{type(model).__name__} does not set {', '.join(sorted(left))} when it is called")
+        raise CaptureError(f"{type(model).__name__} does not assign {', '.join(sorted(left))} in each call")
 
 
 NUMBERS: Final = Attempt(

@@ -25,7 +25,7 @@ from pipeline.export_fixes.runtime_asserts import is_data_dependent
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
-HINT: Final = "torch.where(condition, one, other) chooses between values, torch.cond runs one branch alone"
+HINT: Final = "select between values with torch.where(condition, one, other), or run only one branch with torch.cond"
 
 
 class Unset:
@@ -102,7 +102,7 @@ def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Arg
     finally:
         now.open_branches.pop()
     if branch.effect:
-        raise _branch_error(line, f"has a branch that must not run unless it is taken: {branch.effect}")
+        raise _branch_error(line, f"has a side effect in a branch, so both branches cannot run: {branch.effect}")
     return result
 
 
@@ -136,7 +136,7 @@ def record_effects(
     for choice in now.selected:
         if written & choice.memory:
             why = f"the model writes in place to a tensor that the data-dependent if at {choice.place} may return"
-            raise CaptureError(why, "write to a clone: only data determines which of two tensors is written")
+            raise CaptureError(why, "write to a clone: which of two tensors the if returns is unknown when compiling")
     before = {_storage_of(tensor) for tensor in _tensors_in((args, kwargs))}
     made = {_storage_of(tensor) for tensor in _tensors_in(result)} - before
     for branch in now.open_branches:
@@ -165,7 +165,7 @@ def _storage_of(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def _branch_error(line: str, problem: str) -> CaptureError:
-    return CaptureError(f"the data-dependent if at {line}, which {problem}", HINT)
+    return CaptureError(f"the data-dependent if at {line} {problem}", HINT)
 
 
 def _properties(tensor: torch.Tensor) -> object:

@@ -17,7 +17,7 @@ from pipeline.export_fixes.error_attribution import unnamed_fields_error
 from pipeline.export_fixes.input_checks import bind_args
 from pipeline.records.wording import kind_of
 
-KIND_HINT = "record calls of one kind, and compile once for each kind"
+KIND_HINT = "record only calls that pass the same inputs in the same way, and compile once for each way"
 
 
 @frozen
@@ -86,7 +86,7 @@ class Calls:
             raise self.refused
         if self.example is None:
             why = f"{self._module_name} was not called while its calls were recorded"
-            raise CaptureError(why, "call forward inside of the with block; calls of other methods do not count")
+            raise CaptureError(why, "call the module in the with block; only calls of forward are recorded")
         first = self.seen[0]
         for other in self.seen[1:]:
             self._check_alike(first, other)
@@ -97,16 +97,16 @@ class Calls:
 
     def _check_alike(self, first: Call, second: Call) -> None:
         if missing := sorted(first.values.keys() ^ second.values.keys()):
-            raise CaptureError(f"{self._module_name} was called with and without {', '.join(missing)}", KIND_HINT)
+            raise CaptureError(f"only some calls of {self._module_name} pass {', '.join(missing)}", KIND_HINT)
         if first.spec != second.spec:
             raise CaptureError(
-                f"{self._module_name} was called by position and by keyword, or with other containers", KIND_HINT
+                f"calls of {self._module_name} differ in keyword arguments, or in the structure of inputs", KIND_HINT
             )
         for path, own in first.values.items():
             value = second.values[path]
             if not _are_compatible(own, value):
                 why = f"{path} of {self._module_name} is {own} in one call and {value} in another"
-                hint = f"pass a number that varies as a tensor; else {KIND_HINT}"
+                hint = f"pass a number that changes as a tensor, or {KIND_HINT}"
                 raise CaptureError(why, hint)
 
     def _dynamic_entry(self, path: str) -> Argument:
@@ -132,7 +132,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         TypeError: ``module`` is not an ``nn.Module``.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"recorded takes an nn.Module, not {kind_of(module)}")
+        raise TypeError(f"pipeline.recorded takes an nn.Module, got {kind_of(module)}")
     calls = Calls(module)
 
     def record_call(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:

@@ -85,10 +85,10 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
     for path, value, dim, entry in given:
         (low, high), size = STATIC if isinstance(entry, int) else _entry_bounds(entry), value.shape[dim]
         if (low is not None and size < low) or (high is not None and size > high >= 0):
-            name = getattr(entry, "__name__", "its range")
+            name = getattr(entry, "__name__", "its dynamic shape")
             ends = f"{low or 0} to {'any size' if high is None else high}"
-            why = f"input {path} has size {size} in dimension {dim}, and {name} goes from {ends}"
-            raise CaptureError(why, "pass an example within the range, or give a range with its size")
+            why = f"the example input {path} has size {size} in dimension {dim}, but {name} allows {ends}"
+            raise CaptureError(why, "pass an example whose size is in the range, or a range that contains this size")
 
 
 @define
@@ -278,12 +278,12 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
             least, most = found.get(symbol, (low, high))
             if symbol == str(size) and None not in (most, high) and (least, most) != (low, high):
                 log.warning(
-                    "inputs share a size, and their ranges differ, %s to %s and %s to %s: calls have to fit both",
+                    "inputs of equal size have the ranges %s to %s and %s to %s: the size must be in both ranges",
                     *(least, most, low, high),
                 )
             ends = max(low, least), min((e for e in (high, most) if e is not None), default=None)
             if ends[1] is not None and ends[0] > ends[1]:
-                raise ValueError(f"inputs share a size, and no size is in both {least} to {most} and {low} to {high}")
+                raise ValueError(f"equal sizes of inputs have disjoint ranges: {least} to {most}, {low} to {high}")
             found[symbol] = ends
     return found
 

@@ -153,8 +153,8 @@ def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError
     place = line_text(code.co_filename, number)
     if indexed := _index_error(error, type(model).__name__, place):
         return indexed
-    does = "uses a number as an element of a set, or as a key," if is_key else "decides by data,"
-    why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
+    does = "uses a tensor's value in a set or as a dict key" if is_key else "branches on a tensor's value"
+    why = f"{type(model).__name__} {does}, which is unknown until it runs: {place} (torch.export: data-dependent)"
     return CaptureError(why, BRANCH_HINT)
 
 
@@ -163,10 +163,10 @@ def _index_error(error: Exception, model: str, line: str) -> CaptureError | None
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
-        f"{model} decides by data: it uses a number read from a tensor as a Python index or count: {line} "
+        f"{model} uses a number that it reads from a tensor as a Python index or count: {line} "
         "(torch.export: data-dependent)"
     )
-    index = "a tensor takes an index as a tensor: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
+    index = "index a tensor with a tensor instead: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"
     decides = re.search(r"\b(if|while)\b", line)
     return CaptureError(why, f"{index}; {BRANCH_HINT if decides else VALUE_HINT}")
 
@@ -184,7 +184,7 @@ def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> Captu
         hint = "create it on the same device: torch.tensor(…, device=x.device)"
         return CaptureError(f"{where}: {line_text(line[0].co_filename, line[1])}: {error_text(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
-    hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
+    hint = "move them to one device: model.to(…), x.to(…), Input(…, device=…)"
     return CaptureError(f"{', '.join(found)}: {error_text(error)}", hint)
 
 
@@ -192,20 +192,20 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows
     """Convert torch's error for an input or output of an unsupported type; return None for other errors."""
     for path, value in rows:
         if f"Unsupported input type {type(value)}" in str(error):
-            hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
+            hint = "pass tensors, numbers, strings or containers of these; a constant can be an attribute of the model"
             if isinstance(value, type):
                 return CaptureError(f"input {_input_name(model, path)} is the class {value.__name__}", hint)
             if type(value).__module__ == "numpy":
                 hint = f"pass a tensor: torch.{'from_numpy' if type(value).__name__ == 'ndarray' else 'tensor'}(…)"
             elif is_dataclass(value):
-                hint = f"torch.export.register_dataclass({type(value).__name__}) makes torch look inside"
+                hint = f"call torch.export.register_dataclass({type(value).__name__}) so that torch reads its fields"
             return CaptureError(
                 f"input {_input_name(model, path)} is {kind_of(value)}, which torch.export does not take", hint
             )
     if "argument of type: <class 'torch._C.Generator'>" in str(error):  # before 2.13, which captures it
         return CaptureError(GENERATOR_MESSAGE)
     if (returned := _unsupported_result(error)) is not None:
-        known = f"torch.export.register_dataclass({returned}) makes torch look inside, if it is a dataclass"
+        known = f"call torch.export.register_dataclass({returned}) if it is a dataclass"
         hint = f"return tensors, numbers or containers of these; {known}"
         return CaptureError(f"{type(model).__name__} returns a {returned}, which torch.export does not know", hint)
     return None
@@ -250,8 +250,8 @@ def _tensor_hint(value: object) -> str:
     if isinstance(value, str):
         return "pipeline.Input.parse reads a text such as '1..8x3x224x224:float16'"
     if isinstance(value, tuple | list) and {*map(type, value)} == {int}:
-        return f"pipeline.Input(shape={tuple(value)}) stands for a tensor of that shape"
-    return "make a tensor of it: torch.tensor(…)"
+        return f"for a tensor of this shape, pass pipeline.Input(shape={tuple(value)})"
+    return "convert it to a tensor: torch.tensor(…)"
 
 
 def _unsupported_result(error: Exception) -> str | None:

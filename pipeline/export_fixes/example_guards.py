@@ -37,7 +37,7 @@ from pipeline.export_fixes.patching import Kernel
 
 HINT: Final = (
     "compare the tensor, or its item(), without float(): `if x.mean() > 0.1`; "
-    "torch.where(condition, one, other) chooses between values"
+    "to select between values, use torch.where(condition, one, other)"
 )
 
 NUMBER_READS: Final = (aten.item.default, aten._local_scalar_dense.default)
@@ -122,7 +122,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
-        raise CaptureError(f"Python decides by a float at {place}: the program would hold for this value only", HINT)
+        raise CaptureError(f"a branch at {place} depends on a float: the program would hold for its value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
     for node in list(graph.nodes):
@@ -134,7 +134,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
                 found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
     for symbol in sorted(decisions.lines.keys() - seen):
         place = " or ".join(decisions.lines[symbol])
-        raise CaptureError(f"the data-dependent condition at {place} cannot be checked in a call", HINT)
+        raise CaptureError(f"a program could not check the data-dependent condition at {place} in its calls", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.disjunction_of(each) for each in found.values()]

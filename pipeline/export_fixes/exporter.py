@@ -63,7 +63,7 @@ def export(
     module: torch.nn.Module = interpret_scripts(model)
     request = check_request(module, args, kwargs, dynamic_shapes, profiles)
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"model is {kind_of(module)}: pass an nn.Module, an ExportedProgram or TorchScript")
+        raise TypeError(f"model must be an nn.Module, an ExportedProgram or TorchScript, got {kind_of(module)}")
     input_checks.check_module(module)
     inside, inputs = under_autocast(module) if is_autocast_on() else module, (request.args, request.kwargs)
     with without_autocast():

@@ -49,9 +49,9 @@ def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple
     try:
         shown = copy_module(model, memo)
     except Exception as error:
-        why = f"{type(model).__name__} cannot be captured as on {device}: it cannot be copied: {error}"
+        why = f"{type(model).__name__} cannot be captured for {device}, since copying it fails: {error}"
         raise CaptureError(
-            why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
+            why, "copy.deepcopy(model) fails in the same way: define __deepcopy__ for the object that cannot be copied"
         ) from error
     with torch.no_grad(), keep_weights_in_place():
         for module in shown.modules():
@@ -62,8 +62,8 @@ def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple
                 module._apply(fakes.fake_with_values)
             except Exception as error:
                 kind = type(module).__name__
-                why = f"{kind} cannot be captured as on {device}: its own _apply fails on fake tensors: {error}"
-                raise CaptureError(why, f"{kind}._apply(function) is to give each tensor to the function") from error
+                why = f"{kind} cannot be captured for {device}, since its _apply fails on fake tensors: {error}"
+                raise CaptureError(why, f"{kind}._apply(function) must only apply the function to tensors") from error
     return shown, tree_map_only(torch.Tensor, fakes.fake_of, inputs)
 
 
@@ -118,8 +118,8 @@ def ensure_cuda_guard() -> None:
             _register_cuda_guard()
         except (OSError, ValueError, AttributeError) as error:
             raise CaptureError(
-                f"this build of torch has no devices of type cuda, and cannot be given any: {error}",
-                "install a build of torch with CUDA; it needs no GPU to capture a model as on one",
+                f"this build of torch has no CUDA devices, and pipeline could not simulate one: {error}",
+                "install a build of torch with CUDA; capturing a model for a GPU then works without a GPU",
             ) from error
 
 

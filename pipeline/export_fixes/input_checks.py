@@ -27,9 +27,9 @@ def check_arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], d
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f'kwargs is {kind_of(kwargs)}: pass a dict of inputs by name, such as {{"x": x}}')
     if odd := [name for name in kwargs or () if not isinstance(name, str)]:
-        raise TypeError(f"kwargs names inputs by strings, not by {odd[0]!r}")
+        raise TypeError(f"the keys of kwargs must be names of inputs (strings), got {odd[0]!r}")
     if modules := [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.nn.Module)]:
-        raise TypeError(f"{kind_of(modules[0])} is among the inputs: a module is part of the model, and no input")
+        raise TypeError(f"{kind_of(modules[0])} is among the inputs: a module must be part of the model instead")
     return tuple(args), dict(kwargs or {})
 
 
@@ -37,7 +37,7 @@ def check_module(model: torch.nn.Module) -> None:
     """Raise `TypeError` for an already compiled module, and `CaptureError` for a module whose parameters have no
     values."""
     if isinstance(model, CompiledModule):
-        raise TypeError("model is compiled already: call it, or compile the module that it was made from")
+        raise TypeError("the model is already compiled: call it, or pass the original nn.Module to compile it again")
     check_values(chain(model.named_parameters(), model.named_buffers()))
 
 
@@ -46,7 +46,7 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(
-                f"{name} is on the meta device: it has a shape and no value",
+                f"{name} is on the meta device, so it has a shape but no values",
                 'load the model\'s weights first: model.to_empty(device="cpu"), then model.load_state_dict(…)',
             )
 
@@ -71,16 +71,16 @@ def bind_args(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[
         return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError as error:
         takes = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
-        raise TypeError(f"{takes}: {error}; {_inputs_hint(signature, args, kwargs)}") from None
+        raise TypeError(f"{takes} rejects the inputs: {error}; {_inputs_hint(signature, args, kwargs)}") from None
 
 
 def _inputs_hint(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     """Return a hint for inputs that ``forward`` does not accept: what to pass instead, or what was passed."""
     if args and all(type(size) is int for size in args):
-        return f"args are inputs, and {args} are numbers: args=(pipeline.Input(shape={args}),) stands for a tensor"
+        return f"{args} are numbers; for a tensor of this shape, pass args=(pipeline.Input(shape={args}),)"
     known = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_POSITIONAL}
     if unknown := [name for name in kwargs if name not in known]:
-        return f"there is no {unknown[0]!r}{did_you_mean(unknown[0], known, ': ')}"
+        return f"there is no input {unknown[0]!r}{did_you_mean(unknown[0], known, ': ')}"
     given = ", ".join([*map(kind_of, args), *(f"{name}={kind_of(value)}" for name, value in kwargs.items())])
     return f"given: {given}" if given else "pass its inputs: args=(x,), or kwargs={…} by name"
 
@@ -105,11 +105,11 @@ def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: objec
         parameters = inspect.signature(model.forward).parameters.values()
         known = {*inputs, *chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))}
         if unknown := [name for name in shapes if name not in known]:
-            raise ValueError(f"dynamic_shapes has {unknown[0]!r}; the inputs of {type(model).__name__} are {names}")
+            raise ValueError(f"dynamic_shapes has {unknown[0]!r}, but {type(model).__name__} has the inputs {names}")
         return [(name, inputs.get(name), spec) for name, spec in shapes.items()]
     if isinstance(shapes, list | tuple):
         if shapes and len(shapes) != len(inputs):
-            raise ValueError(f"dynamic_shapes has {len(shapes)} entries for {len(inputs)} inputs ({names})")
+            raise ValueError(f"dynamic_shapes has {len(shapes)} entries, expected {len(inputs)}, for {names}")
         return [(name, inputs[name], spec) for name, spec in zip(inputs, shapes, strict=False)]
     raise TypeError(f"dynamic_shapes is {kind_of(shapes)}: pass a dict by the names of inputs ({names}), or a tuple")
 
@@ -136,16 +136,16 @@ def dim_entries(spec: Spec) -> dict[int, Argument]:
 def _check_entries(path: str, rank: int, spec: object) -> None:
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
-            f"dynamic_shapes of {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRY_KINDS}, or a tuple"
+            f"dynamic_shapes for {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRY_KINDS}, or a tuple"
         )
     entries = spec if isinstance(spec, Mapping) else dict(enumerate(spec))
     if not isinstance(spec, Mapping) and len(spec) != rank:
-        raise ValueError(f"dynamic_shapes of {path} has {len(spec)} entries; the input has rank {rank}")
+        raise ValueError(f"dynamic_shapes for {path} has {len(spec)} entries, but this input has rank {rank}")
     for dim, entry in entries.items():
         if not isinstance(dim, int) or not -rank <= dim < rank:
-            raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
+            raise ValueError(f"dynamic_shapes for {path} has dimension {dim!r}, but this input has rank {rank}")
         if not (entry is None or isinstance(entry, int | Dim | type(Dim.AUTO))):
-            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRY_KINDS}")
+            raise TypeError(f"dynamic_shapes for dimension {dim} of {path} is {entry!r}: expected {ENTRY_KINDS}")
 
 
 def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: Spec) -> Spec:
@@ -164,7 +164,7 @@ def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: S
     if len(shapes) != len(inputs) - 1 + count:
         each = [f"{name}[{i}]" for i in range(count)]
         names = ", ".join(part for other in inputs for part in (each if other == name else [other]))
-        raise ValueError(f"dynamic_shapes has {len(shapes)} entries for {len(inputs) - 1 + count} inputs ({names})")
+        raise ValueError(f"dynamic_shapes has {len(shapes)} entries, expected {len(inputs) - 1 + count}, for {names}")
     return (*shapes[:first], tuple(shapes[first : first + count]), *shapes[first + count :])
 
 

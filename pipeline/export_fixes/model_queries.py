@@ -100,5 +100,5 @@ def reject_seeding(orig: Callable[..., object], *args: object, **kwargs: object)
     if frame.f_code.co_filename.startswith(NOT_MODEL_CODE):
         return orig(*args, **kwargs)
     place = line_text(frame.f_code.co_filename, frame.f_lineno)
-    why = f"the model seeds torch's random generator at {place}, which a program cannot do"
-    raise CaptureError(why, "seed before the call; or draw once, and keep the numbers in a buffer")
+    why = f"the model seeds torch's random generator at {place}, which a compiled program cannot do"
+    raise CaptureError(why, "seed before calling the model, or sample the numbers once and store them in a buffer")

@@ -46,7 +46,7 @@ DERIVED_ATTRIBUTES: Final = ("_flat_weights", "_flat_weight_refs")
 """Attributes in which torch's recurrent layers list their parameters; a trace replaces the listed tensors."""
 
 HINT: Final = (
-    "register_buffer makes it part of the program, if each call assigns it a tensor of its shape and dtype; or take it "
+    "register the state as a buffer and assign only tensors of the same shape and dtype to it, or take the state "
     "as an input, and return it"
 )
 
@@ -108,7 +108,7 @@ class KeptState:
         """Raise `CaptureError` if a call depends on state that an earlier call left in the model. The error names
         the attribute and the line that assigns it."""
         if self.containers:
-            why = "%s changes entries of its input %s: a program does not, and returns what the model returns"
+            why = "%s changes entries of its input %s: the compiled program does not, but returns the same results"
             log.warning(why, type(self.model).__name__, ", ".join(self.containers))
         kept = {place: values for place, values in self.changes.items() if place not in self.memos}
         if not kept or self.repeat_export is None:
@@ -119,18 +119,18 @@ class KeptState:
                 same = is_second_call_equal(self.repeat_export(), self.structures)
         except Exception as error:
             log.debug("the model cannot be captured for two calls", exc_info=error)
-            log.warning("a program does not keep %s from call to call", self.state_lines(kept))
+            log.warning("the compiled program does not keep %s between calls", self.state_lines(kept))
             return
         finally:
             self.calls_twice, self.changes, after = False, changes, self.changes
         if not same:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
-            why = f"{type(self.model).__name__} carries state from call to call in {self.state_lines(moving or kept)}"
-            raise CaptureError(f"{why}: a program starts each call from its first state", HINT)
+            why = f"{type(self.model).__name__} keeps state between calls in {self.state_lines(moving or kept)}"
+            raise CaptureError(f"{why}: a compiled program would start each call from the initial state", HINT)
         read = _attribute_names_read(self.model)
         unread = [place for place in kept if place.rpartition(".")[2] not in read]
         if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
-            log.warning("the model sets %s: a program does not", self.state_lines(shown))
+            log.warning("the model assigns %s: the compiled program does not", self.state_lines(shown))
 
     def state_lines(self, places: Sequence[str] | Mapping[str, object]) -> str:
         """Return as text the attributes that a call changed, each with the line that assigns it."""
@@ -197,8 +197,8 @@ def _reject_seeding() -> Iterator[None]:
         traced = torch.get_rng_state()
         yield
         if not torch.equal(torch.get_rng_state(), traced):
-            why = "the model seeds torch's random generator when it is called, which a program cannot do"
-            raise CaptureError(why, "seed torch's generator before the call; draw in the model without one")
+            why = "the model seeds torch's random generator when it is called, which a compiled program cannot do"
+            raise CaptureError(why, "seed torch's generator before calling the model; sample without a generator in it")
 
 
 @frozen

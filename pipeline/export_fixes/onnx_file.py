@@ -127,7 +127,7 @@ def open_onnx_model(model: Argument, args: Sequence[Argument], kwargs: object) -
         return file.module, args
     if file.dynamic_input:
         due = "args=(pipeline.Input(min_shape=…, max_shape=…),)"
-        raise ValueError(f"{model}: {file.dynamic_input} varies, and the file has no range for it: pass {due}")
+        raise ValueError(f"{model}: {file.dynamic_input} is dynamic, but has no range in the file: pass {due}")
     return file.module, file.inputs
 
 
@@ -154,16 +154,16 @@ def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
     for node in _all_nodes(file.graph):
         if not onnx2fx.is_supported(node.op_type, node.domain, versions.get(node.domain, 1)):
             kind = ".".join(filter(None, [node.domain, node.op_type]))
-            raise CaptureError(f"{path}: onnx2fx does not convert the node {node.name!r} ({kind})", _HINT)
+            raise CaptureError(f"{path}: onnx2fx cannot convert the node {node.name!r} ({kind})", _HINT)
     for value in (*file.graph.input, *file.graph.output):
         if DTYPE_MAP.get(value.type.tensor_type.elem_type) is None:
-            raise CaptureError(f"{path}: {value.name} is not a tensor of numbers", _HINT)
+            raise CaptureError(f"{path}: the input or output {value.name} is not a tensor of numbers", _HINT)
     if (node := first_wrong_node(file, _all_nodes(file.graph))) is not None:
-        raise CaptureError(f"{path}: onnx2fx computes another result for {node.name!r} ({node.op_type})", _HINT)
+        raise CaptureError(f"{path}: onnx2fx converts the node {node.name!r} ({node.op_type}) incorrectly", _HINT)
     try:
         module = onnx2fx.convert(file)
     except Exception as error:
-        raise CaptureError(f"{path}: onnx2fx does not convert it: {error}", _HINT) from error
+        raise CaptureError(f"{path}: onnx2fx cannot convert this file: {error}", _HINT) from error
     weights = {each.name for each in file.graph.initializer}
     ports = [port for port in file.graph.input if port.name not in weights]
     varies = next((f"dim {dim} of the input {port.name}" for port in ports for dim in _dynamic_dims(port)), "")

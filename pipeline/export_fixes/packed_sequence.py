@@ -186,7 +186,7 @@ def remove_unused_data(exported: ExportedProgram) -> None:
     for node in sizes:
         if node.users:
             why = f"{source_line_in(node.meta)}: the model reads the batch_sizes of a packed sequence"
-            raise CaptureError(why, "read the lengths that pad_packed_sequence returns instead")
+            raise CaptureError(why, "use the lengths that pad_packed_sequence returns instead of batch_sizes")
         graph.erase_node(node)
     for node in reversed(data):
         readers = list(_readers(node))

@@ -57,18 +57,18 @@ def merge_profiles(
     if profiles is None:
         return dynamic_shapes, _profiles_of_inputs(inputs)
     if dynamic_shapes is not None:
-        raise TypeError("profiles and dynamic_shapes are both given: pass one of the two")
+        raise TypeError("profiles and dynamic_shapes are both given: pass only one of these arguments")
     if inputs:
-        raise TypeError("profiles are given in the call and by an Input: give them in one place")
+        raise TypeError("the argument profiles and a pipeline.Input both give profiles: use only one of them")
     if not isinstance(profiles, Sequence) or not profiles:
-        raise ValueError("profiles is not a sequence, or empty: pass one dynamic_shapes for each profile")
+        raise ValueError("profiles must be a non-empty sequence, with one dynamic_shapes for each profile")
     return _merge_specs(model, *example_inputs, len(leaves), profiles)
 
 
 def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]]:
     counts = {len(each.profiles) for each in inputs.values()}
     if len(counts) > 1:
-        raise ValueError(f"inputs have {', '.join(map(str, sorted(counts)))} profiles: give all inputs the same number")
+        raise ValueError(f"inputs have different numbers of profiles: {', '.join(map(str, sorted(counts)))}")
     return [
         [
             ProfileRanges(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})
@@ -152,7 +152,7 @@ def _entry_ends(entry: Any, size: int) -> tuple[int, int]:
         return int(entry.min), int(entry.max)
     if entry is None:
         return size, size
-    raise TypeError(f"a profile has {entry!r} for a dim: expected a number, torch.export.Dim with min and max, or None")
+    raise TypeError(f"a size in profiles is {entry!r}: expected a number, torch.export.Dim with min and max, or None")
 
 
 @frozen(eq=False)

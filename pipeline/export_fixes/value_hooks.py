@@ -72,7 +72,7 @@ def fake_inputs(
         if place in values:
             if not all(isinstance(size, int) for size in fake.shape):
                 why = f"dynamic_shapes has a range for the input {Constant(values[place])!r}"
-                raise CaptureError(why, "a Constant has one value: pass None for it")
+                raise CaptureError(why, "a pipeline.Constant has no dynamic sizes: pass None for it in dynamic_shapes")
             attach_value(fake, values[place].cpu().clone())
     return made
 

@@ -135,7 +135,7 @@ def dims(x: Value) -> tuple[int, ...]:
     try:
         return tuple(x.shape)
     except ValueError:
-        raise NetworkError("TensorRT cannot infer the shape of a layer's output") from None
+        raise NetworkError("TensorRT cannot infer the shape of a layer's output; see TensorRT's log") from None
 
 
 def rank(x: Value) -> int:

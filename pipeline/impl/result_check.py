@@ -32,14 +32,14 @@ def check_tensor(
         raise NetworkError(_describe_result(result))
     dtype = to_torch(result.dtype) if isinstance(result, trt.ITensor) else base.network_dtype(result.dtype)
     if dtype != base.network_dtype(expected.dtype):
-        raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
+        raise NetworkError(f"the TensorRT result has dtype {dtype}, expected {expected.dtype} as in PyTorch")
     actual, wanted = base.dims(result), shape_of(expected)
     if len(actual) != len(wanted):
-        raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
+        raise NetworkError(f"the TensorRT result has shape {list(actual)}, expected rank {len(wanted)}: {list(wanted)}")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
         if a >= 0 and a != w and not _may_have_size(w, a, symbols, inputs) and not _must_have_size(w, a, relations):
-            what = "is fixed" if not isinstance(w, int) else "differs"
-            raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
+            what = f"dimension {i} must be dynamic" if not isinstance(w, int) else f"dimension {i} differs"
+            raise NetworkError(f"the TensorRT result has shape {list(actual)}, expected {list(wanted)}: {what}")
 
 
 def _describe_result(value: object) -> str:

@@ -99,7 +99,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
 def check_excluded(value: object) -> tuple[Excluded, ...]:
     """Check the setting ``exclude``; raise a `TypeError` for any entry but an operator, pattern or predicate."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"exclude takes a collection of operators, patterns or predicates, not {value!r}")
+        raise TypeError(f"exclude must be a collection of operators, patterns or predicates, got {value!r}")
     entries = tuple(value)
     for entry in entries:
         if not isinstance(entry, OpOverload | OpOverloadPacket | str) and not callable(entry):

@@ -108,8 +108,8 @@ def read_collective(layer: trt.ILayer, name: str) -> Value:
     operation, _, reduction = str(layer.metadata).partition(" ")
     if operation not in trt.CollectiveOperation.__members__:
         raise ValueError(
-            f"layer {layer.name!r} of kind DIST_COLLECTIVE has no description: its operation cannot be read back, only "
-            "metadata such as 'ALL_REDUCE SUM'"
+            f"cannot describe layer {layer.name!r} of kind DIST_COLLECTIVE: its metadata must be its operation and "
+            "reduction, such as 'ALL_REDUCE SUM', since TensorRT does not return these attributes"
         )
     return operation if name == "operation" else reduction
 
@@ -261,7 +261,7 @@ WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 # Kinds whose settings the bindings do not let one read: equal rows would not mean equal layers.
 UNREADABLE: Mapping[str, str] = MappingProxyType(
     {
-        "MOE": "no TensorRT at hand makes one, so that reading it back was never tried",
-        "PLUGIN": "it is the layer of plugins older than V2, which no TensorRT since 10 makes",
+        "MOE": "no tested version of TensorRT creates one, so reading its attributes is not implemented",
+        "PLUGIN": "it is the layer of plugins older than V2, which TensorRT 10 and later do not create",
     }
 )

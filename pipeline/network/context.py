@@ -145,7 +145,7 @@ class ConversionContext:
         """Record a weight under a name, and keep it alive until the build. If it is one of the program's constants, the
         engine's weight gets this name, and is refitted by the constant's recipe."""
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
-            raise TypeError(f"record_weight takes a name and a torch.Tensor, not {name!r} and {kind_of(weight)}")
+            raise TypeError(f"record_weight takes a name and a torch.Tensor, got {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
         self._keep_alive(name, weight)
 

@@ -250,7 +250,7 @@ class _NetworkReader:
     def layer(self, layer: trt.ILayer, name: str) -> Layer:
         kind = layer_kind(layer)
         if kind in UNREADABLE:
-            raise ValueError(f"layer {name!r} of kind {kind} has no description: {UNREADABLE[kind]}")
+            raise ValueError(f"cannot describe layer {name!r} of kind {kind}: {UNREADABLE[kind]}")
         handles = [layer.get_input(i) for i in range(layer.num_inputs)]
         return Layer(
             kind=kind,
@@ -281,7 +281,7 @@ class _NetworkReader:
         if math.prod(weight.shape) != weights.count:
             raise ValueError(f"{kind} has {weights.count} elements, but the weight recorded for it is {weight}")
         if self.weights.setdefault(weight.name, weight) != weight:
-            raise ValueError(f"two weights are called {weight.name!r}: {weight} and {self.weights[weight.name]}")
+            raise ValueError(f"two weights have the name {weight.name!r}: {weight} and {self.weights[weight.name]}")
         return weights.role, weight.name
 
 

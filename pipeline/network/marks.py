@@ -43,7 +43,7 @@ class Marks:
         """Group the marks by node; warn if ``marks`` is None, which means that no pass has set them."""
         self._by_node: dict[str, list[Mark]] = {}
         if marks is None:
-            log.warning("no stage avoid_faults ran before convert: TensorRT may use kernels that are known to be wrong")
+            log.warning("no avoid_faults stage ran before convert: TensorRT may choose kernels with known bugs")
             marks = ()
         for mark in marks:
             self._by_node.setdefault(mark.node, []).append(mark)

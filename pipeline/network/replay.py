@@ -77,7 +77,7 @@ class _Replay:
         if row.kind in BOUNDARIES:
             return BOUNDARIES[row.kind](self.loop_or_conditional(row), row, inputs, partial(self.weight, row))
         if row.kind not in LAYERS:
-            raise self.error(row, UNREPLAYED.get(row.kind, f"nothing replays layers of kind {row.kind}"))
+            raise self.error(row, UNREPLAYED.get(row.kind, f"layers of kind {row.kind} cannot be replayed"))
         return LAYERS[row.kind](self.net, row, inputs, partial(self.weight, row))
 
     def loop_or_conditional(self, row: Layer) -> Any:

@@ -61,9 +61,9 @@ def _layer_error(layer: Layer) -> str:
     if strange := given.keys() - {*_OWNERS, *(row.name for row in rows)}:
         return f"has the attribute {min(strange)[:40]!r}, which no {layer.kind[:40]} has"
     if missing := needed - given.keys():
-        return f"does not say its {min(missing)}"
+        return f"lacks the attribute {min(missing)!r}"
     if given.total() > len(given):
-        return "says an attribute twice"
+        return "has an attribute twice"
     shape = layer.outputs[0].shape if layer.kind == "CONSTANT" and layer.outputs else (0,)
     return "" if layer.weight("weights") or 0 in shape else "is a constant without a weight"
 

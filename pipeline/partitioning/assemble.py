@@ -75,7 +75,7 @@ class _SegmentAssembler:
         groups = [group for group in groups if group[1]]
         for at, (kind, names) in enumerate(groups):
             if kind not in get_args(Kind):
-                raise ValueError(f"the kind of a segment is 'engine' or 'torch', not {kind!r}")
+                raise ValueError(f"the kind of a segment must be 'engine' or 'torch', got {kind!r}")
             for name in names:
                 self._assign_to_segment(name, at)
         self.copied = copied_nodes(self.program, lambda n: validated.verdicts[n.name].supported) - self.group_of.keys()
@@ -90,7 +90,7 @@ class _SegmentAssembler:
             self._collect_reads(part)
             for node in part.tensors:
                 if node.op == "call_function" and node not in done:
-                    raise ValueError(f"{part.nodes[0].name} would run before {node.name}, which it depends on")
+                    raise ValueError(f"the segment of {part.nodes[0].name} would run before its input {node.name}")
             done |= set(part.nodes)
         segments = tuple(self._segments())
         fallbacks = tuple(self._fallbacks())
@@ -101,7 +101,7 @@ class _SegmentAssembler:
         if node is None or not is_operator(node):
             raise ValueError(f"{name} is not an operator of the program")
         if node in self.group_of:
-            raise ValueError(f"{name} is in two segments")
+            raise ValueError(f"the operator {name} is in two segments, but must be in one")
         self.group_of[node] = segment
 
     def _ordered_nodes(self, names: list[str]) -> list[Node]:
@@ -131,11 +131,11 @@ class _SegmentAssembler:
     def _check_groups(self) -> None:
         for node in self.position:
             if is_operator(node) and node not in self.group_of and node not in self.copied:
-                raise ValueError(f"{node.name} is in no segment")
+                raise ValueError(f"the operator {node.name} is in no segment, but must be in one")
         for part in self.parts:
             for node in part.nodes:
                 if part.kind == "engine" and not self.validated.verdicts[node.name].supported:
-                    raise ValueError(f"{node.name} is in an engine, which cannot run it")
+                    raise ValueError(f"the operator {node.name} is in an engine segment, but an engine cannot run it")
 
     def _collect_reads(self, part: _SegmentDraft) -> None:
         """Find the values that a segment reads from outside; it computes sizes that depend on its own values itself."""

@@ -58,7 +58,7 @@ def torch_reasons(
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:
-        reason = f"{key} stays whole, and {culprits[key]} runs in PyTorch"
+        reason = f"{key} stays in one segment, and its operator {culprits[key]} runs in PyTorch"
         return f"it is fused with {flow.nodes[along[i]].name}: {reason}" if i in along else reason
 
     return {i: why(i, key) for i, key in enumerate(keys) if key in culprits and i not in refused}

@@ -41,11 +41,11 @@ def measure_profile(
     """
     if not has_gpu():
         raise ExecutionError(
-            "profiling needs a GPU, and torch sees none on this machine",
-            "profile a saved program on the machine that runs it: pipeline profile FILE",
+            "profiling needs a GPU, but torch finds none on this machine",
+            "save the program, and run `pipeline profile FILE` on a machine with a GPU",
         )
     if runs < 1:
-        raise ValueError(f"runs is {runs}: expected at least 1")
+        raise ValueError(f"runs must be at least 1, got {runs}")
     call = Call(args, kwargs)
     with torch.no_grad():
         plain = create_instrumentable(compiled)

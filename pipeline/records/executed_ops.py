@@ -19,7 +19,7 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 def executed_entries(value: object) -> frozenset[TorchExecuted]:
     """Convert the setting's entries to operator overloads, names and predicates; a packet becomes all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"torch_executed_ops takes a collection of operators, names or predicates, not {value!r}")
+        raise TypeError(f"torch_executed_ops must be a collection of operators, names or predicates, got {value!r}")
     return frozenset(entry for item in value for entry in _executed_entries(item))
 
 
@@ -33,7 +33,7 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
     if isinstance(item, type) or (traced := traced_name(item)):
         name = item.__name__ if isinstance(item, type) else traced
         raise TypeError(
-            f"torch_executed_ops: {name} is traced to operators: name those (torch.ops.aten.relu.default), or give a "
+            f"torch_executed_ops: {name} is no operator: pass those that it calls (torch.ops.aten.relu.default), or a "
             'predicate on module paths (lambda path: path.startswith("encoder."))'
         )
     if isinstance(item, OpOverload) or callable(item):
@@ -80,7 +80,7 @@ def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
         raise PipelineError(
             f"torch_executed_ops: the predicate {entry_name(entry)} raised {type(error).__name__}: {error}, for the "
             f"module path {module_path!r}",
-            "a predicate takes the path of the module that a node comes from, a str, and returns a bool",
+            "a predicate must accept the path of any submodule, such as 'encoder.0', and return a bool",
         ) from error
 
 

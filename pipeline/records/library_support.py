@@ -102,7 +102,7 @@ def check_library(gpu: str, capability: str) -> None:
     if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.status(CAPABILITIES.version_tuple) == "no":
         raise ExecutionError(
             f"{LIBRARY} loads no engine on this GPU ({gpu}, compute capability {capability})",
-            f'pip install "{TENSORRT_RTX}", which does; to build for other GPUs here, name them (compute_capabilities)',
+            f'pip install "{TENSORRT_RTX}" for this GPU; to build for other GPUs, list them in compute_capabilities',
         )
 
 

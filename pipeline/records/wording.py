@@ -36,7 +36,7 @@ def add_article(noun: str) -> str:
 def to_path(value: object, argument: str) -> Path:
     """Return a path argument as a `Path`; raise a `TypeError` for another type."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{argument} takes the path of a file, not {kind_of(value)}")
+        raise TypeError(f"{argument} takes the path of a file, got {kind_of(value)}")
     return Path(value)
 
 
@@ -60,7 +60,7 @@ def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if value not in words:
             close = did_you_mean(value, filter(None, words))
-            raise ValueError(f"{field.name} is one of {', '.join(map(repr, words))}, not {value!r}{close}")
+            raise ValueError(f"{field.name} must be one of {', '.join(map(repr, words))}, got {value!r}{close}")
 
     return check
 
@@ -79,7 +79,7 @@ def check_field_names(replacement: Callable[[str], str], positional: str) -> Cal
         def checked(self: object, *args: Any, **fields: Any) -> None:
             if len(args) > most:
                 given = ", ".join(kind_of(each) for each in args)
-                raise TypeError(f"{cls.__name__} is given {given} by position: {positional}")
+                raise TypeError(f"{cls.__name__} got {given} by position: {positional}")
             if unknown := [name for name in fields if name not in names]:
                 raise TypeError(f"{unknown[0]!r} is not a field of {cls.__name__}; {replacement(unknown[0])}")
             init(self, *args, **fields)
@@ -95,7 +95,7 @@ def refuse_assignment(advice: str) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         def refuse(self: object, name: str, value: object) -> None:
-            raise _NeverChangesError(f"{add_article(cls.__name__)} never changes, so .{name} cannot be set: {advice}")
+            raise _NeverChangesError(f"{add_article(cls.__name__)} is immutable, so .{name} cannot be set: {advice}")
 
         cls.__setattr__ = refuse  # type: ignore[method-assign,assignment]
         return cls

@@ -104,8 +104,8 @@ class AllocationLimit(TorchDispatchMode):
         if self.taken + asked > self.most:
             taken, most = format_bytes(self.taken), format_bytes(self.most)
             raise ExecutionError(
-                f"{func} allocates {format_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
-                "do not trust the file if somebody may have changed it; else compile the model for larger inputs",
+                f"{func} needs {format_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
+                "if you do not trust the file, do not run it; if you do, compile the model for larger inputs",
             )
         result = func(*args, **named)
         before = {_storage_address(value) for value in _tensors((args, named))}

@@ -44,7 +44,7 @@ def arrange_arguments(
         if not has_default or not is_same_value(given[name], default):
             left = f"for its default, {default!r}" if has_default else "without it"
             raise TypeError(
-                f"input {name} was left out when the program was compiled, {left}: compile with it among the inputs"
+                f"input {name} cannot be passed, as the program was compiled {left}: compile with it among the inputs"
             )
     for name in compiled:
         if name not in given:
@@ -68,7 +68,7 @@ def _check_omitted(parameter: Parameter, compiled: Sequence[str], program: Progr
                 return
             what = repr(port.value)
     raise TypeError(
-        f"input {parameter.name} is left out; its default is {default!r}, and the program was compiled for {what}"
+        f"input {parameter.name} is missing, and its default is {default!r}, but the program was compiled for {what}"
     )
 
 

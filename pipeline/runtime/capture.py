@@ -60,7 +60,7 @@ def _check_capture(stream: torch.cuda.Stream) -> None:
     if cudart is not None:
         (status,) = graph_copies.check_cuda(cudart.cudaStreamIsCapturing(stream.cuda_stream))
         if status != cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
-            raise RuntimeError("CUDA gave up: something in the call waits for the GPU, or cannot be recorded")
+            raise RuntimeError("CUDA aborted the graph capture: the call waits for the GPU, or cannot be recorded")
 
 
 def _end_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:

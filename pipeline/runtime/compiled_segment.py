@@ -153,6 +153,6 @@ class CompiledOrInterpreted:
             return self.run(*inputs, *self.constants)
         except Exception as error:  # of the compiler, of Triton or a C++ compiler that is missing, or of the call
             results = self.interpreter(*inputs)
-            log.warning("torch.compile failed, and %s runs operator by operator: %s", self.name, error_text(error))
+            log.warning("torch.compile failed, so %s runs in eager PyTorch: %s", self.name, error_text(error))
             self.failed = True
             return results

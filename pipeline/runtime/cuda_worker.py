@@ -112,7 +112,7 @@ class ProfiledSession:
             ExecutionError: no call has run.
         """
         if self._last is None:
-            raise ExecutionError(f"{self.network.name} has run in none of its profiles", "call the module first")
+            raise ExecutionError(f"{self.network.name} has not run yet, so it uses no profile", "call the module first")
         return self._last[1]
 
     @property
@@ -137,7 +137,7 @@ class ProfiledSession:
             if all(a <= size <= b for row in limits for a, size, b in zip(*row, strict=True)):
                 return place
         given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise ExecutionError(f"{self.network.name} has no profile for {given}")
+        raise ExecutionError(f"{self.network.name} has no optimization profile for the input shapes {given}")
 
 
 class EngineStep:

@@ -128,7 +128,7 @@ class RuntimeCache:
                 return handle
             log.info("TensorRT does not read the kernels in %s on this GPU", path or "the program")
         log.warning(
-            "%s holds no kernels that %s can read; they are compiled again", self.path or "the program", LIBRARY
+            "%s has no compiled kernels that %s can read; they are compiled again", self.path or "the program", LIBRARY
         )
         return cuda_engine.create_runtime_config().create_runtime_cache()
 
@@ -149,7 +149,7 @@ class RuntimeCache:
             kernels, digest = data[:-_DIGEST], data[-_DIGEST:]
             if hashlib.sha256(kernels).digest() == digest:
                 return kernels
-            log.warning("the kernels in %s were altered; they are compiled again", self.path)
+            log.warning("the kernels in %s do not match their checksum; they are compiled again", self.path)
             return None
         except FileNotFoundError:
             return None

@@ -63,8 +63,8 @@ class Context:
         try:
             missing = self.handle.infer_shapes()
         except RuntimeError as error:
-            raise ExecutionError(f"{self.name}: shapes cannot be inferred: {error} ({messages()})") from error
-        self.require(not missing, f"to infer shapes without more about {', '.join(missing)}", messages)
+            raise ExecutionError(f"{self.name}: TensorRT cannot infer shapes: {error} ({messages()})") from error
+        self.require(not missing, f"to infer shapes without {', '.join(missing)}", messages)
         self._shapes = shapes
 
     def set_address(self, name: str, address: int) -> None:

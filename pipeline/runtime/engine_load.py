@@ -56,16 +56,16 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     """
     require_gpu(engine.name)
     flavour = engine.library.split(" ")[0]
-    rebuild = f"compile it again here, or install the version it was built by (PIPELINE_TENSORRT={flavour} chooses it)"
+    rebuild = f"compile it again here, or install the version that built it (PIPELINE_TENSORRT={flavour} selects it)"
     if flavour != CAPABILITIES.flavour:
-        raise ExecutionError(f"{engine.name} was built by {engine.library}, and {LIBRARY} is loaded", rebuild)
+        raise ExecutionError(f"{engine.name} was built by {engine.library}, but this process uses {LIBRARY}", rebuild)
     with _loading, collect_errors() as messages:
         loaded = _runtime().deserialize_cuda_engine(engine.checked_plan())
         engine.checked_plan()  # its file may have been overwritten meanwhile
         if loaded is None:
             # A version-compatible plan of another version may load, so the versions are compared only after a failure.
             if engine.library != LIBRARY:
-                differs = f"it was built by {engine.library}, and {LIBRARY} loads only its own plans"
+                differs = f"it was built by {engine.library}, but {LIBRARY} loads only its own plans"
                 raise ExecutionError(f"{engine.name} cannot be loaded: {differs} ({messages()})", rebuild)
             raise UnloadableError(f"{engine.name} cannot be loaded ({messages()})", _other_gpu_hint(targets))
     return loaded
@@ -74,7 +74,7 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
 def require_gpu(action: str) -> None:
     """Raise an ``ExecutionError`` if there is no GPU; ``action`` names what needs one."""
     if not has_gpu():
-        raise ExecutionError(f"{action} runs on a GPU, and torch sees none here")
+        raise ExecutionError(f"{action} needs a GPU, but torch finds none on this machine")
 
 
 @frozen(eq=False)

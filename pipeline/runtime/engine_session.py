@@ -215,8 +215,8 @@ class EngineSession:
         """Raise an error if the caller captures a CUDA graph: TensorRT-RTX launches this engine as a graph itself."""
         if torch.cuda.is_current_stream_capturing():
             raise ExecutionError(
-                f"{self.network.name} runs as a CUDA graph of TensorRT-RTX, which another graph cannot capture",
-                "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
+                f"{self.network.name} runs as a CUDA graph of TensorRT-RTX, so no other CUDA graph can capture it",
+                "capture compiled.module(engine_graphs=False), or use compiled.module(cuda_graphs=True)",
             )
 
     def _restore_context(self) -> None:
@@ -235,7 +235,7 @@ class EngineSession:
     def _apply(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
         """Set the shapes and addresses of a plan in the execution context; create the plan if it is None."""
         if len(inputs) != len(self.inputs):
-            raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, not {len(inputs)}")
+            raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, got {len(inputs)}")
         self._current = None
         with collect_errors() as messages:
             current = plan or self._plan_inputs(inputs, in_place=in_place)
@@ -283,7 +283,7 @@ class EngineSession:
         narrowed = dtype == torch.float64 and binding.dtype == torch.float32
         if (dtype != binding.dtype and not narrowed) or (binding.on_host and shape != binding.shape):
             what = describe_tensor(dtype, shape)
-            raise ExecutionError(f"{self.network.name}: input {binding.name} is {what}, the engine takes {binding}")
+            raise ExecutionError(f"{self.network.name}: input {binding.name} is {what}, but the engine takes {binding}")
         return tensor
 
     def _plan_outputs(self, plan: EnginePlan, *, in_place: bool) -> EnginePlan:
@@ -314,7 +314,7 @@ class EngineSession:
         readable = self._is_readable(value, binding.dtype)
         if binding.name in self.held and not readable:
             raise ExecutionError(
-                f"{self.network.name} updates {binding} in place, and its memory is not aligned to {ALIGNMENT} bytes"
+                f"{self.network.name} updates {binding} in place: pass a tensor that is aligned to {ALIGNMENT} bytes"
             )
         tensor = value if readable else to_engine_memory(value, binding, self.device)
         self._set_address(binding.name, tensor)
@@ -354,7 +354,7 @@ class EngineSession:
             stream.synchronize()
         for buffer in self.buffers.values():
             if buffer.error is not None:
-                raise ExecutionError(f"{self.network.name}: no memory for an output: {buffer.error}") from buffer.error
+                raise ExecutionError(f"{self.network.name} cannot allocate an output: {buffer.error}") from buffer.error
         if not done:
             self._current = None
             self._in.require(done, "to run", lambda: LOG.messages_since(mark))

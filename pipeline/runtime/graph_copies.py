@@ -145,7 +145,7 @@ def check_cuda(result: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the results of a CUDA call without their status; raise an error if the status is not success."""
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"a CUDA call for a graph failed: {error.name}")
+        raise RuntimeError(f"a CUDA runtime call for a CUDA graph failed: {error.name}")
     return tuple(values)
 
 

@@ -181,7 +181,7 @@ class Replayer:
             try:
                 return self._store(again(leaves, outputs), addresses, CAPTURED)
             except Exception as error:
-                log.warning("a call is not captured again for reused memory, and copies its outputs: %s", error)
+                log.warning("capturing a CUDA graph for reused memory failed, so calls copy their outputs: %s", error)
                 self._credit = -math.inf  # captured instances stay valid for their addresses; no more are captured
         self._once.append(addresses)
         if self.random or self._again is not None:

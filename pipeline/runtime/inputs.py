@@ -94,25 +94,25 @@ def child_specs(spec: Spec) -> Sequence[Leaf]:
 
 def _check_input(port: Port, value: object) -> None:
     if isinstance(value, Constant):
-        raise TypeError(f"input {port.name} is a pipeline.Constant, which only capture takes: pass the tensor itself")
+        raise TypeError(f"input {port.name} is a pipeline.Constant, which is only for compiling: pass its tensor")
     if port.kind == "constant":
         compiled = port.value  # NaN equals NaN
         if not (compiled.equals(value) if isinstance(compiled, Constant) else is_same_value(value, compiled)):
             raise TypeError(
-                f"input {port.name} is {_format_value(value)}; it is part of the program, compiled for {compiled!r}"
+                f"input {port.name} is {_format_value(value)}, but the program was compiled for the value {compiled!r}"
             )
     elif port.kind == "symint":
         if not isinstance(value, int):
             raise TypeError(f"input {port.name} is {_format_value(value)}, expected an int")
     elif not isinstance(value, torch.Tensor):
-        array = ": torch.from_numpy makes one of it" if type(value).__name__ == "ndarray" else ""
+        array = ": convert it with torch.from_numpy" if type(value).__name__ == "ndarray" else ""
         raise TypeError(f"input {port.name} is {kind_of(value)}, expected a tensor{array}")
     elif port.dtype is not None and value.dtype != port.dtype:
         raise DtypeError(port.name, short_name(value.dtype), short_name(port.dtype), "as in the compiled program")
     elif value.layout != port.layout:
-        raise TypeError(f"input {port.name} is {value.layout}, the program was compiled for {port.layout}")
+        raise TypeError(f"input {port.name} has layout {value.layout}, expected {port.layout}")
     elif value.is_meta:
-        raise TypeError(f"input {port.name} is on the meta device: it has a shape and no value")
+        raise TypeError(f"input {port.name} is on the meta device, so it has a shape but no values")
 
 
 class ConstantInputs:
@@ -217,9 +217,9 @@ def check_learnt_sizes(program: Program, sizes: Mapping[str, int]) -> Mapping[st
             allowed = f"compiled for {symbol.range.min} to {symbol.range.max}"
             source = symbol.places[0] if symbol.places else name
             bound = f"state a larger bound in the model: torch._check({source}.shape[0] <= …)"
-            fewer = "the model's next operator takes no fewer: call the model only with inputs that have some"
+            fewer = "the next operator of the model does not accept a smaller size: avoid inputs that lead to it"
             raise ExecutionError(
-                f"{source} has size {size}, which depends on data; {allowed}",
+                f"{source} has the data-dependent size {size}; {allowed}",
                 bound if size > symbol.range.max else fewer,
             )
     return sizes

@@ -66,7 +66,7 @@ class ProgramModule(CompiledModule):
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
         if self.executor == "tensorrt" and not has_gpu():
-            raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
+            raise ExecutionError("TensorRT engines need a GPU, but torch finds none on this machine")
         check_files(compiled.program.parameters)
         on_gpu = self.executor == "tensorrt"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
@@ -282,7 +282,7 @@ class ProgramModule(CompiledModule):
                 f"device {there.device}" if there.dtype == torch.float32 else str(there.dtype).removeprefix("torch.")
             )
             hint = "compile the model in that dtype (model.half()), or make a module there: compiled.module(executor=…)"
-            raise ExecutionError(f"a compiled module stays in its dtypes and on {self.device}: not {asked}", hint)
+            raise ExecutionError(f"a compiled module cannot change its dtypes or device ({self.device}): {asked}", hint)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._guard = make_guard(self.program, self)
         self._plans.clear()
@@ -336,7 +336,7 @@ def _default_executor(engines: Sequence[Engine]) -> Executor:
     other = next((e.library for e in engines if e.library.split(" ")[0] != CAPABILITIES.flavour), None)
     if other is None:
         return "tensorrt"
-    log.warning("engines were built by %s, and %s is loaded: they run on the CPU reference executor", other, LIBRARY)
+    log.warning("engines were built by %s, not %s: the CPU reference executor runs them", other, LIBRARY)
     return "reference"
 
 

@@ -16,10 +16,10 @@ from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import child_specs
 from pipeline.runtime.state import attach_buffer, find_buffer
 
-WEIGHTS = "its values are in the engines of a compiled program"
+WEIGHTS = "the compiled program holds the weights in its engines"
 HINT = (
-    "to change weights use pipeline.refit_module_weights, for adapters compiled.with_lora, and to save the program "
-    "compiled.save"
+    "change weights with pipeline.refit_module_weights, add adapters with compiled.with_lora, and save the program "
+    "with compiled.save"
 )
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
@@ -35,11 +35,11 @@ class InPlace:
 
     def state_dict(self, *_: object, **__: object) -> NoReturn:
         """Raise an error: there are no weights. ``runner.state_dict()`` has the buffers that the program updates."""
-        raise ExecutionError(f"{type(self).__name__} has no weights that could be saved: {WEIGHTS}", HINT)
+        raise ExecutionError(f"{type(self).__name__} cannot save weights: {WEIGHTS}", HINT)
 
     def load_state_dict(self, *_: object, **__: object) -> NoReturn:
         """Raise an error, since this replacement of the model has no weights to load."""
-        raise ExecutionError(f"{type(self).__name__} takes no weights: {WEIGHTS}", HINT)
+        raise ExecutionError(f"{type(self).__name__} cannot load weights: {WEIGHTS}", HINT)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InPlace:
         """Apply ``.to`` or ``.cuda`` as `ProgramModule` does: a change of dtype or device is an error."""
@@ -54,7 +54,7 @@ class InPlace:
 def in_place_of(model: M, runner: CompiledModule) -> M:
     """Return an object of the module's class that runs a compiled program: see `Compiled.in_place_of`."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
-        raise TypeError(f"in_place_of takes the nn.Module that was compiled, not {kind_of(model)}")
+        raise TypeError(f"in_place_of takes the nn.Module that was compiled, got {kind_of(model)}")
     kind, (positional, named) = type(model), child_specs(runner.program.in_spec)
     signature = inspect.signature(model.forward)
     try:
@@ -82,11 +82,11 @@ class Fixed(dict[str, Leaf]):
     """A dict of a module's submodules or parameters that refuses assignment, which would have no effect on engines."""
 
     def __setitem__(self, name: str, value: object) -> None:
-        what = f"{name} cannot be {kind_of(value)} here, which would change nothing"
+        what = f"setting {name} to {kind_of(value)} would have no effect"
         raise ExecutionError(f"{what}: {WEIGHTS}", HINT)
 
     def __delitem__(self, name: str) -> None:
-        raise ExecutionError(f"{name} cannot be removed here, which would change nothing: {WEIGHTS}", HINT)
+        raise ExecutionError(f"removing {name} would have no effect: {WEIGHTS}", HINT)
 
 
 def _share_state(replacement: torch.nn.Module, runner: CompiledModule) -> None:
@@ -123,4 +123,4 @@ def _stand_in(parameter: torch.nn.Parameter, device: torch.device, copies: dict[
 def _refuse(module: torch.nn.Module, _: object) -> None:
     name = type(module).__name__
     hint = f"call the compiled module; to run {name} alone, compile it, or call the original model"
-    raise ExecutionError(f"{name} has no weights here: {WEIGHTS}", hint)
+    raise ExecutionError(f"{name} of a compiled model has no weights: {WEIGHTS}", hint)

@@ -28,7 +28,7 @@ def open_private(path: Path) -> BinaryIO:
         descriptor = os.open(path, flags)  # without blocking on a pipe in its place
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(f"{path} is a symbolic link, which a cache does not follow: delete it") from None
+            raise OSError(f"{path} is a symbolic link, which is unsafe in a cache: delete it") from None
         raise
     file = os.fdopen(descriptor, "rb")
     try:
@@ -63,7 +63,7 @@ def _check_file(file_stat: os.stat_result, path: Path) -> None:
     if hasattr(os, "geteuid") and file_stat.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(file_stat.st_mode)
         raise OSError(
-            f"others can write to {path} (mode {mode:o}), and so replace the code that runs here: chmod go-w {path}"
+            f"other users can write code that would run here to {path} (mode {mode:o}): run chmod go-w {path}"
         )
 
 

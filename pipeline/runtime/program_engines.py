@@ -174,7 +174,7 @@ def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
     """
     size = int(loaded.streamable_weights_size)
     if not size:
-        log.warning("%s has no weights that can be streamed: all are on the GPU (weight_streaming_budget)", name)
+        log.warning("weight_streaming_budget has no effect: no weights of %s can be streamed", name)
         return
     wanted = min(budget, size)
     loaded.weight_streaming_budget_v2 = wanted

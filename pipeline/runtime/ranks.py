@@ -34,7 +34,7 @@ _modules: Final = count()
 
 CAPSULE: Final = b"ncclComm_t"
 """The name that TensorRT requires for a Python capsule with a pointer to an NCCL communicator."""
-SAME: Final = "every rank runs the same calls in the same order, with inputs of the same shapes"
+SAME: Final = "all ranks must make the same calls in the same order, with inputs of the same shapes"
 
 
 @define(eq=False)
@@ -111,10 +111,10 @@ class Ranks:
             try:
                 found = store.get(f"{key}/{other}").decode()
             except RuntimeError as error:
-                why = f"rank {self.sharding.rank} has new shapes ({own}), and rank {other} has ended, or has none"
+                why = f"rank {self.sharding.rank} has new shapes ({own}), but rank {other} has ended, or has none"
                 raise ExecutionError(f"{why}: {error_text(error)}", SAME) from error
             if found != own:
-                raise ExecutionError(f"rank {self.sharding.rank} has {own}, and rank {other} has {found}", SAME)
+                raise ExecutionError(f"rank {self.sharding.rank} has shapes {own}; rank {other} has {found}", SAME)
         with suppress(RuntimeError, NotImplementedError):  # all ranks are past it
             store.delete_key(f"{before}/{self.sharding.rank}")
 
@@ -150,19 +150,19 @@ class Ranks:
 def _check_rank(sharding: Sharding) -> None:
     """Raise an ExecutionError if this process is not the rank that ``sharding`` names, or lacks its process groups."""
     if not dist.is_available() or not dist.is_initialized():
-        why = f"the program is that of {sharding}, and this process has no process group"
-        raise ExecutionError(why, "start it with torchrun, and call torch.distributed.init_process_group")
+        why = f"the program is for {sharding}, but this process has no process group"
+        raise ExecutionError(why, "start the processes with torchrun, and call torch.distributed.init_process_group")
     here = Sharding(dist.get_rank(), dist.get_world_size())
     if (here.rank, here.ranks) != (sharding.rank, sharding.ranks):
-        raise ExecutionError(f"the program is that of {sharding}, and this process is {here}", "load the rank's own")
+        raise ExecutionError(f"the program is for {sharding}, but this process is {here}", "load this rank's program")
     for name, ranks in sharding.groups.items():
         try:
             found = group_ranks(name)
         except (LookupError, RuntimeError, ValueError):
             found = ()
         if found != ranks:
-            why = f"the program's group {name!r} has the ranks {list(ranks)}, and here it has {list(found) or 'none'}"
-            raise ExecutionError(why, "make the same device meshes, in the same order, as where it was compiled")
+            why = f"the program's group {name!r} has the ranks {list(ranks)}, but here it has {list(found) or 'none'}"
+            raise ExecutionError(why, "create the same device meshes, in the same order, as when compiling")
 
 
 def group_ranks(name: str) -> tuple[int, ...]:
@@ -205,7 +205,7 @@ def nccl_communicator(name: str) -> object:
     group = find_group(name)
     pointer = getattr(group._get_backend(torch.device("cuda")), "_comm_ptr", None)
     if pointer is None:
-        why = f"the engine's collectives need a process group of NCCL, and {name!r} is of {dist.get_backend(group)}"
+        why = f"the engine's collectives need an NCCL process group, but {name!r} uses {dist.get_backend(group)}"
         raise ExecutionError(why, "call init_process_group('nccl'), or compile with collectives_in_engine=False")
     if not pointer():
         dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
@@ -256,7 +256,7 @@ def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
     while not store.check(names) and not store.check([key]) and time.monotonic() < ends:
         time.sleep(0.02)
     if store.compare_set(key, "", "all" if store.check(names) else "none") != b"all":  # the first answer stays
-        log.info("not all ranks came within %g s to compare forms of the program: it stays as it is", seconds)
+        log.info("the program does not change: not all ranks were ready within %g s to compare its variants", seconds)
         return []
     return [json.loads(store.get(name)) for name in names]
 

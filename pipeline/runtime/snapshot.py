@@ -24,8 +24,8 @@ class Unchanged(Mapping[str, torch.Tensor]):
         tensor = find_present(self.program.parameters, name)
         if tensor_version(tensor) != self.program.versions.get(name, tensor_version(tensor)):
             raise ExecutionError(
-                f"{name} changed in place after compiling",
-                "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
+                f"the weight {name} was changed in place after compiling",
+                "create compiled.module() before changing weights, or use pipeline.refit_module_weights",
             )
         return tensor.detach()
 
@@ -56,8 +56,8 @@ def find_present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor
         why = f": {tensors.absent}" if isinstance(tensors, FileWeights) and tensors.absent else ""
         raise ExecutionError(
             f"{name} has no value{why}",
-            'save with weights="inside", restore the file of weights, or pass all weights to '
-            "pipeline.refit_module_weights; on a GPU, engines that contain their weights run without them",
+            'save with weights="inside", restore the weights file, or pass all weights to '
+            "pipeline.refit_module_weights; engines that contain their weights can run on a GPU without the file",
         )
     return tensor
 

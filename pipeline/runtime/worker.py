@@ -89,12 +89,12 @@ class SegmentExecutor:
             raise
         except Exception as error:
             places = " or ".join(place for _, place in self.layout.decisions)
-            why = f"this call failed, probably because it takes another branch at {places} than the captured example"
+            why = f"this call failed, probably because it takes another branch than the captured example at {places}"
             raise DecisionError(f"{why}: {error_text(error)}") from error
         differ = torch.stack([slots[slot] for slot, _ in self.layout.decisions]).tolist()
         for differs, (_, place) in zip(differ, self.layout.decisions, strict=True):
             if differs:
-                raise DecisionError(f"this call takes another branch at {place} than the captured example")
+                raise DecisionError(f"this call takes another branch than the captured example at {place}")
 
     def collect_outputs(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
         """Return the program's outputs."""

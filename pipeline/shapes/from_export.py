@@ -196,9 +196,9 @@ def _apply_conditions(
         own_words = [r.words for r in relations if r.symbols == {name}]
         why = " and ".join(own_words or [r.words for r in relations if name in r.symbols])
         if low == high and name in requested:
-            raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE_HINT)
+            raise CaptureError(f"{place} can only be {low}: the captured model requires {why}", ONE_SIZE_HINT)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
-        log.warning("%s goes %s: the model was captured for %s", place, ends, why)
+        log.warning("%s can only range %s: the captured model requires %s", place, ends, why)
     return left
 
 
@@ -241,7 +241,7 @@ def _warn_of_unbounded(unbounded: Mapping[str, int]) -> None:
         *few, last = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} others"]
         which = f"the sizes of {', '.join(few)} and {last} depend" if few else f"the size of {last} depends"
         have = "have" if few else "has"
-        log.warning("%s on data and %s no upper bound; engines take up to %d", which, have, high)
+        log.warning("%s on data and %s no upper bound; engines accept sizes up to %d", which, have, high)
 
 
 def _data_dependent_symbol(

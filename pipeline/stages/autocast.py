@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)
 CASTS = (aten._to_copy.default, aten.to.dtype)
-EXCLUDED = "exclude names it: it keeps its own dtype"
-FAILED = "PyTorch has it in the model's own dtype only"
+EXCLUDED = "exclude matches it, so it keeps its dtype"
+FAILED = "PyTorch supports it only in the dtype that the model gives it"
 
 
 def _check_half(_: object, __: object, value: object) -> None:
     if not isinstance(value, torch.dtype):
-        raise TypeError(f"autocast takes a dtype, torch.float16 or torch.bfloat16, not {value!r}")
+        raise TypeError(f"autocast takes a dtype, torch.float16 or torch.bfloat16, got {value!r}")
     if value not in HALVES:
-        raise ValueError(f"autocast takes torch.float16 or torch.bfloat16, not {value}")
+        raise ValueError(f"autocast takes torch.float16 or torch.bfloat16, got {value}")
 
 
 @frozen
@@ -66,7 +66,7 @@ class Autocast:
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
         for pattern in self.exclude:
             if isinstance(pattern, str) and not any(excludes(pattern, n.target, module_path(n)) for n in calls):
-                log.warning("autocast: exclude names %r, which no operator or module of this model is called", pattern)
+                log.warning("autocast: %r in exclude matches no operator or module of this model", pattern)
         return _Caster(program, self).cast()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:

@@ -53,7 +53,7 @@ class Build:
         given: object = self.executor
         if given is not None and (isinstance(given, type) or not callable(getattr(given, "submit", None))):
             due = "a concurrent.futures.Executor, such as ThreadPoolExecutor(4)"
-            raise TypeError(f"a build executor is {due}, not {given!r}")
+            raise TypeError(f"a build executor must be {due}, got {given!r}")
 
     def __call__(self, converted: Converted) -> Built:
         """Build an engine for each network. The networks are not changed, and the result does not reference them.
@@ -103,7 +103,7 @@ build = Build()
 def make_engine(order: BuildOrder, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """Return the record of a built engine, and warn if its plan has kernels with known bugs."""
     for kernel, fault in find_faulty_kernels(order.network, data):
-        how = "compare them with eager's, and run the operators in its name in PyTorch (torch_executed_ops)"
+        how = "compare with eager PyTorch, and run the operators that the kernel's name has there (torch_executed_ops)"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
     if required and (apart := [pair for pair in find_pairs(order.network, data) if not pair.fused]):

@@ -130,7 +130,7 @@ class Choose:
             times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
             fastest = self._fastest(compiled, times, form)
         except Exception as error:
-            log.info("no other form of the program was made: %s", error)
+            log.info("no other variant of the program was built: %s", error)
         _free_memory()
         return fastest
 
@@ -140,7 +140,7 @@ class Choose:
         by_profiles = _is_by_profile(compiled)
         if not by_profiles and split == found:
             reason = join_rejections([times.reason("the program", times.whole) for times in found])
-            log.warning("PyTorch runs the program, as captured, on this GPU: %s", _said(t.whole for t in found))
+            log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _said(t.whole for t in found))
             return captured_program_in_torch(compiled, reason)
         split = split if by_profiles else []
         slower = _slower_in_all(compiled, found, [times for times in found if times not in split])
@@ -148,7 +148,7 @@ class Choose:
         if slower:
             which = f"{len(slower)} of {len(compiled.engines)} engines"
             said = _said(pair for rows in slower.values() for _, pair in rows)
-            log.warning("PyTorch runs the operators of %s on this GPU: %s", which, said)
+            log.warning("PyTorch is faster on this GPU and runs the operators of %s: %s", which, said)
             reasons = {
                 n: join_rejections([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
             }
@@ -158,7 +158,7 @@ class Choose:
             names = for_torch(compiled.program, times.profile)
             if (other := form(names)) is not None:
                 what = in_words(compiled.program, names)
-                log.warning("PyTorch runs the %s on this GPU: %s", what, _said([times.whole]))
+                log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _said([times.whole]))
                 reason = times.reason("the program", times.whole, f"with {what} in PyTorch")
                 forms[times.profile or 0] = with_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
@@ -176,9 +176,9 @@ class Choose:
             else:
                 made = captured_program_in_torch(compiled, TRIAL)
             if collective_calls(made) != collective_calls(compiled):
-                raise ValueError("ranks would call collectives in another order")
+                raise ValueError("the order of collectives would differ from other ranks")
         except (ValueError, PipelineError) as error:
-            log.info("the program is compared in two forms: %s", error)
+            log.info("the variant with more operators in PyTorch is not measured: %s", error)
             return None
         return made
 
@@ -204,7 +204,7 @@ class Choose:
             if another is not None:
                 ours, theirs, whole = self.timer((compiled, other, another), profile)
         except Exception as error:
-            log.info("a form of the program does not run: %s", error)
+            log.info("a variant of the program does not run: %s", error)
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_memory()
             ours, theirs = self.timer((compiled, other), profile)
@@ -263,7 +263,7 @@ class Times:
         ours, theirs = pair
         where = "" if self.profile is None else f" in profile {self.profile}"
         why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
-        return Rejection(why, "faster_in_torch=False keeps it in TensorRT")
+        return Rejection(why, "set faster_in_torch=False to keep it in TensorRT")
 
 
 Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
@@ -310,7 +310,7 @@ def _gains(before: float, after: float, least: float) -> bool:
 
 def _said(pairs: Iterable[Milliseconds]) -> str:
     ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
-    return f"{theirs:.3g} ms instead of {ours:.3g} (faster_in_torch=False keeps them in TensorRT)"
+    return f"{theirs:.3g} ms instead of {ours:.3g} (set faster_in_torch=False to keep them in TensorRT)"
 
 
 def _is_asked(compiled: Compiled) -> bool:

@@ -199,7 +199,7 @@ class _Conversion:
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
                 due = f"the operator has {len(expected)} results"
-                raise NetworkError(f"the converter returned {type(result).__name__}, {due}")
+                raise NetworkError(f"the converter returned {type(result).__name__}, but {due}")
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
                     check_tensor(made, wanted, self.ranges, given, relations)
@@ -230,7 +230,7 @@ class _Conversion:
     def check_network(self, node: torch.fx.Node, result: object, first: int, counts: tuple[int, int]) -> None:
         """Raise an error if a converter added an input or output, or returns another network's tensor."""
         if self.count_bindings() != counts:
-            raise NetworkError("the converter added an input or output to the network: only segments have those")
+            raise NetworkError("the converter added an input or output to the network, which no converter may do")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
         for tensor in tree_leaves(result):
             if isinstance(tensor, trt.ITensor) and id(tensor) not in known and not self.is_in_network(tensor, first):

@@ -21,7 +21,7 @@ from pipeline.program import Program
 def _to_passes(value: object) -> tuple[Improvement, ...]:
     """Convert passes, or their names, to a tuple of passes. A `ValueError` for an unknown name lists all names."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"passes are a collection of passes or their names, not {value!r}")
+        raise TypeError(f"passes must be a collection of passes or their names, got {value!r}")
     return tuple(map(_to_pass, value))
 
 
@@ -29,12 +29,12 @@ def _to_pass(value: object) -> Improvement:
     if isinstance(value, Improvement):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is neither a pass nor the name of one")
+        raise TypeError(f"{value!r} is neither a pass nor the name of a pass")
     known = {each.name: each for each in PASSES}
     if value in RENAMED:
-        raise ValueError(f"the pass {value!r} is called {RENAMED[value]!r}")
+        raise ValueError(f"the pass {value!r} was renamed: write {RENAMED[value]!r}")
     if value not in known:
-        raise ValueError(f"no pass {value!r}; the passes are {', '.join(known)}")
+        raise ValueError(f"there is no pass {value!r}; the passes are {', '.join(known)}")
     return known[value]
 
 

@@ -20,7 +20,7 @@ from pipeline.stages.partition import BehindUpdates, InPieces, Partition
 from pipeline.verification.recompile import Recompiler
 from pipeline.verification.split import reject_nodes
 
-TRIAL: Final = Rejection("it is measured in PyTorch")
+TRIAL: Final = Rejection("this trial measures its time in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
@@ -47,7 +47,7 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names:
 
 def _check_profiles(compiled: Compiled) -> None:
     if whole := [segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None]:
-        raise ValueError(f"{whole[0]} is an engine for all profiles")
+        raise ValueError(f"{whole[0]} serves all profiles; expected one engine for each profile")
 
 
 def with_reason(matmuls: Compiled, reason: Rejection) -> Compiled:

@@ -29,9 +29,9 @@ TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 def _check_bytes(_: object, field: Attribute[int], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{field.name} is a number of bytes, not {value!r}")
+        raise TypeError(f"{field.name} must be a number of bytes, got {value!r}")
     if value < 0:
-        raise ValueError(f"{field.name} is a number of bytes, at least 0, not {value}")
+        raise ValueError(f"{field.name} must be a number of bytes, at least 0, got {value}")
 
 
 @frozen

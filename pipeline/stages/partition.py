@@ -76,9 +76,9 @@ class InPieces:
         if self.count is not None:
             _check_positive("count", self.count, "between")
         if not isinstance(self.between, str):
-            raise TypeError(f"between is a pattern of submodules' paths, such as 'layers.*', not {self.between!r}")
+            raise TypeError(f"between must be a pattern of submodule paths, such as 'layers.*', got {self.between!r}")
         if (self.count is None) == (not self.between):
-            raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")
+            raise TypeError("in_pieces takes either a number of pieces, or between='layers.*' to cut between modules")
 
     def __call__(self, validated: Validated) -> Partitioned:
         return _partition(validated, _largest_units, self._cut)
@@ -173,7 +173,7 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
 def _check_positive(name: str, value: object, paths: str) -> None:
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} is an integer of at least 1, not {value!r}; paths are given by {paths}=")
+        raise kind(f"{name} must be an integer of at least 1, got {value!r}; pass module paths as {paths}=")
 
 
 def _largest_units(program: Flow, refused: dict[int, str]) -> Units:

@@ -59,7 +59,7 @@ class Decision:
 
 def _to_entries(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.Tensor | str | Mapping) or not isinstance(value, Iterable):
-        raise TypeError(f"calibration is a list of typical inputs, not {kind_of(value)}: calibration=[(x,)]")
+        raise TypeError(f"calibration must be a list of typical inputs, as [(x,)], got {kind_of(value)}")
     return tuple(value)
 
 
@@ -77,11 +77,11 @@ class Quantize:
     def __attrs_post_init__(self) -> None:
         share = self.percentile
         if share is not None and not (isinstance(share, int | float) and 0 < share <= 100):
-            raise ValueError(f"percentile is a number above 0 and at most 100, or None, not {share!r}")
+            raise ValueError(f"percentile must be a number above 0 and at most 100, or None, got {share!r}")
         if self.activations is not None and not self.calibration:
-            raise CalibrationError(f"activations={self.activations!r} needs ranges: pass typical inputs as calibration")
+            raise CalibrationError(f"activations={self.activations!r} needs typical inputs: pass calibration=[(x,)]")
         if {self.weights, self.activations} == {"int8", "fp8"}:
-            raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
+            raise ValueError(f"no GPU multiplies {self.weights} weights by {self.activations} inputs: use one type")
 
     def __call__(self, program: Program) -> Program:
         """Return the program with quantized matmuls and convolutions; the argument is not changed."""
@@ -96,7 +96,7 @@ class Quantize:
     def explain(self, program: Program) -> str:
         """Return the decisions as text, one per line, and the number of quantized operators."""
         made = self.decisions(program)
-        count = sum("stays" not in decision.said for decision in made)
+        count = sum("not quantized" not in decision.said for decision in made)
         return "\n".join([*map(str, made), f"{count} of {len(made)} operators with weights are quantized ({BETTER})"])
 
 
@@ -165,17 +165,17 @@ class _Quantizer:
         """Return whether to quantize an operator; if not, record the decision with its reason."""
         weight = weight_of(node)
         if weight is None or not self.constant[weight]:
-            why = "the weight is computed"
+            why = "the model computes the weight"
         elif not weight.meta["val"].is_floating_point():
             why = f"the weight is {weight.meta['val'].dtype}"
         elif any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
-            why = "exclude names it"
+            why = "exclude matches it"
         elif scale_block(self.options.weights, node) is None:
             rows = "linear layers whose rows are blocks of 128, 64 or 32, and whose outputs are even in number"
-            why = f"INT4 is for {rows}"
+            why = f"INT4 is only for {rows}"
         else:
             return True
-        self.record_decision(node, f"stays in floats: {why}")
+        self.record_decision(node, f"not quantized: {why}")
         return False
 
     def record_decision(self, node: Node, decision: str) -> None:
@@ -190,7 +190,7 @@ class _Quantizer:
         except PipelineError:
             raise
         except Exception as error:
-            raise CalibrationError(f"the model does not run on an input of calibration: {error}") from error
+            raise CalibrationError(f"the model fails on an input of calibration: {error}") from error
 
     def calibration_batches(self) -> Iterator[Sequence[object]]:
         """Yield each calibration input as the list of inputs that the program's graph expects."""
@@ -198,7 +198,7 @@ class _Quantizer:
             args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
             leaves = tree_leaves((args, dict(given) if isinstance(given, Mapping) else {}))
             if len(leaves) != len(self.program.inputs):
-                due = f"the model takes {len(self.program.inputs)}"
+                due = f"but the model takes {len(self.program.inputs)} inputs"
                 raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
             yield leaves
 

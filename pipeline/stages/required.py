@@ -46,8 +46,8 @@ def warn_low_coverage(compiled: Compiled) -> None:
     converted, total = len(coverage.converted), coverage.total
     sizes = tuple(port.value for port in compiled.program.inputs)
     if not total and sizes and all(type(size) is int for size in sizes):
-        instead = f"args=(pipeline.Input(shape={sizes}),) stands for a tensor of that shape"
-        warn(f"the inputs are {sizes}, numbers, of which no operator is left for an engine: {instead}", CoverageWarning)
+        instead = f"for a tensor of this shape, pass args=(pipeline.Input(shape={sizes}),)"
+        warn(f"all inputs are numbers, {sizes}, so no operator runs in an engine: {instead}", CoverageWarning)
     if 2 * converted >= total:
         return
     reasons = Counter(map(_fallback_reason, coverage.fallback)).most_common()

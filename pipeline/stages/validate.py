@@ -139,7 +139,7 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
         if isinstance(value, torch.SymBool | torch.SymFloat):
             is_float = isinstance(value, torch.SymFloat)
             if not is_float or node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
-                yield Rejection(f"{what} is a symbolic {'float' if is_float else 'bool'}, which stays in Python")
+                yield Rejection(f"{what} is a symbolic {'float' if is_float else 'bool'}, which Python computes")
         elif isinstance(value, torch.Tensor):
             yield from _tensor_limits(what, value, program.settings)
             yield from islice(_unbounded_sizes(what, value, program), 1)
@@ -148,7 +148,7 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
             continue
         if free_unbacked_symbols(value):  # values computed from inputs' sizes are known before the engine runs
-            yield Rejection(f"the argument {source.name} ({verdict.target}) is computed in Python, from data")
+            yield Rejection(f"Python computes the argument {source.name} ({verdict.target}) from data")
 
 
 def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
@@ -158,11 +158,11 @@ def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
         if isinstance(value, torch.Tensor) and value.is_complex():
             name = str(value.dtype).removeprefix("torch.")
             if converts_complex(node.target):
-                why = "engines have pairs of reals, which are put together and taken apart in PyTorch"
+                why = "engines store pairs of reals, which PyTorch converts from and to complex tensors"
                 yield Rejection(f"{what} is {name}: {why}")
             else:
-                why = f"{qualified_name(node.target)} has no form on pairs of reals"
-                hint = "write it on pairs of reals (torch.view_as_real), or leave it in PyTorch"
+                why = f"{qualified_name(node.target)} has no implementation on pairs of reals"
+                hint = "compute with pairs of reals (torch.view_as_real), or let PyTorch run it"
                 yield Rejection(f"{what} is {name}, and {why}", hint)
 
 
@@ -170,15 +170,15 @@ def _tensor_limits(role: str, value: torch.Tensor, settings: CompilationSettings
     name = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
         hint = "pass truncate_double=True to compute it in float32"
-        yield Rejection(f"{role} is float64, which TensorRT does not have", hint)
+        yield Rejection(f"{role} is float64, which TensorRT does not support", hint)
     elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
-        yield Rejection(f"{role} is int8, which {CAPABILITIES.flavour} takes for quantized weights only", "use int32")
+        yield Rejection(f"{role} is int8, which {CAPABILITIES.flavour} allows for quantized weights only", "use int32")
     elif value.dtype not in DTYPES and value.dtype != torch.float64 and not value.is_complex():
-        yield Rejection(f"{role} is {name}, which TensorRT does not have")
+        yield Rejection(f"{role} is {name}, which TensorRT does not support")
     if value.dim() > MAX_RANK:
-        yield Rejection(f"{role} has rank {value.dim()}, TensorRT takes at most {MAX_RANK}")
+        yield Rejection(f"{role} has rank {value.dim()}, but TensorRT supports at most {MAX_RANK}")
     if value.layout != torch.strided:
-        yield Rejection(f"{role} has layout {value.layout}, TensorRT has dense tensors only")
+        yield Rejection(f"{role} has layout {value.layout}, but TensorRT supports dense tensors only")
 
 
 def _unbounded_sizes(role: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
@@ -200,7 +200,7 @@ def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]
         if any(map(_is_data_dependent, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
             words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
             why = f"the inputs have the sizes {words} in one dim, which are equal only for some data"
-            instead = "numbers that never change can be an input as pipeline.Constant"
+            instead = "pass an input whose values never change as pipeline.Constant"
             yield Rejection(why, f"compute both from sizes of inputs; {instead}")
 
 

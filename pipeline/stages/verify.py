@@ -41,15 +41,15 @@ STAGES: tuple[AnyStage, ...] = tuple(
 
 def _inputs(_: object, __: object, value: UserInputs) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
-        due = "a list of calls, or a function of the sizes that returns one, as [(x,)]"
-        raise TypeError(f"inputs are {due}, not {kind_of(value)}")
+        due = "a list of calls, such as [(x,)], or a function of sizes that returns a list"
+        raise TypeError(f"inputs must be {due}, got {kind_of(value)}")
 
 
 def _multiple(_: object, __: object, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"multiple is a number at least 1, not {value!r}")
+        raise TypeError(f"multiple must be a number of at least 1, got {value!r}")
     if not value >= 1:
-        raise ValueError(f"multiple is a number at least 1, not {value!r}")
+        raise ValueError(f"multiple must be a number of at least 1, got {value!r}")
 
 
 @frozen

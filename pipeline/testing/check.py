@@ -129,7 +129,7 @@ def _choose_static_or_dynamic(call: Call, dynamic: bool | None) -> Call:
     """Return the call, with static sizes if ``dynamic`` is False; raise an error if True and no size is named."""
     if not isinstance(call, Call):
         example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
-        raise TypeError(f"check takes a call, such as {example}, not {call!r}")
+        raise TypeError(f"check takes a call, such as {example}, got {call!r}")
     if dynamic and not call.is_dynamic:
         raise ValueError(f"dynamic=True, but the call names no sizes: {call!r}")
     return call.with_static_sizes() if dynamic is False else call
@@ -210,11 +210,11 @@ def _check_fake_tensors(expected: Expected, program: Program) -> None:
     """
     for result, fake in zip(expected.eager, _fake_outputs(program), strict=True):
         if result.dtype != fake.dtype:
-            raise CallError(f"PyTorch returns {result.dtype} in eager mode, and {fake.dtype} when it is traced")
+            raise CallError(f"PyTorch returns {result.dtype} in eager mode, but {fake.dtype} when it is traced")
         sizes = shape_of(fake)
         seen = [s if isinstance(s, int) else r for s, r in zip(sizes, result.shape, strict=False)]
         if len(sizes) == result.dim() and seen != list(result.shape):
-            raise CallError(f"PyTorch returns {list(result.shape)} in eager mode, and {list(sizes)} when it is traced")
+            raise CallError(f"PyTorch returns {list(result.shape)} in eager mode, but {list(sizes)} when it is traced")
 
 
 def _fake_outputs(program: Program) -> list[torch.Tensor]:

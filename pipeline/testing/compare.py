@@ -124,9 +124,9 @@ def describe_difference(expected: Expected, index: int, result: torch.Tensor, ex
     """Describe how a result differs from the expected one; empty if its errors are within the tolerance."""
     eager = expected.eager[index]
     if result.dtype != eager.dtype:
-        return f"the dtype is {result.dtype}, eager's is {eager.dtype}"
+        return f"the dtype is {result.dtype}, but {eager.dtype} in eager PyTorch"
     if result.shape != eager.shape:
-        return f"the shape is {list(result.shape)}, eager's is {list(eager.shape)}"
+        return f"the shape is {list(result.shape)}, but {list(eager.shape)} in eager PyTorch"
     if not eager.is_floating_point():
         return _describe_first(result != eager, result, eager, eager)
     exact = expected.exact[index]
@@ -191,7 +191,7 @@ def describe_outputs_difference(
     leaves, spec = named_leaves(eager)
     our_leaves, our_spec = tree_flatten(result)
     if spec != our_spec:
-        return f"the {label}s are structured as {our_spec}, eager's as {spec}"
+        return f"the {label}s have the structure {our_spec}, but {spec} in eager PyTorch"
     exact = tree_flatten(exact)[0] if exact is not None else [None] * len(our_leaves)
     dtype = _coarsest_dtype(program)
     for (path, eager), ours, double in zip(leaves, our_leaves, exact, strict=True):
@@ -214,7 +214,7 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
         return f"{kind_of(result)}, eager gives a tensor"
     for name in ("dtype", "shape", "device"):
         if getattr(result, name) != getattr(eager, name):
-            return f"the {name} is {getattr(result, name)}, eager's is {getattr(eager, name)}"
+            return f"the {name} is {getattr(result, name)}, but {getattr(eager, name)} in eager PyTorch"
     wrong = _wrong_in_program(eager, exact, result, dtype, executor) if eager.is_floating_point() else result != eager
     if not bool(wrong.any()):
         return ""

@@ -112,4 +112,4 @@ def _check_random_calls(targets: Iterable[Operator], check_call: Function, profi
         run_on_random_calls(strategy, check_accepted_call, profile)
     if not passed:
         names = ", ".join(map(qualified_name, targets))
-        raise LookupError(f"no strategy generates calls of {names} that PyTorch accepts: pass calls")
+        raise LookupError(f"no strategy generates calls of {names} that PyTorch accepts: pass your own calls")

@@ -88,7 +88,7 @@ def describe_shared_memory(
             if not any(other_a is known for known in returned):
                 return f"{path} and {other_path} are one tensor in eager, and two here"
         elif _has_shared_memory(a, b) and not _has_shared_memory(other_a, other_b):
-            return f"{path} and {other_path} share memory, and do not in eager"
+            return f"{path} and {other_path} share memory, but do not in eager PyTorch"
     return ""
 
 
@@ -98,7 +98,7 @@ def describe_memory_shared_by_calls(ours: Sequence[object], theirs: Sequence[obj
     for i, (path, a) in enumerate(mine[0]):
         for j, (other_path, b) in enumerate(mine[1]):
             if _has_shared_memory(a, b) and not _has_shared_memory(other[0][i][1], other[1][j][1]):
-                return f"result{path} and result{other_path} of the next call share memory, and do not in eager"
+                return f"result{path} and result{other_path} of the next call share memory, but do not in eager PyTorch"
     return ""
 
 

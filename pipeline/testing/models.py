@@ -194,7 +194,7 @@ def _parse_model(
     if isinstance(make, torch.nn.Module):
         raise TypeError(f"make is {kind_of(make)}: pass a function that creates the model, such as lambda: model")
     if entry not in get_args(Entry):
-        raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
+        raise ValueError(f"entry must be one of {', '.join(map(repr, get_args(Entry)))}, got {entry!r}")
     if isinstance(args, TensorSpec | str):
         raise TypeError(f"args is {kind_of(args)}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
     args, kwargs = tuple(args), dict(kwargs or {})
@@ -231,7 +231,7 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
     except Exception as error:
         raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
     if changes := [change for snapshot in before if (change := snapshot.changes())]:
-        raise ModelError("changed", f"compiling changed its inputs {', '.join(changes)}")
+        raise ModelError("changed", f"compiling changed the model or the inputs: {', '.join(changes)}")
     if str(program) != text:
         raise ModelError("changed", f"compiling changed the program\n{text}\n\nto\n{program}")
     if _networks(compiled) != _networks(again):
@@ -255,7 +255,7 @@ def _check_segments(partitioned: Partitioned) -> None:
     if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
         raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
-        raise ModelError("blocks", f"a node in PyTorch has no reason: {list(partitioned.fallbacks)}")
+        raise ModelError("blocks", f"a node that runs in PyTorch has no reason: {list(partitioned.fallbacks)}")
     known = {p.name for p in program.inputs} | set(program.buffers)
     for segment in partitioned.segments:
         if missing := {p.name for p in segment.inputs if p.kind == "tensor"} - known:

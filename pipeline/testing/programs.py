@@ -137,10 +137,10 @@ class _Builder:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), patch_for_export():
                 result = self.call.target(*args, **kwargs)
         except Exception as error:
-            raise CallError(f"PyTorch does not accept the call: {type(error).__name__}: {error}") from error
+            raise CallError(f"PyTorch rejects the call: {type(error).__name__}: {error}") from error
         fixed = {name: expression(s) for name, s in self.symbols.items() if not _is_unconstrained(s)}
         if fixed:
-            raise CallError(f"PyTorch accepts the call for these sizes only: {fixed}; replace the names by ints")
+            raise CallError(f"PyTorch accepts only these sizes: {fixed}; replace their names in the call by integers")
         return result
 
     def create_outputs(self, node: torch.fx.Node) -> list[Leaf]:

@@ -109,7 +109,7 @@ def check_target(
     drawn = strategy if strategy is not None else strategy_for(target)
     if drawn is None:
         raise LookupError(
-            f"no strategy for {qualified_name(target)}: its arguments are interdependent; pass strategy=…"
+            f"no strategy for {qualified_name(target)}, whose arguments depend on each other: pass strategy=…"
         )
     tally = Tally()
 
@@ -140,9 +140,9 @@ def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile
 
 def _check_tested(name: str, tally: Tally) -> None:
     if len(tally.refused) > len(tally.seen) / 2:
-        raise AssertionError(f"{name}: PyTorch does not accept most of the random calls\n{tally}") from tally.refused[0]
+        raise AssertionError(f"{name}: PyTorch rejects most of the random calls\n{tally}") from tally.refused[0]
     if not tally.passed:
-        raise AssertionError(f"{name}: nothing was tested, every call was rejected\n{tally}")
+        raise AssertionError(f"{name}: nothing was tested, since every call was rejected\n{tally}")
     if not tally.used and any(call.inputs or call.is_dynamic for call in tally.seen):  # the rest is folded, rightly
         raise AssertionError(
             f"{name}: its converter was never used, because the operator is decomposed first "
@@ -170,7 +170,7 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
     if not declared or (unknown := [target for target in targets if target not in declared]):
         what = f"of {qualified_name(unknown[0])}" if declared else "at all"
         known = ", ".join(map(qualified_name, declared)) or "nothing"
-        raise LookupError(f"there is no converter {what} to test: declared are converters of {known}")
+        raise LookupError(f"there is no converter {what} to test; the registered converters are for {known}")
     try:
         for target in targets or declared:
             check_target(target, registry=registry, **options)

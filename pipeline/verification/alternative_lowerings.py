@@ -47,7 +47,7 @@ def compute_in_float32(program: Program, nodes: Sequence[str]) -> Program:
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     halves = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
     if not halves:
-        raise NotPossibleError("none of the nodes computes in float16 or bfloat16")
+        raise NotPossibleError("none of these nodes computes in float16 or bfloat16")
     for node in halves:
         _cast_to_float32(rewriting, node)
     return rewriting.changed_program()
@@ -71,7 +71,7 @@ def _replace_result(rewriting: Rewriting, old: Node, new: Argument) -> None:
         return
     for item in list(old.users):
         if item.target is not operator.getitem:
-            raise NotPossibleError(f"{old.name} returns a tuple, and {item.name} reads it as a whole, not an item")
+            raise NotPossibleError(f"{old.name} returns a tuple, and {item.name} reads the whole tuple, not one item")
         index: Argument = item.args[1]
         if isinstance(new, list | tuple):
             made = new[index]
@@ -139,7 +139,7 @@ def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) 
     """Return verdicts in which each of these nodes is converted by the next converter that accepts it."""
     verdicts = dict(validated.verdicts)
     if not all(verdicts[name].others for name in nodes):
-        raise NotPossibleError("no other converter accepts the nodes")
+        raise NotPossibleError("no other registered converter accepts these nodes")
     for name in nodes:
         first, *others = verdicts[name].others
         verdicts[name] = evolve(verdicts[name], choice=first, others=tuple(others))

@@ -132,4 +132,4 @@ class _Healing:
 def _fault_reason(fault: Fault) -> str:
     others = f" together with {', '.join(fault.nodes[1:])}" if len(fault.nodes) > 1 else ""
     failure = f": {fault.failures[0]}" if fault.failures else ""
-    return f"the node's engine is wrong{others}{failure}"
+    return f"an engine with this node returns wrong values{others}{failure}"

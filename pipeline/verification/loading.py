@@ -80,7 +80,7 @@ def make_loadable(
         raise ExecutionError("; ".join(failing.refused.values()))
     counts = Counter(f"{row.target} {row.action}" for row in compiled.healed)
     summary = ", ".join(f"{count} of {operator}" if count > 1 else operator for operator, count in counts.items())
-    log.warning("engines did not load on this GPU; operators were replaced: %s (see coverage.healed)", summary)
+    log.warning("engines did not load on this GPU, so operators were replaced: %s (see coverage.healed)", summary)
     return compiled, failing
 
 
@@ -98,7 +98,7 @@ class _Search:
         program = capture(torch.nn.ReLU().eval(), (torch.ones(4),), settings=settings.evolve(torch_executed_ops=()))
         validated = self.recompiler.compute_verdicts(program)
         if self.fails_to_load(validated, frozenset(validated.verdicts)):
-            hint = "load_built_engines=False compiles for other GPUs; the reference executor runs on a CPU"
+            hint = "set load_built_engines=False to compile for other GPUs, or use the CPU reference executor"
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(failures.refused.values())}", hint)
 
     def choose_alternatives(self, compiled: Compiled, failures: LoadResults, *, in_torch: bool) -> Iterator[Decision]:

@@ -85,9 +85,9 @@ def original_module(program: Program) -> SourceModel:
     """
     origin = origin_of(program)
     if origin is None:
-        raise NotComparableError("the program was captured from an ExportedProgram, or loaded")
+        raise NotComparableError("the program was loaded, or captured from an ExportedProgram: it has no module")
     if origin.changed:
-        raise NotComparableError("a stage changed the graph before it was decomposed")
+        raise NotComparableError("a stage changed the captured graph before it was decomposed")
     model = origin.model
     if model is None:
         raise NotComparableError("the module was deleted")
@@ -118,7 +118,7 @@ def _run_copy(comparison: Comparison, program: Program, reference: Reference, mo
             raise NotComparableError(f"the module raises {message} (inputs: {reference.sample.name})") from error
         expected = sum(output.kind == "user" for output in compared_outputs(program))
         if len(returned) != expected:
-            raise NotComparableError(f"the module returns {len(returned)} values, the captured graph {expected}")
+            raise NotComparableError(f"the module returns {len(returned)} values, but the captured graph {expected}")
         return returned
 
     def mutated_buffer(buffer: str) -> Leaf:

@@ -25,9 +25,9 @@ def check_comparable(program: Program) -> None:
     """
     if program.source is None and _was_loaded(program):
         raise PipelineError(
-            "the file lacks the program for eager PyTorch, so there is nothing to verify against",
-            "import the libraries whose operators the model calls, and allow them (pipeline.load(…, operators={…})); "
-            "or, if its file is of an earlier version, save it again",
+            "the loaded file has no program for eager PyTorch, with which results could be compared",
+            "import the libraries of the model's operators, and allow these with pipeline.load(…, operators={…}); "
+            "or save the program again, if an earlier version of pipeline saved it",
         )
     for name in program.parameters:
         find_present(program.parameters, name)
@@ -41,8 +41,8 @@ def check_compilable(program: Program) -> None:
     """
     if _was_loaded(program):
         raise PipelineError(
-            "the program was loaded, and a file has no converters to recompile its parts",
-            "compile the model, then heal or bisect the result; pipeline.verify() compares a loaded program",
+            "the program was loaded from a file, without the converters to compile its parts again",
+            "compile the model in this process to heal or bisect it; to compare only, use pipeline.verify()",
         )
 
 
@@ -72,7 +72,7 @@ class Recompiler:
         if missing := [record.__name__ for record in (Validated, Partitioned, Built, Compiled) if record not in index]:
             raise PipelineError(
                 f"the program cannot be compiled again: no stage of its pipeline returns {' or '.join(missing)}",
-                'verify(on_failure="heal") and bisect need the single stages, not a pipeline as a stage',
+                'verify(on_failure="heal") and bisect need these stages in the pipeline itself, not in a nested one',
             )
 
         rest = list(stages[index[Partitioned] + 1 : index[Compiled] + 1])

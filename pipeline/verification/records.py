@@ -64,7 +64,7 @@ class Bisection:
 
     def __str__(self) -> str:
         if not self.faults:
-            return f"nothing is wrong\n{self.agreement}"
+            return f"no operator returns wrong values\n{self.agreement}"
         count = f"{len(self.faults)} fault{'s'[: len(self.faults) != 1]} in {self.builds} builds"
         rest = [] if self.complete else ["the search ended at its limit of builds: there may be more, and smaller ones"]
         return "\n".join([count, *map(str, self.faults), *rest])

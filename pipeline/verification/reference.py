@@ -168,10 +168,10 @@ def _run_eager(
             try:
                 return leaves, EagerRun(source, parameters, device)(leaves)
             except torch.OutOfMemoryError as error:
-                raise NotComparableError(f"eager PyTorch is out of memory: {_first_line(error)}") from error
+                raise NotComparableError(f"eager PyTorch ran out of memory: {_first_line(error)}") from error
             except Exception as error:
                 first = first or error
-        raise NotComparableError(f"eager PyTorch does not run: {type(first).__name__}: {_first_line(first)}") from first
+        raise NotComparableError(f"eager PyTorch fails: {type(first).__name__}: {_first_line(first)}") from first
     finally:
         del first  # else it and this frame hold each other, and the tensors in its traceback
 

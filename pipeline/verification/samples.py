@@ -89,7 +89,7 @@ def split_call(call: object) -> Arguments:
     if isinstance(call, Mapping):
         return (), dict(call)
     if not isinstance(call, tuple | list):
-        raise TypeError(f"inputs: a call is a tuple of inputs, a dict, or (tuple, dict), not {kind_of(call)}")
+        raise TypeError(f"inputs: each call must be a tuple of inputs, a dict, or (tuple, dict), got {kind_of(call)}")
     if len(call) == 2 and isinstance(call[0], tuple) and isinstance(call[1], dict):
         return call[0], call[1]
     return tuple(call), {}

@@ -24,7 +24,7 @@ def put_in_engines(partitioned: Partitioned, nodes: frozenset[str]) -> Partition
     program = partitioned.program
     outside = {n.name for n in program.graph.nodes if is_operator(n)} - nodes
     validated = reject_nodes(
-        Validated(program, partitioned.verdicts), dict.fromkeys(outside, Rejection("another part is tried in TensorRT"))
+        Validated(program, partitioned.verdicts), dict.fromkeys(outside, Rejection("the trial runs it in PyTorch"))
     )
     graph = build_flow(program, frozenset())
     operators = build_units(graph, ())

@@ -40,15 +40,15 @@ def read_view(path: Path) -> ProgramView:
     try:
         data = json.loads(_json_text(path))
     except ValueError as error:
-        raise ArtifactError(f"{path} is not JSON: {error}", "`pipeline compile -o DIR` writes one") from None
+        raise ArtifactError(f"{path} is not JSON: {error}", "`pipeline compile -o DIR` writes a valid file") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError(f"{path} is not a view of a program", "`pipeline compile -o DIR` writes one")
+        raise ArtifactError(f"{path} is not a program's JSON view", "`pipeline compile -o DIR` writes one")
     if data.get("schema") != SCHEMA:
-        raise ArtifactError(f"{path} has the schema {data.get('schema')}; this version reads {SCHEMA}", "compile again")
+        raise ArtifactError(f"{path} has schema {data.get('schema')}, this version reads {SCHEMA}", "compile again")
     try:
         found: ProgramView = codec.from_json(data.get("program"), ProgramView)
     except MalformedError as error:
-        raise ArtifactError(f"{path}: {error}", "`pipeline compile -o DIR` writes it anew") from None
+        raise ArtifactError(f"{path}: {error}", "`pipeline compile -o DIR` writes a valid file") from None
     return found
 
 
@@ -59,7 +59,7 @@ def _json_text(path: Path) -> str:
         return text
     found = _DATA.search(text)
     if found is None:
-        raise ArtifactError(f"{path} is not a page of a program", "`pipeline report FILE -o PAGE.html` writes one")
+        raise ArtifactError(f"{path} is not a program's report", "`pipeline report FILE -o PAGE.html` writes one")
     return found[1]
 
 
@@ -80,7 +80,7 @@ def open_view(path: str | os.PathLike[str]) -> ProgramView:
     path = Path(path)
     if path.is_dir():
         if not (path / PROGRAM).is_file():
-            raise ArtifactError(f"{path} has no {PROGRAM}", "`pipeline compile -o DIR` writes one; compile again")
+            raise ArtifactError(f"{path} has no {PROGRAM}", "`pipeline compile -o DIR` writes this file; compile again")
         return read_view(path / PROGRAM)
     return read_view(path) if path.suffix in (".json", ".html") else _saved_view(path)
 

@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
         lambda records: [s["outputs"][0].update(name="nobody") for s in records[MANIFEST]["segments"]],
         "does not compute its output|are not those that the manifest|its parts do not fit",
     ),
-    "a layer does not say what it does": (of_layer("ELEMENTWISE", attributes=[]), "does not say its op"),
+    "a layer does not say what it does": (of_layer("ELEMENTWISE", attributes=[]), "lacks the attribute 'op"),
     "a layer says it twice": (of_layer("ELEMENTWISE", attributes=[["op", "SUM"], ["op", "SUB"]]), "an attribute twice"),
     "a layer says too much": (of_layer("ELEMENTWISE", attributes=[["alpha", 1]]), "the attribute 'alpha', which no E"),
     "a constant without a value": (of_layer("CONSTANT", weights=[]), "is a constant without a weight"),

@@ -53,9 +53,9 @@ def test_a_loaded_program_that_is_wrong_is_found_and_not_healed(wrong: Path) -> 
     program = pipeline.load(wrong)
     with pytest.raises(pipeline.AgreementError, match="1 of 1 outputs are wrong"):
         pipeline.verify(executor="reference")(program)
-    with pytest.raises(pipeline.PipelineError, match="no converters to recompile"):
+    with pytest.raises(pipeline.PipelineError, match="without the converters to compile"):
         pipeline.verify("heal", executor="reference")(program)
-    with pytest.raises(pipeline.PipelineError, match="no converters to recompile"):
+    with pytest.raises(pipeline.PipelineError, match="without the converters to compile"):
         pipeline.bisect(program)
 
 
@@ -77,7 +77,7 @@ def _weights(program: pipeline.Compiled) -> Any:
 
 def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
     old = pipeline.load(GOLDEN / "schema1.trtp")
-    with pytest.raises(pipeline.PipelineError, match="the file lacks the program for eager PyTorch"):
+    with pytest.raises(pipeline.PipelineError, match="the loaded file has no program for eager PyTorch"):
         pipeline.verify()(old)
     with pytest.raises(pipeline.PipelineError, match="was saved without weights"):
         pipeline.verify()(kept(compiled(CASES["whole"]), tmp_path, weights="none"))
@@ -98,7 +98,7 @@ import tests.artifact.own_operators
 print(pipeline.verify(executor="reference")(pipeline.load(sys.argv[1], {"tests_artifact"})).agreement.holds)
 """
     first, second = checked(code, tmp_path / "p.trtp").splitlines()
-    assert first.startswith("import the libraries whose operators the model calls, and allow them (pipeline.load(")
+    assert first.startswith("import the libraries of the model's operators, and allow these with pipeline.load(")
     assert second == "True"
 
 

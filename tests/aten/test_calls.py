@@ -37,7 +37,7 @@ def test_a_graph_runs_as_torch_fx_runs_it() -> None:
         assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:]
         assert type(found[1]["x"]) is list and type(found[1]["n"]) is tuple
     assert any(step.drops for step in run.steps)
-    with pytest.raises(TypeError, match="takes 2 inputs, not 1"):
+    with pytest.raises(TypeError, match="takes 2 inputs, but the call has 1"):
         run(given[0])
 
 

@@ -241,7 +241,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "too many inputs": (["compile", f"{HERE}:Net", *["--input", "2x4"] * 3], "too many positional arguments"),
     "an unknown name": (["compile", f"{HERE}:Net", "--input", "y=2x4"], "Net.forward(x, scale)"),
     "a name twice": (["compile", f"{HERE}:Net", *["--input", "x=2x4"] * 2], "--input has the name x twice"),
-    "no sizes": (["compile", f"{HERE}:Net", "--input", "axb"], "'axb' is not an input: 'a' is not a size"),
+    "no sizes": (["compile", f"{HERE}:Net", "--input", "axb"], "'axb' does not describe an input: 'a' is not a size"),
     "a range backwards": (["compile", f"{HERE}:Net", "--input", "8..1x4"], "min <= opt <= max"),
     "no dtype": (["compile", f"{HERE}:Net", "--input", "2x4:float17"], "'float17' is not a dtype"),
     "a wrong shape": (["compile", f"{HERE}:Net", "--input", "2x5"], "torch.export cannot capture Net"),

@@ -115,7 +115,7 @@ def test_what_is_wrong_is_said(folder: Path, capsys: pytest.CaptureFixture[str],
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_profile_needs_a_gpu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fallbacks().save("net.trtp")
-    assert "net.trtp runs on a GPU, and torch sees none here" in ran(capsys, "profile", "net.trtp", code=1)
+    assert "net.trtp needs a GPU, but torch finds none on this machine" in ran(capsys, "profile", "net.trtp", code=1)
 
 
 def test_inputs_of_a_profile_are_random_where_they_are_left_out() -> None:

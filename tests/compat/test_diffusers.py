@@ -32,7 +32,7 @@ def test_images_of_parts_that_were_kept(which: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found, image, rtol=0, atol=1e-5)
     with pytest.raises(pipeline.ShapeError, match="compiled for"):
         images(128, 32)
-    with pytest.raises(pipeline.ExecutionError, match="no weights that could be saved"):
+    with pytest.raises(pipeline.ExecutionError, match="cannot save weights"):
         images.pipe.save_pretrained(tmp_path / "pipe")
 
 
@@ -56,5 +56,5 @@ def test_adapters_on_a_part_without_weights_are_refused() -> None:
         images(32, 32, steps=1)
     images.pipe.transformer = pipeline.default()(images.denoiser, **calls.inputs).in_place_of(images.denoiser)
     adapter = peft.LoraConfig(r=2, target_modules=["to_q"])
-    with pytest.raises(pipeline.ExecutionError, match=r"(?s)to_q cannot be a Linear here.*compiled\.with_lora"):
+    with pytest.raises(pipeline.ExecutionError, match=r"(?s)setting to_q to a Linear would .*compiled\.with_lora"):
         images.denoiser.add_adapter(adapter, adapter_name="a")

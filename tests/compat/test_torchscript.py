@@ -179,10 +179,10 @@ def test_an_evaluator_of_a_kind_takes_the_place_of_its_overloads() -> None:
 @pytest.mark.parametrize(
     "key, error, said",
     [
-        ("ListConstruct", ValueError, "is not a kind of a TorchScript node; 'prim::ListConstruct'"),
+        ("ListConstruct", ValueError, "is not a kind of TorchScript node, such as 'prim::ListConstruct'"),
         ("aten::ad", ValueError, "TorchScript has no aten::ad; near it are .*aten::add"),
         ("aten::add.itn", ValueError, "aten::add has no overload 'itn', but Tensor, Scalar"),
-        ("prim::Print", TypeError, "the evaluator of prim::Print is a str, expected a function"),
+        ("prim::Print", TypeError, "the evaluator of prim::Print must be a function, got a str"),
     ],
 )
 def test_a_key_that_no_node_can_have_is_refused(key: str, error: type[Exception], said: str) -> None:

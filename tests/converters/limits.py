@@ -284,10 +284,10 @@ IMAGE = torch.arange(12.0).reshape(3, 4)
 ROWS = ({0: torch.export.Dim("rows", min=2, max=8)},)
 
 MODELS = (
-    Model("is float64, which TensorRT does not have", lambda x: x + 1, (IMAGE.double(),)),
-    Model("is int16, which TensorRT does not have", lambda x: x + 1, (IMAGE.short(),)),
-    Model("takes for quantized weights only", lambda x: x + 1, (IMAGE.to(torch.int8),)),
-    Model("has rank 9, TensorRT takes at most 8", lambda x: x + 1, (IMAGE.reshape(*[1] * 7, 3, 4),)),
+    Model("is float64, which TensorRT does not support", lambda x: x + 1, (IMAGE.double(),)),
+    Model("is int16, which TensorRT does not support", lambda x: x + 1, (IMAGE.short(),)),
+    Model("allows for quantized weights only", lambda x: x + 1, (IMAGE.to(torch.int8),)),
+    Model("has rank 9, but TensorRT supports at most 8", lambda x: x + 1, (IMAGE.reshape(*[1] * 7, 3, 4),)),
     Model(
         "that Python reads from a tensor",
         lambda x, y: x * y.item(),
@@ -300,8 +300,8 @@ MODELS = (
         (IMAGE, torch.tensor(2)),
         (aten._local_scalar_dense.default,),
     ),
-    Model("is computed in Python", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
+    Model("Python computes the argument", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
     Model("only symbolic ints enter an engine", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
     Model("that is known only after the operator runs", lambda x: positive(x) + 1, (IMAGE,)),
-    Model("is a symbolic float, which stays in Python", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
+    Model("is a symbolic float, which Python computes", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
 )

@@ -74,7 +74,7 @@ def test_float16_is_widened_by_default_where_tensorrt_sums_in_halves(sums_in_flo
 
 
 def test_a_setting_that_is_no_flag_is_an_error() -> None:
-    with pytest.raises(TypeError, match="use_fp32_acc is True, False or None, not 'yes'"):
+    with pytest.raises(TypeError, match="use_fp32_acc must be True, False or None, got 'yes'"):
         pipeline.default(use_fp32_acc="yes")
 
 

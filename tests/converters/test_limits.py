@@ -34,7 +34,7 @@ several processes."""
 HAND_MADE = {
     "the number of classes is data-dependent": "test_one_hot_needs_its_number_of_classes",
     "has no cumulative sum": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
-    "has no form on pairs of reals": "tests/stages/test_complex.py",
+    "has no implementation on pairs of reals": "tests/stages/test_complex.py",
     "has layout": "test_sparse_tensors_are_refused",
     "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
     "depends on dynamic sizes, and engines have no Python bools": "test_a_condition_on_sizes_is_refused",

@@ -217,7 +217,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
         torch.testing.assert_close(run(each)(x), whole(x), **CLOSE)
     for node in filter(is_collective, each.program.graph.nodes):  # as in a file that wants no permission
         node.target = OperatorName(str(node.target))
-    with pytest.raises(pipeline.ExecutionError, match="the program has no collective here"):
+    with pytest.raises(pipeline.ExecutionError, match="the engine has a collective, but the program has none"):
         run(each)(x)
 
 
@@ -238,14 +238,14 @@ def files_of_ranks(rank: int, folder: Path) -> None:
     with pytest.raises(pipeline.ArtifactError, match="_c10d_functional"):
         pipeline.load(folder / f"rank{rank}.trtp")
     torch.testing.assert_close(run(pipeline.load(folder / f"rank{rank}.trtp", COLLECTIVES))(x), whole(x), **CLOSE)
-    with pytest.raises(pipeline.ExecutionError, match=f"rank {1 - rank} of 2, and this process is rank {rank} of 2"):
+    with pytest.raises(pipeline.ExecutionError, match=f"rank {1 - rank} of 2, but this process is rank {rank} of 2"):
         run(pipeline.load(folder / f"rank{1 - rank}.trtp", COLLECTIVES))
 
 
 def other_shapes(rank: int, folder: Path) -> None:
     whole, model = sharded(BY_ROWS_AND_COLUMNS)
     module, x = run(COMPILE(model, (ROWS,))), torch.randn(4, 4, 16)
-    found = rf"rank {rank} has x: \[{LEAST + rank}, 4, 16\], and rank {1 - rank} has x: \[{LEAST + 1 - rank}, 4, 16\]"
+    found = rf"{rank} has shapes x: \[{LEAST + rank}, 4, 16\]; rank {1 - rank} has x: \[{LEAST + 1 - rank}, 4, 16\]"
     with pytest.raises(pipeline.ExecutionError, match=found):
         module(x[: LEAST + rank])
     torch.testing.assert_close(module(x), whole(x), **CLOSE)  # the ranks go on

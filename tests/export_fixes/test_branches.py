@@ -141,14 +141,14 @@ def test_scripts_of_pure_branches_are_computed_whole(lines: list[str]) -> None:
 
 
 IMPURE: Final = {
-    "it writes": (["if bool(x.sum() > 0):", "    y.add_(1)"], r"aten\.add_\.Scalar has an effect"),
+    "it writes": (["if bool(x.sum() > 0):", "    y.add_(1)"], r"aten\.add_\.Scalar has a side effect"),
     "it draws": (["if bool(x.sum() > 0):", "    y = torch.rand_like(x)"], "draws random numbers"),
     "it looks up": (["if bool(x.sum() > 0):", "    y = x[x.argmax(1)]"], "at indices that may be valid only in"),
     "it divides": (["if bool(x.sum() > 0):", "    y = x.long() // y.long() + x"], "integers that may be 0"),
     "it reads": (["if bool(x.sum() > 0):", "    y = x * x.max().item()"], "reads data"),
     "an inner one writes": (
         ["if bool(x.sum() > 0):", "    if bool(x.max() > 1):", "        y.mul_(2)"],
-        r"aten\.mul_\.Scalar has an effect",
+        r"aten\.mul_\.Scalar has a side effect",
     ),
     "other sizes": (["if bool(x.sum() > 0):", "    y = x[:2]"], r"returns float32\[2, 4\] or float32\[3, 4\]"),
     "another dtype": (["if bool(x.sum() > 0):", "    y = x.double()"], r"returns float64\[3, 4\] or float32\[3, 4\]"),

@@ -178,7 +178,7 @@ class Locked(torch.nn.Module):
 
 
 def test_what_cannot_be_copied_is_told() -> None:
-    with pytest.raises(pipeline.CaptureError, match=r"Locked cannot be captured as on cuda.*one of a kind"):
+    with pytest.raises(pipeline.CaptureError, match=r"Locked cannot be captured for cuda.*one of a kind"):
         pipeline.capture(Locked(), (X,), device="cuda")
 
 
@@ -194,7 +194,7 @@ def test_an_exported_program_has_its_device() -> None:
     [("meta", ValueError), ("cuda:1", ValueError), (torch.device("cuda", 0), ValueError), (3, TypeError)],
 )
 def test_other_devices_are_refused(device: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="device is 'cuda', 'cpu' or None"):
+    with pytest.raises(error, match="device must be 'cuda', 'cpu' or None"):
         pipeline.default(device=device)
     assert pipeline.default(device=torch.device("cuda")).settings.device == "cuda"
 
@@ -272,7 +272,7 @@ def test_what_cannot_be_moved_is_told() -> None:
         def _apply(self, fn: Any, recurse: bool = True) -> Anchors:
             raise TypeError("it stays")
 
-    with pytest.raises(pipeline.CaptureError, match="its own _apply fails on fake tensors: it stays"):
+    with pytest.raises(pipeline.CaptureError, match="its _apply fails on fake tensors: it stays"):
         pipeline.capture(Stuck(), (torch.randn(3, 4),), device="cuda")
 
 

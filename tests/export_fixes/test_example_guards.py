@@ -132,7 +132,7 @@ def test_the_way_of_the_example_is_taken_and_checked(function: Callable[[Tensor]
     for x in (ONES, same):
         torch.testing.assert_close(run(x), function(x))
     assert function(other).shape != function(ONES).shape or not torch.equal(function(other), other)
-    with pytest.raises(pipeline.DecisionError, match=r"takes another branch at test_example_guards\.py:\d+, .* than"):
+    with pytest.raises(pipeline.DecisionError, match=r"another branch than .* at test_example_guards\.py:\d+, "):
         run(other)
     torch.testing.assert_close(run(same), function(same))
     if dims is not None and function not in OF_NUMBERS:
@@ -188,7 +188,7 @@ def compares_a_float(x: Tensor) -> Tensor:
 @OLD
 @pytest.mark.parametrize("function", [scales, compares_a_float], ids=lambda f: f.__name__)
 def test_a_number_that_a_program_would_be_for_alone_is_refused(function: Callable[[Tensor], Tensor]) -> None:
-    said = r"test_example_guards.py:\d+, return x.*for this value only\n.*without float\(\)"
+    said = r"test_example_guards.py:\d+, return x.*for its value only\n.*without float\(\)"
     with pytest.raises(pipeline.CaptureError, match=said):
         compiled(function, ONES)
 

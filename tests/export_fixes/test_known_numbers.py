@@ -179,7 +179,7 @@ def test_an_exported_program_has_its_sizes_again(name: str) -> None:
     assert str(exported) == text
 
 
-LEFT = r"shape\[0\] can only be 12: the model was captured for min\(16, .*shape\[0\]\) == 12"
+LEFT = r"shape\[0\] can only be 12: the captured model requires min\(16, .*shape\[0\]\) == 12"
 
 
 @pytest.mark.parametrize("cast", [int, float, range])

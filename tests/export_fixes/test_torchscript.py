@@ -151,7 +151,7 @@ def test_a_function_is_a_model() -> None:
 def test_a_method_is_a_model() -> None:
     script = torch.jit.script(scripts.Objects())
     equal(pipeline.default()(model(script, method="head"), (X,))(X), script.head(X))
-    with pytest.raises(pipeline.CaptureError, match=r"Objects has no method 'tail'; it has .*head"):
+    with pytest.raises(pipeline.CaptureError, match=r"Objects has no method 'tail'; its methods are .*head"):
         model(script, method="tail")
 
 
@@ -197,10 +197,10 @@ def test_nodes_know_their_line_and_module() -> None:
 
 REFUSED = {
     "an if on a number": (scripts.OnNumber(), r"prim::If \(scripts\.py:\d+, if x\.sum.*condition depends on data"),
-    "an if on data that keeps": (scripts.OnDataKeeps(), r"prim::If \(scripts\.py:\d+, if bool.*aten::append in"),
+    "an if on data that keeps": (scripts.OnDataKeeps(), r"prim::If \(scripts\.py:\d+, if bool.*aten::append\n"),
     "a loop on data": (scripts.WhileData(), r"prim::Loop \(scripts\.py:\d+, while bool.*condition depends on data"),
-    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*after 100 iterations"),
-    "a method of Python's": (scripts.Asks(), r"prim::PythonOp \(scripts\.py:\d+, return self.*a method to Python"),
+    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*more than 100 iterations"),
+    "a method of Python's": (scripts.Asks(), r"prim::PythonOp \(scripts\.py:\d+, return self.*is on a method"),
     "a raise": (scripts.Raises(), r"prim::RaiseException \(scripts\.py:\d+, raise ValueError.*no matrices"),
 }
 
@@ -220,7 +220,7 @@ def test_a_loop_over_a_size_that_varies_is_refused() -> None:
     rows = pipeline.Input(min_shape=(1, 4), opt_shape=(2, 4), max_shape=(9, 4))
     script = torch.jit.script(scripts.Rows())
     equal(pipeline.default()(script, (X,))(X), script(X))
-    with pytest.raises(pipeline.CaptureError, match=r"prim::Loop .* number of iterations varies: s\d+\n.*one value"):
+    with pytest.raises(pipeline.CaptureError, match=r"prim::Loop .* iterations is a dynamic size, s\d+\n.*size static"):
         pipeline.default()(script, (rows,))
 
 
@@ -228,7 +228,7 @@ def test_an_unknown_node_is_refused_until_it_has_an_evaluator() -> None:
     script = torch.jit.script(scripts.Containers())
     args = PROGRAMS["containers"][1]
     few = EVALUATORS.without("prim::ListConstruct")
-    with pytest.raises(pipeline.CaptureError, match=r"prim::ListConstruct \(scripts\.py:\d+.* no evaluator for it"):
+    with pytest.raises(pipeline.CaptureError, match=r"prim::ListConstruct \(scripts\.py:\d+.* no evaluator for"):
         pipeline.capture(model(script, evaluators=few), copied(args))
     enough = few.register("prim::ListConstruct", lambda call, *values: list(values))
     equal(model(script, evaluators=enough)(*copied(args)), script(*copied(args)))

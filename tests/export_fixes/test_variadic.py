@@ -105,5 +105,5 @@ def test_all_as_positions() -> None:
     program = pipeline.capture(All().eval(), (X, X.clone()), None, ({0: N}, {0: N}))
     assert [(r.min, r.max) for r in program.shapes.values()] == [(1, 9)]
     for wrong in (({0: N},), ({0: N}, {0: N}, {0: N})):
-        with pytest.raises(ValueError, match=rf"{len(wrong)} entries for 2 inputs \(args\[0\], args\[1\]\)"):
+        with pytest.raises(ValueError, match=rf"{len(wrong)} entries, expected 2, for args\[0\], args\[1\]"):
             pipeline.capture(All().eval(), (X, X.clone()), None, wrong)

@@ -68,7 +68,7 @@ FIXED: dict[str, tuple[Any, str]] = {
         r"converts sizes to numbers.*test_words\.py:\d+",
     ),
     "a branch": (lambda m, x: x * 2 if x.shape[0] == 2 else x, r"converts sizes to numbers.*test_words\.py:\d+"),
-    "a table": (lambda m, x: x + torch.ones(2, 4, device=x.device), "meets a tensor of that size"),
+    "a table": (lambda m, x: x + torch.ones(2, 4, device=x.device), "with a tensor of that size"),
 }
 
 
@@ -139,7 +139,7 @@ def test_sizes_that_data_alone_bounds_are_one_warning(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "pipeline"):
         pipeline.capture(Calls(repeated).eval(), (X,))
     (said,) = [each.getMessage() for each in caplog.records if "depend" in each.getMessage()]
-    assert "and 3 others depend on data and have no upper bound; engines take up to 1024" in said
+    assert "and 3 others depend on data and have no upper bound; engines accept sizes up to 1024" in said
 
 
 def test_warnings_point_to_the_callers_line() -> None:

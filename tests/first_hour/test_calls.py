@@ -93,11 +93,11 @@ def test_calls_that_the_model_takes(form: str, programs: Mapping[str, pipeline.C
 
 
 REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
-    "another value of a default": ("plain", (X, 3.0), {}, r"scale was left out .* for its default, 2\.0: compile with"),
-    "another type of a default": ("plain", (X, 2), {}, r"input scale was left out"),
-    "a tensor for None": ("loaded", (X,), {"mask": MASK}, "input mask was left out .* default, None"),
-    "a default that is not compiled": ("other value", (X,), {}, r"left out; its default is 2\.0, .* compiled for 3\.0"),
-    "a tensor left out": ("keywords", (X,), {}, "input mask is left out; its default is None"),
+    "another value of a default": ("plain", (X, 3.0), {}, r"scale cannot be passed, .* its default, 2\.0: compile"),
+    "another type of a default": ("plain", (X, 2), {}, r"input scale cannot be passed"),
+    "a tensor for None": ("loaded", (X,), {"mask": MASK}, "input mask cannot be passed, .* default, None"),
+    "a default that is not compiled": ("other value", (X,), {}, r"missing, and its default is 2\.0, .* for 3\.0"),
+    "a tensor left out": ("keywords", (X,), {}, "input mask is missing, and its default is None"),
     "a container left out": ("in a dict", (), {}, "called with no positional inputs"),
     "no input": ("plain", (), {}, "compiled for 1 positional input"),
     "twice": ("default given", (X,), {"x": X}, "input x is given twice"),

@@ -125,7 +125,7 @@ def test_ranges_of_one_size_that_differ_are_told(caplog: pytest.LogCaptureFixtur
     pipeline.capture(Both(), (rows[0], rows[0]))
     assert not _told(caplog)
     pipeline.capture(Both(), tuple(rows))
-    assert _told(caplog) == ["inputs share a size, and their ranges differ, 1 to 8 and 2 to 9: calls have to fit both"]
+    assert _told(caplog) == ["inputs of equal size have the ranges 1 to 8 and 2 to 9: the size must be in both ranges"]
 
 
 def _told(caplog: pytest.LogCaptureFixture) -> list[str]:

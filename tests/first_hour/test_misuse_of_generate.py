@@ -56,7 +56,7 @@ COMPILED: Final[dict[str, Misuse]] = {
         "compile is a CompilationSettings, expected a pipeline, such as pipeline.default(); settings are given by name",
     ),
     "a way to verify": (lambda: made(verify="maybe"), "verify is True, False, 'raise' or 'warn', not 'maybe'"),
-    "a precision": (lambda: made(precision="fp8"), "precision is 'float16', 'bfloat16' or 'float32'"),
+    "a precision": (lambda: made(precision="fp8"), "precision must be 'float16', 'bfloat16' or 'flo"),
 }
 
 GENERATED: Final[dict[str, Misuse]] = {
@@ -89,7 +89,7 @@ GENERATED: Final[dict[str, Misuse]] = {
     ),
     "labels": (lambda: compiled()(IDS, labels=IDS), "labels are given, and the engines compute no loss"),
     "saved nowhere": (lambda: compiled().save("no/llm.trtp"), "there is no folder to write llm.trtp to: 'no'"),
-    "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, not an int"),
+    "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, got an int"),
 }
 
 

@@ -39,7 +39,7 @@ CALLS: Final[dict[str, Misuse]] = {
     "twice": (lambda: pair()(X, a=X, b=X), "input a is given twice, by position and by keyword"),
     "another default": (
         lambda: pair()(X, X, scale=3.0),
-        "scale was left out when the program was compiled, for its default",
+        "scale cannot be passed, as the program was compiled for its defau",
     ),
     "another size": (
         lambda: compiled()(torch.ones(5, 8)),
@@ -54,14 +54,14 @@ CALLS: Final[dict[str, Misuse]] = {
     ),
     "an array": (
         lambda: compiled()(X.numpy()),
-        "input input is an ndarray, expected a tensor: torch.from_numpy makes one",
+        "input input is an ndarray, expected a tensor: convert it with torch.from",
     ),
     "None": (lambda: compiled()(None), "input input is None, expected a tensor"),
     "a tuple": (lambda: compiled()((X,)), "input input is a tuple, expected a tensor"),
-    "on meta": (lambda: compiled()(X.to("meta")), "input input is on the meta device: it has a shape and no value"),
+    "on meta": (lambda: compiled()(X.to("meta")), "input input is on the meta device, so it has a shape but no va"),
     "sparse": (
         lambda: compiled()(X.to_sparse()),
-        "input input is torch.sparse_coo, the program was compiled for torch.st",
+        "input input has layout torch.sparse_coo, expected torch.strided",
     ),
     "eval": (lambda: compiled().eval(), "a Compiled has no .eval, which an nn.Module has: it is for inference"),
     "to": (lambda: compiled().to("cuda"), "engines run on the current GPU and take inputs from any device"),
@@ -69,19 +69,19 @@ CALLS: Final[dict[str, Misuse]] = {
     "parameters": (lambda: compiled().parameters(), "pipeline.refit_module_weights replaces weights"),
     "generate": (lambda: compiled().generate(X), "compile_for_generation(model, …) returns an object with generate"),
     "a misspelt attribute": (lambda: compiled().engine, "a Compiled has no .engine; did you mean 'engines'?"),
-    "an attribute set": (lambda: setattr(compiled(), "engines", ()), "a Compiled never changes, so .engines cannot be"),
-    "a module in halves": (lambda: compiled().module("reference").half(), "a compiled module stays in its dtypes"),
+    "an attribute set": (lambda: setattr(compiled(), "engines", ()), "a Compiled is immutable, so .engines cannot be "),
+    "a module in halves": (lambda: compiled().module("reference").half(), "a compiled module cannot change its d"),
     "a module elsewhere": (
         lambda: compiled().module("cuda"),
-        "executor is one of None, 'tensorrt', 'reference', not 'cuda'",
+        "executor must be one of None, 'tensorrt', 'reference', got '",
     ),
     "a setting too late": (
         lambda: compiled().module(min_block_size=1),
-        "min_block_size takes effect when compiling; a mod",
+        "min_block_size can only be set when compiling; a ",
     ),
     "a misspelt setting": (lambda: compiled().module(cuda_graph=True), "did you mean 'cuda_graphs'?"),
-    "pickled": (lambda: pickle.dumps(compiled()), "cannot be pickled: use compiled.save(path) and pipeline.load(path)"),
-    "in place of a tensor": (lambda: compiled().in_place_of(X), "takes the nn.Module that was compiled, not a Tensor"),
+    "pickled": (lambda: pickle.dumps(compiled()), "to store it, use compiled.save(path) and pipeline.load(path)"),
+    "in place of a tensor": (lambda: compiled().in_place_of(X), "takes the nn.Module that was compiled, got a Tensor"),
 }
 
 
@@ -108,10 +108,10 @@ FILES: Final[dict[str, Misuse]] = {
         "x.trtp is not a saved program\n  hint: compiled.s",
     ),
     "an empty file": (lambda: pipeline.load(saved(lambda data: b"")), "x.trtp is not a saved program"),
-    "a number": (lambda: pipeline.load(3), "pipeline.load takes the path of a file, not an int"),
-    "an open file": (lambda: pipeline.load(io.StringIO()), "takes the path of a file, not a StringIO"),
+    "a number": (lambda: pipeline.load(3), "pipeline.load takes the path of a file, got an int"),
+    "an open file": (lambda: pipeline.load(io.StringIO()), "takes the path of a file, got a StringIO"),
     "one namespace": (lambda: pipeline.load(saved(), "aten"), 'is not a set of namespaces: pass {"aten"}'),
-    "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, not an int"),
+    "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, got an int"),
     "saved to a folder": (lambda: compiled().save("."), "is a folder: name a file in it: '.'"),
     "saved nowhere": (lambda: compiled().save("no/x.trtp"), "there is no folder to write x.trtp to: 'no'"),
     "weights as a flag": (
@@ -166,7 +166,7 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: D().observed_by("print"),
         "an observer is called with each Event; 'print' cannot be",
     ),
-    "set": (lambda: setattr(D(), "stages", ()), "a Pipeline never changes, so .stages cannot be set: replace, insert"),
+    "set": (lambda: setattr(D(), "stages", ()), "a Pipeline is immutable, so .stages cannot be set: replace, insert"),
     "called with a dict": (lambda: D()({"x": X}), "a dict cannot be compiled: these are tensors by name"),
     "called with keywords": (
         lambda: D()(NET, input=X),
@@ -174,26 +174,26 @@ STAGES: Final[dict[str, Misuse]] = {
     ),
     "autocast to integers": (
         lambda: pipeline.autocast(torch.int8),
-        "takes torch.float16 or torch.bfloat16, not torch.int8",
+        "takes torch.float16 or torch.bfloat16, got torch.int8",
     ),
     "autocast by name": (
         lambda: pipeline.autocast("fp16"),
-        "takes a dtype, torch.float16 or torch.bfloat16, not 'fp16'",
+        "takes a dtype, torch.float16 or torch.bfloat16, got 'fp16'",
     ),
-    "a depth of a name": (lambda: pipeline.by_submodule("layer"), "paths are given by pattern="),
+    "a depth of a name": (lambda: pipeline.by_submodule("layer"), "pass module paths as pattern="),
     "no pieces": (
         lambda: pipeline.in_pieces(0),
-        "count is an integer of at least 1, not 0; paths are given by between=",
+        "count must be an integer of at least 1, got 0; pass module paths as b",
     ),
-    "shared weights by a word": (lambda: pipeline.shared_weights("all"), "least is a number of bytes, not 'all'"),
-    "quantized to int3": (lambda: pipeline.quantize("int3"), "weights is one of 'int8', 'int4', 'fp8', not 'int3'"),
+    "shared weights by a word": (lambda: pipeline.shared_weights("all"), "least must be a number of bytes, got "),
+    "quantized to int3": (lambda: pipeline.quantize("int3"), "weights must be one of 'int8', 'int4', 'fp8', got '"),
     "quantized without ranges": (
         lambda: pipeline.quantize("fp8", "fp8"),
         "hint: pass calibration=[…]: a few typical inputs",
     ),
     "calibrated with a tensor": (
         lambda: pipeline.quantize("fp8", "fp8", X),
-        "a list of typical inputs, not a Tensor: cali",
+        "a list of typical inputs, as [(x,)], got a T",
     ),
     "a percentile of 200": (
         lambda: pipeline.quantize("fp8", "fp8", [X], percentile=200),
@@ -201,19 +201,19 @@ STAGES: Final[dict[str, Misuse]] = {
     ),
     "excluded by number": (
         lambda: pipeline.quantize(exclude=3),
-        "exclude takes a collection of operators, patterns or",
+        "exclude must be a collection of operators, patterns ",
     ),
     "quantized last": (lambda: D() | pipeline.quantize(), "the next stage, 'quantize', takes Program"),
     "verified somehow": (
         lambda: pipeline.verify("ignore"),
-        "on_failure is one of 'raise', 'warn', 'heal', not 'ignore'",
+        "on_failure must be one of 'raise', 'warn', 'heal', got 'ig",
     ),
-    "verified with a tensor": (lambda: pipeline.verify(inputs=X), "that returns one, as [(x,)], not a Tensor"),
-    "verified by a factor below 1": (lambda: pipeline.verify(multiple=-1), "multiple is a number at least 1, not -1"),
-    "bisected by a number": (lambda: pipeline.bisect(NET, (X,), compile=3), "compile is an int, expected a pipeline"),
+    "verified with a tensor": (lambda: pipeline.verify(inputs=X), "that returns a list, got a Tensor"),
+    "verified by a factor below 1": (lambda: pipeline.verify(multiple=-1), "multiple must be a number of at least 1"),
+    "bisected by a number": (lambda: pipeline.bisect(NET, (X,), compile=3), "compile must be a pipeline, such as pi"),
     "bisected in no builds": (
         lambda: pipeline.bisect(NET, (X,), limit=0),
-        "limit is a number of builds, at least 1, not 0",
+        "limit must be a number of builds, at least 1, ",
     ),
 }
 
@@ -290,11 +290,11 @@ CONVERTERS: Final[dict[str, Misuse]] = {
     ),
     "a priority by name": (
         lambda: declare(aten.relu.default, priority="high")(good),
-        "priority is a ConverterPriority",
+        "priority must be a ConverterPrio",
     ),
     "a validator that is none": (
         lambda: declare(aten.relu.default, capability_validator=True)(good),
-        "capability_validator is a function, not True",
+        "capability_validator must be a function, got",
     ),
     "a validator without a result": (
         lambda: converted(good, capability_validator=lambda node, settings: None),
@@ -340,28 +340,28 @@ DYNAMO: Final[dict[str, Misuse]] = {
     "a misspelt option": (lambda: options(options={"min_blok_size": 1}), "did you mean 'min_block_size'?"),
     "an option out of range": (
         lambda: options(options={"min_block_size": 0}),
-        "min_block_size is an integer at least 1",
+        "min_block_size must be an integer at lea",
     ),
     "a precision that is none": (
         lambda: options(options={"precision": "fp8"}),
-        "precision is 'float16', 'bfloat16' or",
+        "precision must be 'float16', 'bfloat1",
     ),
     "options by number": (lambda: options(options=3), "options is an int: pass a dict of settings"),
     "settings": (
         lambda: pipeline.backend(pipeline.CompilationSettings()),
-        "a backend takes a pipeline, not a Compilation",
+        "backend takes a pipeline, got a Compilation",
     ),
     "a model": (
         lambda: pipeline.backend(NET),
-        "a backend takes a pipeline, not a Sequential: pipeline.backend(pipeline.d",
+        "backend takes a pipeline, got a Sequential: write pipeline.backend(pipel",
     ),
     "an executor": (
         lambda: pipeline.backend(executor="gpu"),
-        "executor is one of 'tensorrt', 'reference' or None, not",
+        "executor must be one of 'tensorrt', 'reference' or None",
     ),
     "stages that build nothing": (
         lambda: pipeline.backend(D().until("convert")),
-        "a backend needs a pipeline from Program",
+        "a backend needs a pipeline that takes a",
     ),
 }
 

@@ -32,7 +32,7 @@ def test_each_call_is_checked(function: Callable[[Tensor], Tensor], graphs: bool
     same, other = (x.cuda() for x in FORMS[function])
     for x in (ONES.cuda(), same, same, same):
         torch.testing.assert_close(run(x), function(x))
-    with pytest.raises(pipeline.DecisionError, match=r"takes another branch at test_example_guards\.py:\d+"):
+    with pytest.raises(pipeline.DecisionError, match=r"another branch than .* at test_example_guards\.py:\d+"):
         run(other)
     torch.testing.assert_close(run(same), function(same))
 

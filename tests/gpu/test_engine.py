@@ -169,7 +169,7 @@ def test_inputs_of_any_layout_and_place(batched: EngineRunner, view: str) -> Non
 
 
 def test_another_dtype_is_refused(batched: EngineRunner) -> None:
-    with pytest.raises(ExecutionError, match=r"input in0 is float16\[4, 3\], the engine takes in0: float32\[-1, 3\]"):
+    with pytest.raises(ExecutionError, match=r"in0 is float16\[4, 3\], but the engine takes in0: float32\[-1, 3\]"):
         batched([torch.ones(4, 3, device="cuda").half()])
 
 

@@ -182,5 +182,5 @@ def test_steps_that_are_not_1_are_not_consecutive() -> None:
 def test_the_operator_refuses_rows_outside() -> None:
     cache, update = torch.zeros(1, 1, 4, 1), torch.ones(1, 1, 2, 1)
     assert cache_update(cache, update, T([2])).flatten().tolist() == [0, 0, 1, 1]
-    with pytest.raises(IndexError, match="rows 3 to 4 of a cache that has 4"):
+    with pytest.raises(IndexError, match="rows 3 to 4 of a KV cache with only 4 rows"):
         cache_update(cache, update, T([3]))

@@ -268,7 +268,7 @@ def swapped_branches(fault: bool) -> Any:
 FAULTS = (
     Fault("wrong axis", "values|converts", wrong_axis, strategy=_maxima[aten.amax.default]),
     Fault("rank 0", "converts", rank_zero, "at least 1 dim", strategy=_totals[aten.sum.default]),
-    Fault("wrong dtype", "converts", wrong_dtype, "dtype is torch.int32, the operator's torch.bool"),
+    Fault("wrong dtype", "converts", wrong_dtype, "dtype torch.int32, expected torch.bool"),
     Fault("dropped cast", "values", dropped_cast),
     Fault("no promotion", "converts", no_promotion, "type"),
     Fault("swapped operands", "values", swapped_operands),

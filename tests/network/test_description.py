@@ -110,7 +110,7 @@ def test_two_weights_of_one_name_are_an_error() -> None:
     network = new_network(BUILDER)
     for value in (one := torch.ones(2), torch.zeros(2, 1)):
         network.add_constant(tuple(value.shape), as_weights(value))
-    with pytest.raises(ValueError, match="two weights are called 'w'"):
+    with pytest.raises(ValueError, match="two weights have the name 'w'"):
         describe(
             network,
             name="net",

@@ -116,7 +116,7 @@ def test_submodules_stay_whole() -> None:
     record = cut(pipeline.by_submodule(2))
     assert [s.kind for s in record.segments] == ["engine", "torch", "engine"]
     reasons = {f.target: f.reason for f in record.fallbacks}
-    assert reasons["aten.relu.default"] == "layers.2 stays whole, and sort runs in PyTorch"
+    assert reasons["aten.relu.default"] == "layers.2 stays in one segment, and its operator sort runs in PyTorch"
     assert reasons.keys() == {"aten.linear.default", "aten.relu.default", "aten.softmax.int", "aten.sort.default"}
     model = Stack().eval()
     compile = pipeline.default(min_block_size=1, torch_executed_ops=SORTS).replace("build", unbuilt)
@@ -278,12 +278,12 @@ def test_pieces_of_each_engine_beside_pytorch() -> None:
 
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
 def test_a_count_is_at_least_one(count: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="count is an integer of at least 1"):
+    with pytest.raises(error, match="count must be an integer of at least 1"):
         pipeline.in_pieces(count)
 
 
 def test_a_path_is_no_depth() -> None:
-    with pytest.raises(TypeError, match=r"depth is an integer .*'encoder'; paths are given by pattern="):
+    with pytest.raises(TypeError, match=r"depth must be an integer .*'encoder'; pass module paths as pattern="):
         pipeline.by_submodule("encoder")  # type: ignore[arg-type]
 
 
@@ -316,15 +316,15 @@ def test_a_partitioner_of_ones_own() -> None:
 
 
 WRONG: dict[str, Any] = {
-    "sort is in an engine, which cannot run it": lambda names: [("engine", names)],
+    "the operator sort is in an engine segment, but an engine cannot run it": lambda names: [("engine", names)],
     "linear is in two segments": lambda names: [("torch", names), ("engine", names[:1])],
     "linear is in no segment": lambda names: [("torch", names[1:])],
     "nonsense is not an operator of the program": lambda names: [("torch", [*names, "nonsense"])],
-    "softmax would run before relu, which it depends on": lambda names: [
+    "the segment of softmax would run before its input relu": lambda names: [
         ("engine", names[2:3]),
         ("torch", names[:2] + names[3:]),
     ],
-    "the kind of a segment is 'engine' or 'torch', not 'gpu'": lambda names: [("gpu", names)],
+    "the kind of a segment must be 'engine' or 'torch', got 'gpu'": lambda names: [("gpu", names)],
 }
 
 

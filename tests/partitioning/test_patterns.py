@@ -108,14 +108,15 @@ def test_a_convolution_takes_its_norm_and_activation_along(partitioner: BySubmod
     assert {"convolution_default_1", "mul_tensor_2", "add_tensor_1", "relu"} <= set(first.nodes), record
     assert set(middle.nodes) >= {"sort", "tanh"}
     assert {"convolution_default_2", "relu_1"} == set(last.nodes)
-    assert {f.node: f.reason for f in record.fallbacks}["tanh"] == "tail stays whole, and sort runs in PyTorch"
+    reason = {f.node: f.reason for f in record.fallbacks}["tanh"]
+    assert reason == "tail stays in one segment, and its operator sort runs in PyTorch"
 
 
 def test_what_goes_with_a_convolution_says_so_in_pytorch() -> None:
     refused = {"aten.sort.default", "aten.sigmoid.default"}
     record = cut(Convolutional(), torch.randn(2, 3, 8, 8), pipeline.by_submodule(1), torch_executed_ops=refused)
     reasons = {f.node: f.reason for f in record.fallbacks}
-    whole = "body stays whole, and sigmoid runs in PyTorch"
+    whole = "body stays in one segment, and its operator sigmoid runs in PyTorch"
     assert reasons["convolution_default_1"] == whole
     assert reasons["relu"] == f"it is fused with convolution_default_1: {whole}"
 

@@ -90,9 +90,9 @@ def test_codes_of_4_bits_are_packed(values: list[int]) -> None:
 
 
 def test_a_code_beyond_4_bits_is_an_error() -> None:
-    with pytest.raises(ValueError, match="does not fit in int4"):
+    with pytest.raises(ValueError, match="is outside int4's range"):
         q.pack(torch.tensor([8, 0], dtype=torch.int8), "int4")
-    with pytest.raises(ValueError, match="does not fit in int8"):
+    with pytest.raises(ValueError, match="overflows int8"):
         q.centered(torch.tensor([255]), torch.tensor(3), "int8", [-1])
 
 

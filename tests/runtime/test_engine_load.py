@@ -56,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_of_another_library_is_not_even_tried() -> None:
     other = evolve(ENGINE, library="tensorrt 10.1.0")
     with pytest.raises(
-        ExecutionError, match=rf"engine_0 was built by tensorrt 10.1.0, and {LIBRARY} is loaded"
+        ExecutionError, match=rf"engine_0 was built by tensorrt 10.1.0, but this process uses {LIBRARY}"
     ) as info:
         engine_load.load(other)
     assert "PIPELINE_TENSORRT=tensorrt" in str(info.value)
@@ -68,7 +68,7 @@ def test_a_plan_that_does_not_load_is_an_error_with_tensorrts_words() -> None:
         engine_load.load(ENGINE)
     older = evolve(ENGINE, library=f"{LIBRARY.split()[0]} 0.1")
     with pytest.raises(
-        ExecutionError, match=rf"engine_0 cannot be loaded: it was built by .* 0.1, and {LIBRARY} loads only its own"
+        ExecutionError, match=rf"engine_0 cannot be loaded: it was built by .* 0.1, but {LIBRARY} loads only its own"
     ):
         engine_load.load(older)
 
@@ -219,7 +219,7 @@ def test_an_engine_without_a_context_says_what_to_do(targets: tuple[str, ...], t
 
 
 def test_without_a_gpu_the_error_says_so() -> None:
-    with pytest.raises(ExecutionError, match="engine_0 runs on a GPU, and torch sees none"):
+    with pytest.raises(ExecutionError, match="engine_0 needs a GPU, but torch finds none"):
         EngineRunner(ENGINE, NETWORK)
     compiled = pipeline.default(min_block_size=1)(Doubled().eval(), args=(X,))
     with pytest.raises(ExecutionError, match="GPU"):

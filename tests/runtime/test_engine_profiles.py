@@ -35,7 +35,7 @@ def test_a_call_runs_in_the_first_profile_that_it_fits() -> None:
         session([torch.zeros(rows, 8), 3], stream, shapes_key=like)  # type: ignore[arg-type]
     assert runs == [(0, first), (1, second), (1, second), (0, first), (1, None), (1, None)]
     assert made == [0, 1], "a context for each profile, when it is first needed"
-    with pytest.raises(pipeline.ExecutionError, match=r"no profile for x \[10, 8\]"):
+    with pytest.raises(pipeline.ExecutionError, match=r"no optimization profile for the input shapes x \[10, 8\]"):
         session([torch.zeros(10, 8), 3], stream)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def test_the_session_of_the_last_run_is_told() -> None:
 
     made: Any = lambda stream, place: Ran()  # noqa: E731
     session: Any = ProfiledSession(NETWORK, made)
-    with pytest.raises(pipeline.ExecutionError, match="has run in none"):
+    with pytest.raises(pipeline.ExecutionError, match="has not run yet"):
         session.last  # noqa: B018
     session([torch.zeros(1, 8), 3], object())
     assert (session.context, session.loaded) == ("context", "engine")

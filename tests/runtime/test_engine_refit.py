@@ -255,4 +255,4 @@ def test_a_budget_for_weights_is_set_or_refused(caplog: pytest.LogCaptureFixture
     with pytest.raises(pipeline.ExecutionError, match="1000 bytes of weights"):
         stream_weights("engine_0", Streaming(1000, least=500), 300)  # type: ignore[arg-type]
     stream_weights("engine_0", Streaming(0), 300)  # type: ignore[arg-type]
-    assert "no weights that can be streamed" in caplog.text
+    assert "no weights of engine_0 can be streamed" in caplog.text

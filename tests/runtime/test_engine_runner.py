@@ -182,7 +182,7 @@ def test_shape_inference_may_raise() -> None:
     engine = adder()
     run = session(engine)
     engine.refuse.add("raise")
-    with pytest.raises(ExecutionError, match="net: shapes cannot be inferred: fake inference failed"):
+    with pytest.raises(ExecutionError, match="net: TensorRT cannot infer shapes: fake inference failed"):
         run([X, Y])
 
 
@@ -196,9 +196,9 @@ def test_a_refused_shape_names_the_range() -> None:
 
 def test_wrong_inputs_are_named() -> None:
     run = session(adder())
-    with pytest.raises(ExecutionError, match="net takes 2 inputs, not 1"):
+    with pytest.raises(ExecutionError, match="net takes 2 inputs, got 1"):
         run([X])
-    with pytest.raises(ExecutionError, match=r"input x is int64\[2, 3\], the engine takes x: float32\[-1, 3\]"):
+    with pytest.raises(ExecutionError, match=r"input x is int64\[2, 3\], but the engine takes x: float32\[-1, 3\]"):
         run([X.long(), Y])
 
 
@@ -262,7 +262,7 @@ def test_a_tensor_in_host_memory_is_copied() -> None:
     for count in (2, 4):
         n.fill_(count)
         assert run([n], shapes_key="a plan")[0].tolist() == [1.0] * count, "whatever stands for its shape"
-    with pytest.raises(ExecutionError, match=r"input n is int64\[1\], the engine takes n: int64\[\]"):
+    with pytest.raises(ExecutionError, match=r"input n is int64\[1\], but the engine takes n: int64\[\]"):
         run([n.reshape(1)])
 
 
@@ -295,7 +295,7 @@ def test_an_output_that_finds_no_memory_is_an_error(monkeypatch: pytest.MonkeyPa
     run = Driven(nonzero())
     monkeypatch.setattr(run, "buffers", {"where": Full(run.known["where"], CPU)})
     run.context.allocators = run.buffers
-    with pytest.raises(ExecutionError, match="net: no memory for an output: full"):
+    with pytest.raises(ExecutionError, match="net cannot allocate an output: full"):
         run.run([torch.ones(3)])
 
 

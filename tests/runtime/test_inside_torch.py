@@ -159,7 +159,7 @@ def test_an_export_needs_the_compiled_program(compiled: pipeline.Compiled) -> No
 def test_a_module_that_cannot_follow_says_so(compiled: pipeline.Compiled) -> None:
     around = Around(compiled.module())
     for move in (nn.Module.half, nn.Module.double, lambda m: m.to(torch.bfloat16), lambda m: m.to("meta")):
-        with pytest.raises(pipeline.ExecutionError, match="a compiled module stays in its dtypes and on cpu: not"):
+        with pytest.raises(pipeline.ExecutionError, match="a compiled module cannot change its dtypes or device"):
             move(around)
     assert around.to("cpu").float().eval() is around
 
@@ -181,5 +181,5 @@ def test_the_backend_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for words in ({"mode": "reduce-overhead"}, {"options": {"min_block_size": 1}}, {}):
         torch.testing.assert_close(torch.compile(net, backend="pipeline", **words)(x), net(x))
         torch.compiler.reset()
-    with pytest.raises(Exception, match="mode is one of 'default', 'reduce-overhead'"):
+    with pytest.raises(Exception, match="mode must be one of 'default', 'reduce-overhead'"):
         torch.compile(net, backend="pipeline", mode="fastest")(x)

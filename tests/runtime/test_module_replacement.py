@@ -100,17 +100,17 @@ def test_a_saved_program_takes_the_place_of_a_module_that_never_had_weights(part
 
 def test_what_would_be_wrong_without_weights_is_an_error(part: Part) -> None:
     made = compiled_of(part).in_place_of(part)
-    with pytest.raises(pipeline.ExecutionError, match="Sequential has no weights here"):
+    with pytest.raises(pipeline.ExecutionError, match="Sequential of a compiled model has no weights"):
         made.decoded(torch.randn(2, 8))
-    with pytest.raises(pipeline.ExecutionError, match="CompiledPart has no weights that could be saved"):
+    with pytest.raises(pipeline.ExecutionError, match="CompiledPart cannot save weights"):
         made.state_dict()
-    with pytest.raises(pipeline.ExecutionError, match="CompiledPart takes no weights"):
+    with pytest.raises(pipeline.ExecutionError, match="CompiledPart cannot load weights"):
         made.load_state_dict(part.state_dict())
-    with pytest.raises(pipeline.ExecutionError, match="second cannot be a Linear here, which would change nothing"):
+    with pytest.raises(pipeline.ExecutionError, match="setting second to a Linear would have no effect"):
         made.second = torch.nn.Linear(16, 8)
-    with pytest.raises(pipeline.ExecutionError, match="weight cannot be a Parameter here"):
+    with pytest.raises(pipeline.ExecutionError, match="setting weight to a Parameter would"):
         made.second.weight = torch.nn.Parameter(torch.zeros(8, 16))
-    with pytest.raises(pipeline.ExecutionError, match="second cannot be removed here"):
+    with pytest.raises(pipeline.ExecutionError, match="removing second would have no"):
         del made.second
     with pytest.raises(RuntimeError, match="single memory location"), torch.no_grad():
         made.second.weight.copy_(part.second.weight)
@@ -119,7 +119,7 @@ def test_what_would_be_wrong_without_weights_is_an_error(part: Part) -> None:
 def test_it_stays_where_and_what_it_is(part: Part) -> None:
     made = compiled_of(part).in_place_of(part)
     assert made.to("cpu") is made
-    with pytest.raises(pipeline.ExecutionError, match="stays in its dtypes and on cpu: not float16"):
+    with pytest.raises(pipeline.ExecutionError, match=r"its dtypes or device \(cpu\): float16"):
         made.half()
     with pytest.raises(TypeError, match="cannot be copied or pickled"):
         copy.deepcopy(made)
@@ -145,7 +145,7 @@ def test_torch_compile_takes_it_as_one_call(part: Part) -> None:
 
 
 MISUSED: dict[str, tuple[Any, str]] = {
-    "a number": (3, "takes the nn.Module that was compiled, not an int"),
+    "a number": (3, "takes the nn.Module that was compiled, got an int"),
     "another module": (torch.nn.Linear(8, 8), r"Linear.forward\(input\) does not take the inputs of the program"),
     "a script": (torch.jit.script(torch.nn.Linear(8, 8)), "takes the nn.Module that was compiled"),
 }

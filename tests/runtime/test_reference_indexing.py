@@ -92,7 +92,7 @@ def test_start_size_and_stride_as_inputs() -> None:
 
 def test_out_of_bounds_is_an_error() -> None:
     arguments = [torch.tensor(value) for value in ([1, 0], [3, 4], [1, 1])]
-    with pytest.raises(LayerError, match=r"elements 1\.\.3 of axis 0 are outside 0\.\.2"):
+    with pytest.raises(LayerError, match=r"elements 1\.\.3 of axis 0 exceed the range 0\.\.2"):
         computed(dynamic, torch.ones(3, 4), *arguments)
 
 
@@ -151,7 +151,7 @@ def test_gather_nd(batched: int, depth: int) -> None:
 @pytest.mark.parametrize("index", [-1, 3])
 def test_indices_outside_are_errors(mode: str, index: int) -> None:
     """TensorRT takes no negative indices: a converter must add the length."""
-    with pytest.raises(LayerError, match=r"is outside 0\.\.2"):
+    with pytest.raises(LayerError, match=r"exceed the range 0\.\.2"):
         gathered(mode, DATA, torch.full((1, 1, 1), index))
 
 

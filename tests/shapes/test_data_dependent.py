@@ -86,7 +86,7 @@ def test_a_bound_that_the_model_states_is_the_engines() -> None:
     module = result.module(executor="reference")
     few = torch.tensor([[1.0, -1, 2, -2]])
     torch.testing.assert_close(module(few), function(few))
-    with pytest.raises(pipeline.ExecutionError, match=r"index has size 8, which depends on data; compiled for 0 to 6"):
+    with pytest.raises(pipeline.ExecutionError, match=r"index has the data-dependent size 8; compiled for 0 to 6"):
         module(torch.ones(2, 4))
 
 
@@ -169,7 +169,7 @@ def test_repeats_have_a_bound_by_default_and_an_error_beyond_it(caplog: pytest.L
         return torch.relu(torch.repeat_interleave(x, repeats, 0) * 2 - 1) * 3 + 1
 
     result = compiled(function, [ROWS, ROWS], torch.randn(4, 4), torch.tensor([1, 0, 2, 3]))
-    assert "repeat_interleave depends on data and has no upper bound; engines take up to 1024" in caplog.text
+    assert "repeat_interleave depends on data and has no upper bound; engines accept sizes up to 1024" in caplog.text
     assert result.partitioned.segments[-1].kind == "engine"
     module, x = result.module(executor="reference"), torch.randn(2, 4)
     for repeats in (torch.tensor([3, 4]), torch.tensor([0, 0]), torch.tensor([1024, 0])):

@@ -144,7 +144,7 @@ def test_a_module_is_excluded_with_what_is_in_it() -> None:
 
 
 def test_wrong_options_are_named() -> None:
-    with pytest.raises(ValueError, match=r"torch\.float16 or torch\.bfloat16, not torch\.float32"):
+    with pytest.raises(ValueError, match=r"torch\.float16 or torch\.bfloat16, got torch\.float32"):
         autocast(torch.float32)
     with pytest.raises(TypeError, match="'half'"):
         autocast("half")  # type: ignore[arg-type]
@@ -235,7 +235,7 @@ def test_explain_says_why() -> None:
     _, _, program = block()
     text = autocast(exclude=("head",)).explain(program)
     assert "linear: aten.linear.default: float16: products" in text
-    assert "linear_1: aten.linear.default: float32: exclude names it" in text
+    assert "linear_1: aten.linear.default: float32: exclude matches it" in text
     assert "softmax: aten.softmax.int: float32: norms, softmax" in text
     assert text.splitlines()[-1].endswith("2 in float16, 8 in float32")
 

@@ -40,7 +40,7 @@ def test_passes_are_chosen_by_name() -> None:
     ]
     with pytest.raises(ValueError, match="no pass 'atention'; the passes are split_doubles, contract_products"):
         Improve(passes=("atention",))
-    with pytest.raises(ValueError, match="the pass 'scales' is called 'fold_batch_norm'"):
+    with pytest.raises(ValueError, match="the pass 'scales' was renamed: write 'fold_batch_norm'"):
         Improve().without("scales")
     with pytest.raises(ValueError, match="the stage improve has no pass fuse_gelu"):
         Improve().without("fuse_gelu").without("fuse_gelu")

@@ -72,7 +72,7 @@ def test_what_declares_nothing_is_no_decomposition() -> None:
 
 
 def test_an_operator_that_nothing_draws_needs_calls() -> None:
-    with pytest.raises(LookupError, match="accepts: pass calls"):
+    with pytest.raises(LookupError, match="accepts: pass your own calls"):
         check_decomposition(declared(lambda x, y: x, aten._weight_int8pack_mm.default))
 
 

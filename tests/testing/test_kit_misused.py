@@ -28,23 +28,23 @@ MISUSE: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "another operator": (
         lambda: check_converter(relu, aten.silu.default),
         LookupError,
-        r"no converter of aten\.silu\.default to test: declared are converters of aten\.relu\.default",
+        r"no converter of aten\.silu\.default to test; the registered converters are for aten\.relu\.default",
     ),
     "no converter": (
         lambda: check_converter(EMPTY),
         LookupError,
-        "no converter at all to test: declared are converters of nothing",
+        "no converter at all to test; the registered converters are for nothing",
     ),
     "an operator for a call": (lambda: check(aten.relu.default), TypeError, "check takes a call, such as Call"),
-    "a model for a factory": (lambda: check_model(nn.ReLU(), (SPEC,)), TypeError, "make is a ReLU: pass what makes"),
+    "a model for a factory": (lambda: check_model(nn.ReLU(), (SPEC,)), TypeError, "make is a ReLU: pass a function"),
     "a spec for a tuple": (lambda: check_model(nn.ReLU, SPEC), TypeError, "args is a TensorSpec: pass a tuple"),
     "another entry": (
         lambda: check_model(nn.ReLU, (SPEC,), entry="dim"),
         ValueError,
-        "entry is one of 'dims', 'inputs', 'exported', not 'dim'",
+        "entry must be one of 'dims', 'inputs', 'exported', got 'dim'",
     ),
-    "a name for a dtype": (lambda: TensorSpec((2,), "float16"), TypeError, "dtype is a dtype, not 'float16'"),
-    "a size for a shape": (lambda: TensorSpec(2), TypeError, "shape is a sequence of sizes, not 2"),
+    "a name for a dtype": (lambda: TensorSpec((2,), "float16"), TypeError, "dtype must be a dtype, got 'flo"),
+    "a size for a shape": (lambda: TensorSpec(2), TypeError, "shape must be a sequence of sizes"),
 }
 
 

@@ -315,21 +315,21 @@ def test_equality_digests_and_pickles_have_no_module() -> None:
 def test_an_exported_or_loaded_program_has_none(tmp_path: Path) -> None:
     model, x = nn.Linear(3, 3).eval(), torch.randn(2, 3)
     exported = torch.export.export(model, (x,))
-    assert verified(COMPILE(exported)).module == "the program was captured from an ExportedProgram, or loaded"
+    assert verified(COMPILE(exported)).module.endswith("captured from an ExportedProgram: it has no module")
     made: pipeline.Compiled = (pipeline.default() | pipeline.verify(executor="reference"))(model, (x,))
     made.save(tmp_path / "made.trtp")
     with pytest.warns(pipeline.ArtifactWarning):
         loaded = pipeline.load(tmp_path / "made.trtp")
     assert loaded.agreement == made.agreement is not None
     assert {row.source for row in made.agreement.rows} == {"graph", "module"}
-    assert "or loaded" in verified(loaded).module
+    assert "it has no module" in verified(loaded).module
 
 
 def test_a_graph_that_a_stage_changed_is_not_compared() -> None:
     compile = COMPILE.insert(pipeline.autocast(torch.bfloat16), before="decompose")
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU()).eval()
     agreement = verified(compile(model, (torch.randn(4, 32),)))
-    assert agreement.module == "a stage changed the graph before it was decomposed" and agreement.holds
+    assert agreement.module == "a stage changed the captured graph before it was decomposed" and agreement.holds
 
 
 def test_autocast_around_capture_is_around_the_module() -> None:

@@ -116,5 +116,5 @@ def test_how_a_call_is_written(call: Any, want: Any) -> None:
 
 
 def test_what_is_no_call() -> None:
-    with pytest.raises(TypeError, match="a call is a tuple of inputs, a dict"):
+    with pytest.raises(TypeError, match="each call must be a tuple of inputs, a dict"):
         split_call(torch.ones(2))

@@ -118,11 +118,11 @@ def test_verify_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"on_failure": "explode"}, ValueError, "on_failure is one of 'raise', 'warn', 'heal'"),
-        ({"executor": "abacus"}, ValueError, "executor is one of"),
+        ({"on_failure": "explode"}, ValueError, "on_failure must be one of 'raise', 'warn', 'heal'"),
+        ({"executor": "abacus"}, ValueError, "executor must be one of"),
         ({"multiple": 0.5}, ValueError, "at least 1"),
-        ({"multiple": "4"}, TypeError, "multiple is a number"),
-        ({"inputs": 3}, TypeError, "inputs are a list of calls"),
+        ({"multiple": "4"}, TypeError, "multiple must be a number"),
+        ({"inputs": 3}, TypeError, "inputs must be a list of calls"),
     ],
 )
 def test_misuse(options: Any, kind: type[Exception], words: str) -> None:

@@ -105,7 +105,7 @@ def test_json_and_back(tmp_path: Path, seen: ProgramView) -> None:
     ("text", "said"),
     [
         ("{", "not JSON"),
-        ("[]", "not a view"),
+        ("[]", "not a program's JSON view"),
         ('{"format": "pipeline program view", "schema": 99}', "schema 99"),
         ('{"format": "pipeline program view", "schema": 1, "program": {"title": 3}}', "expected a value of type str"),
     ],
@@ -168,5 +168,5 @@ def test_a_page_has_the_view_in_it(tmp_path: Path, seen: ProgramView) -> None:
     write_page(seen, tmp_path / "page.html")
     assert open_view(tmp_path / "page.html") == seen
     (tmp_path / "other.html").write_text("<p>Another page</p>")
-    with pytest.raises(ArtifactError, match="is not a page of a program"):
+    with pytest.raises(ArtifactError, match="is not a program's report"):
         open_view(tmp_path / "other.html")

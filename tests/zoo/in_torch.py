@@ -13,7 +13,7 @@ from pipeline.trt import CAPABILITIES
 DATA = "the number of elements is data-dependent"
 STEPS = "TensorRT has no layer for it, and the number of steps is data-dependent"
 DIGITS = "TensorRT has no layer for it, and its other layers cannot compute it exactly enough"
-RANK = "has rank 9, TensorRT takes at most 8"
+RANK = "has rank 9, but TensorRT supports at most 8"
 STATIC = "needs static sizes"
 FREE = "interpolate [n,2,h,w]"
 

@@ -19,8 +19,8 @@ MAX_STEPS: Final = 10_000
 _HARMLESS: Final = ("autograd.grad_mode.", "autograd.profiler.record_function", "nn.utils.stateless.")
 """Parts of the class names of context managers that a compiled program may ignore."""
 
-_CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
-_FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
+_CHOOSE: Final = "select between values with torch.where, or decide before the model is called"
+_FIX: Final = "make that size static, or replace the loop by operators on whole tensors"
 
 _MUTATING_KINDS: Final = (
     *("aten::append", "aten::extend", "aten::insert", "aten::pop", "aten::popitem", "aten::clear", "aten::update"),
@@ -73,7 +73,7 @@ def unroll_loop(call: Call, count: Value, condition: Value, *carried: Value) -> 
         if not condition:
             break
         if done == MAX_STEPS:
-            raise call.error(f"the loop has not ended after {MAX_STEPS} iterations, the most that are unrolled", _FIX)
+            raise call.error(f"the loop has more than {MAX_STEPS} iterations, the most that pipeline unrolls", _FIX)
         condition, *rest = call.blocks[0](done, *values)
         values, done = tuple(rest), done + 1
     return values
@@ -84,7 +84,7 @@ def _check_count_is_known(call: Call, value: Value, name: str) -> None:
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
         data = "depends on data, which is known only when the program runs"
-        raise call.error(f"{name} {data if _is_data_dependent(value) else f'varies: {value}'}", _FIX)
+        raise call.error(f"{name} {data if _is_data_dependent(value) else f'is a dynamic size, {value}'}", _FIX)
 
 
 def _is_data_dependent(value: Value) -> bool:
@@ -105,7 +105,7 @@ def enter_context(call: Call, context: Value) -> Value:
     """Evaluate prim::Enter and prim::Exit: ignore gradient and profiler contexts, which do not affect results."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
-        raise call.error(f"the context {name} has no meaning in a compiled program", "leave it out of the model")
+        raise call.error(f"a compiled program does not support the context {name}", "remove it from the model")
     return context
 
 
@@ -117,7 +117,7 @@ def run_block(call: Call, *inputs: Value) -> Value:
 def call_python(call: Call, *inputs: Value) -> Value:
     """Evaluate prim::PythonOp: call a Python function that TorchScript does not compile (``torch.jit.ignore``)."""
     if any(isinstance(value, torch.nn.Module) for value in inputs):
-        raise call.error("torch.jit.ignore leaves a method to Python", "ignore functions only, or script the method")
+        raise call.error("torch.jit.ignore is on a method", "ignore a function instead, or script the method")
     values, scalars = iter(inputs), iter(call.attributes["scalars"])
     forms = call.attributes["form"]
     return call.attributes["function"](*(next(values) if form == "d" else next(scalars) for form in forms))

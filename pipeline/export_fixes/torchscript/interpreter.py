@@ -23,7 +23,7 @@ EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, *
 
 _TWIN: Final = "hacked_twin"
 _HINT: Final = (
-    "give it an evaluator: pipeline.compat.torchscript.model(scripted, evaluators=EVALUATORS.register(kind, f)) is a "
+    "pass an evaluator: pipeline.compat.torchscript.model(scripted, evaluators=EVALUATORS.register(kind, f)) is a "
     "module that can be compiled"
 )
 
@@ -51,7 +51,7 @@ class Interpreter:
         except PipelineError:
             raise
         except GuardOnDataDependentSymNode as error:
-            raise call.error(f"what it does depends on data: {error}".partition("\n")[0]) from error
+            raise call.error(f"its behavior depends on the values of tensors: {error}".partition("\n")[0]) from error
         except Exception as error:
             if not getattr(error, "__notes__", ()):
                 error.add_note(f"in TorchScript's {node.name} ({call.where})")
@@ -68,7 +68,7 @@ class Interpreter:
             return evaluator(call, *inputs)
         operator = torch_operator(node.kind, node.overload)
         if operator is None:
-            raise call.error("there is no evaluator for it", _HINT)
+            raise call.error("pipeline has no evaluator for this kind of node", _HINT)
         pairs = zip(operator._schema.arguments[: len(inputs)], inputs, strict=True)  # they stand in the schema's order
         given = [(each, to_dtype(value) if "ScalarType" in str(each.real_type) else value) for each, value in pairs]
         kwargs = {each.name: value for each, value in given if each.kwarg_only}
@@ -84,7 +84,7 @@ def _output_values(call: Call, result: Value) -> tuple[Value, ...]:
         return ()
     values = result if isinstance(result, tuple | list) else (result,)
     if len(values) != count:
-        raise call.error(f"its evaluator returned {len(values)} values for {count} outputs")
+        raise call.error(f"its evaluator returned {len(values)} values, but the node has {count} outputs")
     return tuple(values)
 
 

@@ -43,9 +43,9 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
         CaptureError: the module has no such method, or it has hooks on the method.
     """
     if not is_script(script):
-        raise TypeError(f"script is {kind_of(script)}: pass what torch.jit.script, trace or load returned")
+        raise TypeError(f"script must be a result of torch.jit.script, trace or load, got {kind_of(script)}")
     if not isinstance(evaluators, Evaluators):
-        raise TypeError(f"evaluators is {kind_of(evaluators)}: pass EVALUATORS.register(kind, function)")
+        raise TypeError(f"evaluators must come from EVALUATORS.register(kind, function), got {kind_of(evaluators)}")
     found = _script_method(script, method)
     own = isinstance(script, torch.jit.ScriptModule)
     forward = _forward_function(found.schema.arguments[1 if own else 0 :])
@@ -80,9 +80,9 @@ def _script_method(script: Value, name: str) -> Value:
         return script
     if not script._c._has_method(name):
         known = ", ".join(script._c._method_names())
-        raise CaptureError(f"the TorchScript module {_name(script)} has no method {name!r}; it has {known}")
+        raise CaptureError(f"the TorchScript module {_name(script)} has no method {name!r}; its methods are {known}")
     if script._c._get_forward_hooks() or script._c._get_forward_pre_hooks():
-        hint = "call what they call in forward"
+        hint = "call the functions of the hooks in forward"
         raise CaptureError(f"the TorchScript module {_name(script)} has hooks, which its graph does not contain", hint)
     return script._c._get_method(name)
 

@@ -49,8 +49,8 @@ def set_attribute(call: Call, owner: Value, value: Value) -> None:
     if isinstance(owner, Object):
         owner.attributes[name] = value
     elif isinstance(value, torch.Tensor) and name not in dict(owner.named_buffers(recurse=False)):
-        hint = "register_buffer it, then the program updates it"
-        raise call.error(f"it assigns a tensor to {name}, which is not a buffer", hint)
+        hint = f"make {name} a buffer by register_buffer, so that the compiled program can update it"
+        raise call.error(f"the model assigns a tensor to {name}, which is not a buffer", hint)
     else:
         setattr(owner, name, value)
 

@@ -96,7 +96,7 @@ def _get_item(call: Call, values: Value, index: Value) -> Value:
     if isinstance(values, dict) and index not in values:
         raise call.error(f"the dict has no key {index!r}")
     if not isinstance(values, dict) and not -len(values) <= index < len(values):
-        raise call.error(f"index {index} is outside a list of {len(values)}")
+        raise call.error(f"index {index} is out of range for a list of length {len(values)}")
     return values[index]
 
 

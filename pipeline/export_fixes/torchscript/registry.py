@@ -80,7 +80,7 @@ class Evaluators(Mapping[str, Evaluator]):
             ValueError: the key is not the kind of a node, or TorchScript has no such operator or overload.
         """
         if not callable(evaluator):
-            raise TypeError(f"the evaluator of {key} is {kind_of(evaluator)}, expected a function")
+            raise TypeError(f"the evaluator of {key} must be a function, got {kind_of(evaluator)}")
         _check_key(key)
         return Evaluators({**self.without(key).table, key: evaluator})
 
@@ -108,14 +108,14 @@ class Evaluators(Mapping[str, Evaluator]):
 def _check_key(key: object) -> None:
     match = _KEY.fullmatch(key) if isinstance(key, str) else None
     if match is None:
-        raise ValueError(f"{key!r} is not a kind of a TorchScript node; 'prim::ListConstruct' and 'aten::add.int' are")
+        raise ValueError(f"{key!r} is not a kind of TorchScript node, such as 'prim::ListConstruct' or 'aten::add.int'")
     kind, overload = match["kind"], match["overload"]
     known = overloads(kind)
     if kind.startswith("aten::") and not known:
         near = ", ".join(difflib.get_close_matches(kind, _all_kinds(), 3))
-        raise ValueError(f"TorchScript has no {kind}{f'; near it are {near}' if near else ''}")
+        raise ValueError(f"TorchScript has no operator {kind}{f'; similar names: {near}' if near else ''}")
     if known and overload not in (None, *known):
-        raise ValueError(f"{kind} has no overload {overload!r}, but {', '.join(known)}")
+        raise ValueError(f"{kind} has no overload {overload!r}; its overloads are {', '.join(known)}")
 
 
 def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:

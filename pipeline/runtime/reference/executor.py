@@ -77,7 +77,7 @@ def run_plan(plan: Plan, weights: Values, inputs: Values, group: str = "") -> di
 
 def _check_input(tensor: Tensor, inputs: Values) -> torch.Tensor:
     if tensor.name not in inputs:
-        raise LayerError(f"input {tensor.name!r} is missing, given are {sorted(inputs)}")
+        raise LayerError(f"input {tensor.name!r} is missing; the given inputs are {sorted(inputs)}")
     return _check_tensor(tensor, inputs[tensor.name].detach(), f"input {tensor.name!r}")
 
 
@@ -94,7 +94,7 @@ def _check_tensor(declared: Tensor, value: torch.Tensor, producer: str) -> torch
         want in (-1, size) for want, size in zip(declared.shape, value.shape, strict=True)
     )
     if not fits or value.dtype != element_dtype(declared.dtype):
-        raise LayerError(f"{producer} is {value.dtype}{list(value.shape)}, the network says {declared}")
+        raise LayerError(f"{producer} is {value.dtype}{list(value.shape)}, but the network declares {declared}")
     return value
 
 
@@ -186,7 +186,7 @@ class _PlanRun:
         if layer.kind == "CONDITIONAL_INPUT":
             return tuple(value for value in inputs if value is not None)
         if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
-            raise LayerError(f"not modelled: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
+            raise LayerError(f"the CPU executor lacks it: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
 
     def loop(self, region: str | None, frame: Frame) -> dict[str, torch.Tensor]:
@@ -254,7 +254,7 @@ class ReferenceEngine:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(inputs) != len(self.network.inputs):
-            raise LayerError(f"takes {len(self.network.inputs)} inputs, not {len(inputs)}")
+            raise LayerError(f"the network takes {len(self.network.inputs)} inputs, got {len(inputs)}")
         named = {tensor.name: value for tensor, value in zip(self.network.inputs, inputs, strict=True)}
         outputs = run_plan(self.plan, self.weights, named, self.group)
         return [outputs[tensor.name] for tensor in self.network.outputs]

@@ -11,7 +11,7 @@ from pipeline.runtime.reference.common import LayerError, Maybe, normalize_axis,
 
 def _check_indices(indices: torch.Tensor, length: int) -> torch.Tensor:
     if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= length):
-        raise LayerError(f"index {int(indices.min())}..{int(indices.max())} is outside 0..{length - 1}")
+        raise LayerError(f"indices {int(indices.min())}..{int(indices.max())} exceed the range 0..{length - 1}")
     return indices.to(torch.int64)
 
 
@@ -26,7 +26,7 @@ def _slice_axis(x: torch.Tensor, axis: int, start: int, size: int, stride: int) 
     """Slice one axis, as a view where possible; TensorRT broadcasts with stride 0."""
     last = start + stride * (size - 1)
     if size and not (0 <= start < x.shape[axis] and 0 <= last < x.shape[axis]):
-        raise LayerError(f"elements {start}..{last} of axis {axis} are outside 0..{x.shape[axis] - 1}")
+        raise LayerError(f"elements {start}..{last} of axis {axis} exceed the range 0..{x.shape[axis] - 1}")
     if size == 0:
         return x.narrow(axis, 0, 0)
     if stride == 0:
@@ -40,7 +40,7 @@ def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: t
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
-            raise LayerError(f"samples axis {axis}, which is empty, in mode {mode}")
+            raise LayerError(f"the layer samples axis {axis}, which is empty, in mode {mode}")
         return x.new_zeros(_with_size(x, axis, index.numel())) + torch.as_tensor(value).to(x.dtype)
     if mode == "WRAP":
         return x.index_select(axis, index % length)
@@ -75,7 +75,7 @@ def slice_(
     start, size = _static_or_dynamic(layer, "start", starts), _static_or_dynamic(layer, "shape", sizes)
     stride, axes = _static_or_dynamic(layer, "stride", strides), _static_or_dynamic(layer, "axes", of_axes)
     if start is None or size is None or stride is None:
-        raise LayerError("start, shape or stride is missing")
+        raise LayerError("the layer's start, shape or stride is missing")
     mode = layer.attribute("mode")
     for axis, first, count, step in zip(range(x.dim()) if axes is None else axes, start, size, stride, strict=True):
         axis = normalize_axis(axis, x.dim())

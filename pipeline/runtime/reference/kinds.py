@@ -31,7 +31,7 @@ def assertion(layer: Layer, condition: torch.Tensor) -> Outputs:
 def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
     """Run a collective on a tensor in a process group of PyTorch."""
     if not group:
-        raise LayerError("the program has no collective here, so that the engine gets no communicator")
+        raise LayerError("the engine has a collective, but the program has none, so no process group is known")
     ops, ranks = torch.ops._c10d_functional, layer.attribute("num_ranks")
     reduction = {"PROD": "product"}.get(name := layer.attribute("reduction"), name.lower())
     begun = {
@@ -51,7 +51,7 @@ def _layer_kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
     def run(layer: Layer, inputs: Sequence[Maybe], weights: Mapping[str, torch.Tensor]) -> Outputs:
         present = sum(x is not None for x in inputs[:least])
         if present < least:
-            raise LayerError(f"needs {least} inputs, has {present}")
+            raise LayerError(f"the layer needs at least {least} inputs, but has {present}")
         result = compute(layer, *inputs, **weights)
         return (result,) if isinstance(result, torch.Tensor) else result
 
@@ -111,9 +111,9 @@ FLOW = frozenset(BOUNDARIES)
 """The kinds of control-flow layers, which the executor runs itself."""
 NOT_MODELLED: Mapping[str, str] = MappingProxyType(
     {
-        "PLUGIN": "a plugin's meaning is its own code",
-        "PLUGIN_V2": "a plugin's meaning is its own code",
-        "PLUGIN_V3": "a plugin's meaning is its own code",
+        "PLUGIN": "only the plugin's own code defines its results",
+        "PLUGIN_V2": "only the plugin's own code defines its results",
+        "PLUGIN_V3": "only the plugin's own code defines its results",
         "MOE": "no available TensorRT runs it, so that no result can be compared",
     }
 )

@@ -43,7 +43,7 @@ def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Te
 def _refuse_unpadded(layer: Layer, *forms: str) -> None:
     for form in forms:
         if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
-            raise LayerError(f"{form} {layer.attribute(form)} is not modelled, only PADDED_BHND")
+            raise LayerError(f"the CPU executor supports only {form} PADDED_BHND, got {layer.attribute(form)}")
 
 
 def attention_input(
@@ -99,7 +99,7 @@ def kv_cache_update(layer: Layer, cache: torch.Tensor, update: torch.Tensor, sta
     """Return a copy of the KV cache with `update` at each sequence's start index; writes beyond the end are dropped."""
     _refuse_unpadded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
-        raise LayerError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
+        raise LayerError(f"the CPU executor does not support the cache mode {layer.attribute('cache_mode')}")
     place = starts.to(torch.int64)[:, None] + torch.arange(update.shape[2])
     sequence, step = ((place >= 0) & (place < cache.shape[2])).nonzero(as_tuple=True)
     result = cache.clone()

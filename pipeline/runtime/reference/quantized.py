@@ -45,7 +45,7 @@ def _broadcast_scale(scale: torch.Tensor, shape: Sequence[int], axis: int) -> to
         return reshape_along_axis(scale, normalize_axis(axis, len(shape)), len(shape))
     for dim, (length, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
         if length % blocks:
-            raise LayerError(f"{blocks} scales do not divide dim {dim}, which is {length}")
+            raise LayerError(f"dimension {dim} has size {length}, not a multiple of its number of scales, {blocks}")
         scale = scale.repeat_interleave(length // blocks, dim)
     return scale
 

@@ -28,7 +28,7 @@ def reshape(x: torch.Tensor, sizes: Sequence[int], zero_is_placeholder: bool) ->
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)
         if known == 0:
-            raise LayerError(f"-1 in {list(sizes)} is ambiguous, since the other dims are empty")
+            raise LayerError(f"-1 in {list(sizes)} is ambiguous, since another dimension has size 0")
         shape[shape.index(-1)] = x.numel() // known
     return x.reshape(shape)
 
@@ -52,7 +52,7 @@ def shape(layer: Layer, x: torch.Tensor) -> torch.Tensor:
 def squeeze(layer: Layer, x: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
     gone = {normalize_axis(axis, x.dim()) for axis in to_integers(axes)}
     if any(x.shape[axis] != 1 for axis in gone):
-        raise LayerError(f"squeezes axes {sorted(gone)} of shape {list(x.shape)}, which are not all 1")
+        raise LayerError(f"squeezed axes {sorted(gone)} of shape {list(x.shape)} must all have size 1")
     return x.reshape([size for axis, size in enumerate(x.shape) if axis not in gone])
 
 
@@ -80,7 +80,7 @@ def reverse_sequence(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> to
 def fill(layer: Layer, sizes: Maybe = None, first: Maybe = None, steps: Maybe = None) -> torch.Tensor:
     """Fill a tensor with alpha + sum of beta[axis] * index[axis]; a scalar beta is the step of a vector."""
     if layer.attribute("operation") != "LINSPACE":
-        raise LayerError(f"{layer.attribute('operation')} is not modelled, since random numbers differ from run to run")
+        raise LayerError(f"the CPU executor does not support {layer.attribute('operation')}: it is random")
     dtype = torch_dtype(layer.outputs[0].dtype)
     result_shape = layer.attribute("shape") if sizes is None else to_integers(sizes)
     result = torch.as_tensor(layer.attribute("alpha") if first is None else first).to(dtype).expand(result_shape)

@@ -140,5 +140,5 @@ def pooling(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         blend = layer.attribute("blend_factor")
         result = (1 - blend) * _max_pool(layer, values, pads) + blend * _average_pool(layer, values, pads)
     else:
-        raise LayerError(f"pooling {kind} is not modelled")
+        raise LayerError(f"the CPU executor does not support pooling of kind {kind}")
     return _restore_shape(result, x)

@@ -46,7 +46,7 @@ def handwritten_strategies() -> Mapping[object, st.SearchStrategy[Call]]:
             if isinstance(declared, Strategies):
                 if twice := found.keys() & declared.keys():
                     names = ", ".join(sorted(map(qualified_name, twice)))
-                    raise ValueError(f"two strategies for {names}, one in {name}.py")
+                    raise ValueError(f"{names} has two strategies, one of them in {name}.py")
                 found.update(declared)
     return found
 
