@@ -51,7 +51,7 @@ def read_adapters(
     found = {name: _fit_adapter(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
     if wrong:
-        raise RefitError(wrong, "pass lora_A and lora_B of weights, or {parameter: (A, B)}")
+        raise RefitError(wrong, "pass PEFT's state dict with lora_A and lora_B of weights, or {parameter: (A, B)}")
     return [adapter for adapter in found.values() if isinstance(adapter, Adapter)]
 
 

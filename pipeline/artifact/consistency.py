@@ -26,7 +26,7 @@ def check_names(manifest: Manifest) -> None:
     names = (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules)
     for name in (*(part.name for part in parts), *names, manifest.weights.file, manifest.kernels):
         if not name.isprintable():
-            raise ArtifactError(f"the name {name[:80]!r} does not print on one line")
+            raise ArtifactError(f"the name {name[:80]!r} has a line break or another character that cannot be printed")
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -41,7 +41,7 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
     known = manifest.refit_map.keys() | manifest.literals.keys()
     for network in networks:
         if absent := [weight.name for weight in network.weights if weight.name not in known]:
-            raise MalformedError(f"the weight {absent[0][:80]!r} of network {network.name[:80]!r} has no recipe")
+            raise MalformedError(f"the file has no values of the weight {absent[0][:80]!r} of {network.name[:80]!r}")
 
 
 def check_program(compiled: Compiled) -> None:

@@ -38,7 +38,7 @@ OPSET: Final = 21
 def save_in_format(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
     """Save a program as ``.trtp`` or for ONNX Runtime, as `Compiled.save` documents."""
     if format not in get_args(Format):
-        raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
+        raise ValueError(f"format is {format!r}: expected {' or '.join(map(repr, get_args(Format)))}")
     (save_epcontext if format == "epcontext" else save)(compiled, path, weights)
 
 
@@ -47,13 +47,13 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
     TensorRT version that built the plan can load it. ``plan``: ``"inside"`` the ONNX file (at most 2 GiB), or the path
     of a separate file in the same folder or below."""
     if reason := next(filter(None, _export_obstacles(compiled)), ""):
-        hint = "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take"
-        raise ArtifactError(f"the program cannot be an EPContext node: {reason}", hint)
+        hint = "save the program without format=; `pipeline.load` and `pipeline serve-config` read that file"
+        raise ArtifactError(f"the program cannot be saved as an EPContext node of ONNX: {reason}", hint)
     target, inside = Path(path), os.fspath(plan) == INSIDE
     content = memoryview(compiled.engines[0].checked_plan())
     if inside and content.nbytes > LARGEST:
-        why = f"the plan has {content.nbytes} bytes, and an ONNX file at most 2 GiB"
-        raise ArtifactError(why, "pass a file for the plan: weights='model.plan'")
+        why = f"the engine plan has {content.nbytes} bytes, and an ONNX file can have at most 2 GiB"
+        raise ArtifactError(why, "save the plan in a separate file: weights='model.plan'")
     held = bytes(content) if inside else _relative_plan_path(Path(plan), target).encode()
     message = _onnx_model(compiled, target.stem, held, embed_plan=inside)
     if not inside:
@@ -172,10 +172,10 @@ def _relative_plan_path(plan: Path, model: Path) -> str:
     """Return the path of a plan as the provider finds it: relative to the folder of the ONNX file, and inside it."""
     file, place = (Path(os.path.normpath(path.absolute())) for path in (model, plan))
     if place == file:
-        raise ArtifactError(f"{plan} is the ONNX file itself", 'pass another name, or "inside"')
+        raise ArtifactError(f"weights={str(plan)!r} is the ONNX file itself", 'pass another file, or weights="inside"')
     if plan.name.lower() in ("none", ""):
-        raise ArtifactError(f"weights={str(plan)!r} is not a path for a plan", 'pass "inside", or the path of a file')
+        raise ArtifactError(f"weights={str(plan)!r} is not a file name", 'pass "inside", or a name as "model.plan"')
     if not place.is_relative_to(file.parent):
-        hint = "the provider reads files in it alone: save the plan there"
-        raise ArtifactError(f"the plan {plan} is outside the folder of {model}", hint)
+        hint = "save the plan in that folder: ONNX Runtime reads no plans from other folders"
+        raise ArtifactError(f"the engine plan {plan} is outside the folder of the ONNX file {model}", hint)
     return place.relative_to(file.parent).as_posix()

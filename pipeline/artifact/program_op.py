@@ -60,7 +60,7 @@ class OperatorCall:
     def __call__(self, module: ProgramModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
         """Call the operator, and put its results into the model's pytree structure."""
         if self.refusal:
-            raise ExecutionError(self.refusal, "call the module outside of the traced function")
+            raise ExecutionError(self.refusal, "call the compiled module outside of the function that is traced")
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "tensor"]
         sizes = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "symint"]
@@ -110,8 +110,8 @@ def _to_bytes(call: OperatorCall) -> torch.Tensor:
     """Return the program saved as bytes, for an exported graph that is loaded in another process."""
     compiled = call.compiled()
     if compiled is None:
-        hint = "hold the Compiled that pipeline.default() or pipeline.load returned until torch.export is done"
-        raise ArtifactError("an export needs the compiled program of the module, which was deleted", hint)
+        hint = "keep a reference to the result of pipeline.default()(…) or pipeline.load until torch.export returns"
+        raise ArtifactError("torch.export has to save the compiled program of a module, which was deleted", hint)
     with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         save(compiled, path)
@@ -141,8 +141,8 @@ def _module_of_key(program: torch.Tensor | None, key: str) -> CompiledModule:
     if (known := _MODULES.get(key)) is not None:
         return known
     if program is None:
-        hint = "keep compiled.module() alive; to use a graph in another process, export it with strict=False"
-        raise ExecutionError("the compiled module that the graph calls was deleted", hint)
+        hint = "keep a reference to compiled.module(); to use the graph in another process, export it with strict=False"
+        raise ExecutionError("the graph calls a compiled module that was deleted", hint)
     storage = program.untyped_storage()
     if storage not in _LOADED:
         _LOADED[storage] = _load_bytes(program).module()

@@ -289,6 +289,6 @@ def _add_profile(
         try:
             set_range(plan_names.get(name, name), low, opt, high)
         except RuntimeError as error:
-            raise BuildError(f"{order.name}: TensorRT refused sizes of {name} from {low} to {high}: {error}") from error
+            raise BuildError(f"{order.name}: TensorRT rejects sizes of {name} from {low} to {high}: {error}") from error
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"{order.name}: TensorRT refused the profile {sizes}")
+        raise BuildError(f"{order.name}: TensorRT rejected the optimization profile {sizes}")

@@ -45,7 +45,7 @@ def as_observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
     observers = tuple(value)
     for observer in observers:
         if not callable(observer):
-            raise TypeError(f"an observer is called with each Event; {observer!r} cannot be called")
+            raise TypeError(f"the observer {observer!r} is not callable: expected a function that takes an Event")
     return observers
 
 

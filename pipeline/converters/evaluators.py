@@ -30,7 +30,7 @@ def _check_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)):
         return True
-    return Rejection(f"{node.name} is {kind_of(value)}: only symbolic ints enter an engine")
+    return Rejection(f"{node.name} is {kind_of(value)}: engines compute with symbolic ints only")
 
 
 @converts(

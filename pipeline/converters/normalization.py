@@ -81,7 +81,7 @@ def check_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """Only with its own statistics: with running ones it is a batch norm, and is decomposed as such."""
     if argument(node, "use_input_stats"):
         return check_channels(node, settings)
-    return Rejection("it uses running statistics, as a batch norm does")
+    return Rejection("use_input_stats is False: with running statistics it is a batch norm, and is decomposed to one")
 
 
 @converts(aten.instance_norm.default, validator=check_statistics)

@@ -69,7 +69,7 @@ def _reject_dynamic(node: torch.fx.Node, reason: str) -> Rejection:
     """Return the rejection that names the dim whose size must be static."""
     shape = argument(node, "self").meta["val"].shape
     dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
-    return Rejection(f"dim {dim} of the input is {shape[dim]}; {reason} needs static sizes")
+    return Rejection(f"dim {dim} of the input is dynamic ({shape[dim]}); {reason} needs static sizes")
 
 
 def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -123,7 +123,7 @@ def _check_average_pool(node: torch.fx.Node, settings: CompilationSettings) -> b
     there is one window for everything."""
     x = argument(node, "self").meta["val"]
     if not x.is_floating_point():
-        return Rejection(f"the input is {x.dtype}, TensorRT averages floating-point tensors only")
+        return Rejection(f"the input is {x.dtype}; TensorRT supports average pooling of floating-point tensors only")
     windows = _pool_windows(node, AVERAGE[node.target])
     if not windows.rounds_up or _has_single_window(node, windows):
         return True
@@ -165,9 +165,9 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
     x, rank = argument(node, "self").meta["val"], RANKS[node.target]
     for dim, (before, after) in enumerate(zip(*_adaptive_sizes(node, rank), strict=True), x.dim() - rank):
         if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
-            return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to {after} needs a static size")
+            return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to size {after} needs static sizes")
         if not isinstance(before, int) and indices_are_read(node):
-            return Rejection(f"dim {dim} of the input is {before}; pooling with indices needs a static size")
+            return Rejection(f"dim {dim} of the input is dynamic ({before}); pooling with indices needs a static size")
     return True
 
 

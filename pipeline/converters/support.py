@@ -27,7 +27,7 @@ def get_graph_converter_support(
     """Return the number of a graph's operator calls that a converter accepts, and the number of calls. `registry` is
     `pipeline.converters.DYNAMO_CONVERTERS` if not given."""
     if not isinstance(gm, torch.fx.GraphModule):
-        graph = "pipeline.capture(model, args).graph_module is one"
+        graph = "pass pipeline.capture(model, args).graph_module"
         raise TypeError(f"get_graph_converter_support takes a torch.fx.GraphModule, not {kind_of(gm)}: {graph}")
     settings = CompilationSettings(torch_executed_ops=frozenset(torch_executed_ops))
     lookup = (DYNAMO_CONVERTERS if registry is None else registry).bind(settings)
