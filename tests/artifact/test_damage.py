@@ -176,7 +176,7 @@ def test_no_more_text_is_deflated_than_a_file_may_have(
     pipeline.load(path)
     path.write_bytes(data)
     monkeypatch.setattr(zlib, "decompressobj", None)
-    with pytest.raises(pipeline.ArtifactError, match=f"text entries have more than {text // 2} bytes"):
+    with pytest.raises(pipeline.ArtifactError, match=f"than a saved program can have, {text // 2}"):
         pipeline.load(path)
 
 
@@ -184,5 +184,5 @@ def test_other_weights_beside_a_program_are_told(tmp_path: Path) -> None:
     program = compiled(cases()["whole"])
     program.save(tmp_path / "p.trtp", weights=tmp_path / "w")
     (tmp_path / "w").write_bytes((tmp_path / "w").read_bytes()[:-1] + b"\x55")
-    with pytest.raises(pipeline.ArtifactError, match="does not have the weights of"):
+    with pytest.raises(pipeline.ArtifactError, match="has other weights than those saved for"):
         pipeline.load(tmp_path / "p.trtp")

@@ -155,26 +155,26 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
         of_operator(GELU, lambda r: r.update(kwargs={"dict": [["out", None]]})),
         "has no argument",
     ),
-    "a name is code": (of_operator(GELU, lambda r: r.update(name=EVIL)), "are not those that the manifest lists"),
-    "an input is code": (of_graphs(lambda g: g["nodes"][0].update(target=EVIL)), "does not exist, or has arguments"),
+    "a name is code": (of_operator(GELU, lambda r: r.update(name=EVIL)), "than those that the manifest lists"),
+    "an input is code": (of_graphs(lambda g: g["nodes"][0].update(target=EVIL)), "has a missing target or extra"),
     "an input has a value": (
         of_graphs(lambda g: g["nodes"][0].update(args={"tuple": [1]})),
-        "does not exist, or has arguments",
+        "has a missing target or extra arguments",
     ),
     "an attribute of Python": (
         of_graphs(
             lambda g: g["nodes"].insert(0, {**g["nodes"][0], "name": "q", "op": "get_attr", "target": "__init__"})
         ),
-        "does not exist, or has arguments",
+        "has a missing target or extra arguments",
     ),
     "an attribute's path": (
         of_graphs(lambda g: g.update(tensors=[["a.__class__", g_tensor()]])),
         "is not an attribute",
     ),
-    "a module is called": (of_operator(GELU, lambda r: r.update(op="call_module")), "is not a kind of node"),
+    "a module is called": (of_operator(GELU, lambda r: r.update(op="call_module")), "which torch.fx does not have"),
     "a method is called": (
         of_operator(GELU, lambda r: r.update(op="call_method", target="save")),
-        "is not a kind of node",
+        "which torch.fx does not have",
     ),
     "a file is read": (of_operator(GELU, lambda r: r.update(target="aten.from_file.default")), "reads or writes files"),
     "a file is written": (of_operator(GELU, lambda r: r.update(target="aten.save.default")), "is TorchScript's own"),
@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     ),
     "a function of Python": (
         of_operator(GELU, lambda r: r.update(target="builtins.eval")),
-        "this process has no operator",
+        "an operator that this process does not have",
     ),
     "an operator in an operator": (
         of_operator("higher_order.cond", lambda r: r["args"]["tuple"].__setitem__(1, {"operator": GELU})),
@@ -196,13 +196,13 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     ),
     "another operator of graphs": (
         of_operator("higher_order.cond", lambda r: r.update(target="higher_order.wrap")),
-        "runs graphs, and is not one|this process has no operator",
+        "runs graphs, and is not one|an operator that this process does not have",
     ),
     "a recipe reads a file": (
         of_recipe(target="aten.from_file.default", args=["/etc/passwd"]),
         "reads or writes files",
     ),
-    "a recipe climbs": (of_recipe(target="aten.__class__.mro"), "this process has no operator"),
+    "a recipe climbs": (of_recipe(target="aten.__class__.mro"), "an operator that this process does not have"),
     "a recipe fills memory": (of_recipe(target="aten.full.default", args=[[2**40], 1.0]), "computes .* bytes"),
     "a recipe repeats": (
         lambda records: [
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     "a layer reads its result": (in_a_circle, "needs its own result|nothing computes"),
     "a segment makes no such output": (
         lambda records: [s["outputs"][0].update(name="nobody") for s in records[MANIFEST]["segments"]],
-        "does not compute its output|are not those that the manifest|its parts do not fit",
+        "does not compute its output|than those that the manifest|its entries contradict",
     ),
     "a layer does not say what it does": (of_layer("ELEMENTWISE", attributes=[]), "does not say its op"),
     "a layer says it twice": (of_layer("ELEMENTWISE", attributes=[["op", "SUM"], ["op", "SUB"]]), "an attribute twice"),
@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     "a constant without a value": (of_layer("CONSTANT", weights=[]), "is a constant without a weight"),
     "an output that nothing makes": (
         lambda records: records[MANIFEST]["segments"][-1]["outputs"][0].update(name="linear_9"),
-        "nothing computes its output|are not those that the manifest|does not compute its output",
+        "nothing computes its output|than those that the manifest|does not compute its output",
     ),
     "two layers make a tensor": (through_a_loop, "two tensors are called"),
     "a power of a power": (relation(tower(4)), "more than 8192 bits"),

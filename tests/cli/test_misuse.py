@@ -71,16 +71,16 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "a misspelt flag": (["compile", "x.pt2", "--inputs", "4"], "arguments: --inputs 4; did you mean '--input'? (`pipe"),
     "a saved program compiled": (
         ["compile", "x.trtp"],
-        "'x.trtp' is a saved program, not a model; inspect, run",
+        "'x.trtp' is a saved program, not a model; use the commands inspect, run",
     ),
     "a saved program of tokens": (
         ["generate", "x.trtp", "--prompt-ids", "1"],
         "pipeline.load('x.trtp') returns an obj",
     ),
-    "a folder of no model": (["generate", ".", "--prompt-ids", "1"], "is a folder without config.json: name one that"),
+    "a folder of no model": (["generate", ".", "--prompt-ids", "1"], "has no config.json: pass one that"),
     "no such program": (["inspect", "no.trtp"], "there is no file 'no.trtp'"),
-    "no other program": (["diff", "no.trtp"], "diff takes A and B, or a SPEC with --left NAME=VALUE"),
-    "no program to draw": (["report", "no.trtp"], "there is no file or folder 'no.trtp'"),
+    "no other program": (["diff", "no.trtp"], "pass two paths, A and B, or one SPEC with --left NAME=VALUE"),
+    "no program to draw": (["report", "no.trtp"], "the file or folder 'no.trtp' does not exist"),
     "no repository": (["serve-config", "x.trtp"], "the following arguments are required: -o/--output"),
     "runs that are none": (["profile", "x.trtp", "--runs", "x"], "argument --runs: invalid int value: 'x'"),
     "parentheses": (["print", f"{HERE}:net", "--input", "(2,4)"], "'(2,4)' is not a size; write [NAME=]DIMxDIM"),
@@ -90,7 +90,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     ),
     "a precision that is none": (["print", f"{HERE}:net", "--precision", "fp8"], "choose from 'fp32', 'fp16', 'bf16'"),
     "a table of one operator": (["support", "--markdown", "relu"], "--markdown prints the table of all operators"),
-    "an operator without a name": (["support", ""], "there is no operator ''; `pipeline support` lists"),
+    "an operator without a name": (["support", ""], "the operator's name is empty; `pipeline support` lists"),
 }
 
 

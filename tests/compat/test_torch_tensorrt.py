@@ -279,7 +279,7 @@ REFUSED = {
     "implicit batches": (
         lambda: tensorrt_converter(acc_ops.relu, no_explicit_batch_dim=True),
         ValueError,
-        "explicit ones only",
+        "is for implicit batch dims",
     ),
     "a module": (lambda: tensorrt_converter(nn.ReLU), TypeError, "aten.relu.default"),
     "no context": (lambda: impl.unary.exp("net", None, IR, "n", 1), TypeError, "first argument"),
@@ -302,7 +302,7 @@ def test_what_cannot_be_is_refused_in_words(what: str) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda ctx, name, x: impl.elementwise.add(ctx, None, IR, name, x, torch.ones(7)), "torch refuses this"),
+        (lambda ctx, name, x: impl.elementwise.add(ctx, None, IR, name, x, torch.ones(7)), "torch rejects this"),
         (lambda ctx, name, x: impl.unary.native_dropout(ctx, None, IR, name, x, 0.5, True), "train=False"),
         (
             lambda ctx, name, x: impl.upsample.upsample(ctx, None, IR, name, x, None, [2.0], "cubic", False),

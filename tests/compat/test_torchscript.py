@@ -111,7 +111,7 @@ def test_weights_have_metadata(value: Any, shape: Any, kernel: Any, maps: Any, d
 
 
 def test_weights_of_what_is_none_are_refused() -> None:
-    with pytest.raises(TypeError, match="of a tensor, an array or a number, not of a str"):
+    with pytest.raises(TypeError, match="takes a tensor, a numpy array or a number, not a str"):
         Weights(None, "x")  # type: ignore[arg-type]
 
 
@@ -135,8 +135,8 @@ UNKNOWN = {
     "aten::hrdtanh(Tensor self) -> Tensor": "near it are\n.*aten::tanh",
     "aten::hardtanh": "near it are\n  aten::hardtanh",
     "mine::nothing(Tensor self) -> Tensor": "no operator has the schema 'mine::nothing",
-    "junk": "is not a schema; 'aten::hardtanh",
-    "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "programs are free of writes",
+    "junk": "is not an operator schema; expected a schema such as 'aten::hardtanh",
+    "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "declare the operator that returns a new tensor",
 }
 
 

@@ -154,10 +154,10 @@ def test_unknown_and_double_names_are_answered_with_the_known_ones() -> None:
     for operation in (whole.without, whole.until, whole.__getitem__, lambda n: whole.insert(plain, after=n)):
         with pytest.raises(KeyError, match="no stage 'build'; the stages are left_to_right, back"):
             operation("build")
-    with pytest.raises(ValueError, match="two stages are called 'left_to_right'"):
+    with pytest.raises(ValueError, match="have the name 'left_to_right'"):
         whole | left_to_right
     for places in ({}, {"before": "back", "after": "back"}):
-        with pytest.raises(TypeError, match="either before= or after="):
+        with pytest.raises(TypeError, match="either as before= or as after="):
             whole.insert(plain, **places)
 
 

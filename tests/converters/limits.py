@@ -86,21 +86,21 @@ LONGEST = 3840
 
 LIMITS = (
     Limit("dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
-    Limit("attention needs a static one", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
+    Limit("it must be static", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
     Limit(
-        "TensorRT convolves floating-point tensors only",
+        "TensorRT supports convolutions of floating-point tensors only",
         convolution(x("n", 2, 5, dtype=torch.float16), x(3, 2, 2, dtype=torch.float16)),
         convolution(x("n", 2, 5, dtype=LONG), x(3, 2, 2, dtype=LONG)),
         "converts|builds",
     ),
     Limit(
-        "TensorRT takes kernels of static shape only",
+        "TensorRT supports static kernels only",
         convolution(x("n", 2, 9), x(3, 2, 2)),
         convolution(x("n", 2, 9), x(3, 2, "k")),
         "converts|builds",
     ),
     Limit(
-        "transposed convolution in bfloat16 with groups",
+        "transposed bfloat16 convolutions with groups",
         convolution(x("n", 2, 5, dtype=HALF), x(2, 2, 2, dtype=HALF), True),
         convolution(x("n", 2, 5, dtype=HALF), x(2, 2, 2, dtype=HALF), True, 2),
         measured="gave -5e16 for 0.7",
@@ -113,17 +113,17 @@ LIMITS = (
     ),
     Limit("dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
     Limit(
-        "need a further dim, and TensorRT supports at most 8",
+        "need one more dim, and TensorRT supports at most 8",
         call(aten.bitwise_and.Scalar, x(*[1] * 7, 3, dtype=LONG), 7),
         call(aten.bitwise_or.Tensor, *[x(*[1] * 7, 3, dtype=LONG)] * 2),
     ),
     Limit(
-        "reads a result for the gradient",
+        "reads an output for gradients",
         call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0,)),
         call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0, 1)),
     ),
     Limit(
-        "offsets need indices of rank 1",
+        "the converter supports rank 1, with offsets",
         call(aten._embedding_bag.default, x(4, 3), indices(5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
         call(aten._embedding_bag.default, x(4, 3), indices(2, 5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
     ),
@@ -140,13 +140,13 @@ LIMITS = (
         "builds",
     ),
     Limit(
-        "a mask beside other indices",
+        "a mask with other indices",
         call(aten.index_put.default, x(4, 3), [x(4, dtype=MASK)], x(1)),
         call(aten.index_put.default, x(4, 3), [x(4, dtype=MASK), indices(1)], x(1)),
         "values",
     ),
     Limit(
-        "accumulating into rank 8 needs rank 9",
+        "index_put with accumulate needs rank 9",
         call(aten.index_put.default, x(*[2] * 7), [indices(3)], x(1), True),
         call(aten.index_put.default, x(*[2] * 8), [indices(3)], x(1), True),
     ),
@@ -155,7 +155,7 @@ LIMITS = (
         _norm(x("n", 4, 6)),
         _norm(x(2, "n", 6)),
     ),
-    Limit("it uses running statistics", _instances(True), _instances(False), "values"),
+    Limit("with running statistics it is a batch norm", _instances(True), _instances(False), "values"),
     Limit(
         "dilated pooling needs static sizes",
         pool(aten.max_pool2d.default, x("n", 2, 6, 6), [2, 2], [2, 2], [0, 0], [2, 2]),
@@ -178,7 +178,7 @@ LIMITS = (
         "values|runs",
     ),
     Limit(
-        "TensorRT averages floating-point tensors only",
+        "TensorRT supports average pooling of floating-point tensors only",
         pool(aten.avg_pool2d.default, x("n", 2, 6, 6, dtype=HALF), [2, 2]),
         pool(aten.avg_pool2d.default, x("n", 2, 6, 6, dtype=LONG, values="large"), [2, 2]),
         "values",
@@ -200,13 +200,13 @@ LIMITS = (
         call(aten.adaptive_max_pool2d.default, x(2, 2, 6, "n"), [3, 1]),
     ),
     Limit(
-        "the bins span the range of the data",
+        "the bins span the data's range",
         call(aten.histc.default, x("n"), 3, 0, 1),
         call(aten.histc.default, x("n"), 3),
         "values",
     ),
     Limit(
-        "TensorRT samples on grids of planes",
+        "TensorRT's grid_sample needs 4 dims",
         call(aten.grid_sampler.default, x("n", 2, 4, 5), x("n", 3, 4, 2), 0, 0, False),
         call(aten.grid_sampler.default, x(2, 2, 4, 5, 3), x(2, 3, 4, 2, 3), 0, 0, False),
         before=(1, 5),
@@ -224,24 +224,24 @@ LIMITS = (
         "converts|values",
     ),
     Limit(
-        "and TensorRT rounds its product with the scale",
+        "and TensorRT rounds its dynamic product with the scale",
         bilinear(x(2, 2, 4, "n"), None, [2.0, 1.5]),
         bilinear(x(2, 2, 4, "n"), None, [2.0, 1.7]),
         "converts|values",
     ),
     Limit(
-        "comparing every index with every position takes",
+        "comparing every index with every position needs",
         call(aten.scatter_add.default, x(2, 3), 1, indices(2, 4), x(2, 4)),
         call(aten.scatter_add.default, x(1, 1 << 15), 1, indices(1, 1 << 16), x(1, 1 << 16)),
         measured="A tensor of 2^31 elements",
     ),
     Limit(
-        "reducing into rank 8 needs rank 9",
+        "a scatter with reduction needs rank 9",
         call(aten.scatter_add.default, x(*[2] * 7), 1, indices(*[2] * 7), x(*[2] * 7)),
         call(aten.scatter_add.default, x(*[2] * 8), 1, indices(*[2] * 8), x(*[2] * 8)),
     ),
     Limit(
-        "the additional ones would be undefined",
+        "leaves the additional elements undefined",
         call(aten.resize.default, x("n", 3), [2, Size("n")]),
         call(aten.resize.default, x(4, 3), [2, 7]),
         "builds",
@@ -301,7 +301,7 @@ MODELS = (
         (aten._local_scalar_dense.default,),
     ),
     Model("is computed in Python", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
-    Model("only symbolic ints enter an engine", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
+    Model("compute with symbolic ints only", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
     Model("that is known only after the operator runs", lambda x: positive(x) + 1, (IMAGE,)),
     Model("is a symbolic float, which stays in Python", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
 )

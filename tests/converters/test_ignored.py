@@ -128,11 +128,11 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "enabled and disabled": (
         lambda: compiled(torch_enabled_decompositions={aten.gelu}, torch_disabled_decompositions={aten.gelu.default}),
-        "torch_enabled_decompositions and in torch_disabled",
+        "torch_enabled_decompositions and torch_disabled",
     ),
     "an operator to disable that nothing takes apart": (
         lambda: pipeline.default(torch_disabled_decompositions={aten.convolution.default}),
-        "convolution.default in torch_disabled_decompositions is not used: nothing takes it apart",
+        "convolution.default in torch_disabled_decompositions has no effect: neither pipeline nor torch has a",
     ),
     "a composite that is disabled": (
         lambda: compiled(registry=registry(aten.addmm.default), torch_disabled_decompositions={aten.linear.default}),
@@ -149,7 +149,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a predicate that raises": (lambda: compiled(torch_executed_ops={fails}), "predicate .*fails raised KeyError"),
     "a dict to override": (lambda: pipeline.DYNAMO_CONVERTERS.override({aten.relu.default: mine}), "from_legacy"),
-    "a registry of a number": (lambda: ConverterRegistry([1]), "made of declarations, not 1"),
+    "a registry of a number": (lambda: ConverterRegistry([1]), "takes declarations of converters, not 1"),
     "a key twice": (
         lambda: ConverterRegistry.from_legacy({aten.relu: mine, aten.relu.default: hopeless}),
         "are one operator",

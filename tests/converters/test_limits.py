@@ -33,7 +33,7 @@ several processes."""
 
 HAND_MADE = {
     "the number of classes is data-dependent": "test_one_hot_needs_its_number_of_classes",
-    "has no cumulative sum": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
+    "has no layer for cumulative sums": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
     "has no form on pairs of reals": "tests/stages/test_complex.py",
     "has layout": "test_sparse_tensors_are_refused",
     "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
@@ -176,7 +176,7 @@ def test_a_condition_on_sizes_is_refused() -> None:
 def test_without_cumulative_sums_nothing_is_scattered_by_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "CAPABILITIES", attrs.evolve(index.CAPABILITIES, cumulative=False))
     call = Call(aten.masked_scatter.default, (TensorSpec((3,)), TensorSpec((3,), torch.bool), TensorSpec((3,))))
-    assert reasons(call) == [f"{LIBRARY} has no cumulative sum"]
+    assert reasons(call) == [f"{LIBRARY} has no layer for cumulative sums, which the operator needs"]
 
 
 def test_sparse_tensors_are_refused() -> None:

@@ -250,7 +250,7 @@ class TestDeclaring:
 
     @pytest.mark.parametrize("key", [3, None, {}])
     def test_what_cannot_be_called_is_no_target(self, key: Any) -> None:
-        with pytest.raises(TypeError, match="a target is an OpOverload"):
+        with pytest.raises(TypeError, match=r"the target is .*: expected an operator"):
             dynamo_tensorrt_converter(key)
 
     @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ class TestDeclaring:
 
     @pytest.mark.parametrize("undeclared", [len, lambda ctx: None, 3], ids=["builtin", "lambda", "int"])
     def test_registering_an_undeclared_function_is_a_type_error(self, undeclared: Any) -> None:
-        with pytest.raises(TypeError, match="declares no converter"):
+        with pytest.raises(TypeError, match="is not a converter"):
             ConverterRegistry().register(undeclared)
 
     def test_a_wrapper_declares_itself(self) -> None:
