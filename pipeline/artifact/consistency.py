@@ -78,7 +78,7 @@ def _missing_value_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iter
         known |= {port.name for port in segment.outputs}
     known |= {name for name, value in values.items() if isinstance(value, NUMBERS)}
     if absent := sorted({output.value for output in program.outputs if not output.constant} - known):
-        yield f"nothing computes its output {absent[0][:80]!r}"
+        yield f"no node computes the program's output {absent[0][:80]!r}"
 
 
 def _type_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _type_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]
             if isinstance(value, TensorType) and port.kind == "tensor" and not compiled.settings.truncate_double:
                 own, theirs = (f"{t.dtype} of rank {len(t.shape)}" for t in (value, port))
                 if own != theirs:
-                    yield f"{port.name[:80]!r} is {own} in the graph, {theirs} between segments"
+                    yield f"tensor {port.name[:80]!r} is {own} in the graph, but {theirs} between segments"
     program = compiled.program
     for name, buffer in program.buffers.items():
         value = values.get(name)
@@ -110,16 +110,16 @@ def _manifest_errors(manifest: Manifest) -> Iterator[str]:
             yield f"a size of {port.name[:80]!r} has a symbol that the manifest does not declare"
     for output in manifest.outputs:
         if not output.constant and not isinstance(output.value, str):
-            yield f"the value of output {output.name[:80]!r} is not a name"
+            yield f"the value of output {output.name[:80]!r} is not the name of a node"
     for name, recipe in (*manifest.constants.items(), *manifest.refit_map.items()):
         if why := _recipe_error(recipe, manifest.parameters.keys()):
             yield f"the recipe of {name[:80]!r} {why}"
     for buffer in manifest.buffers.values():
         if buffer not in manifest.parameters:
-            yield f"it writes to {buffer[:80]!r}, which is not among its parameters"
+            yield f"the program writes to {buffer[:80]!r}, which is not one of its parameters or buffers"
     narrowed = (found for profile in manifest.profiles for found in profile.values())
     if not all(map(_is_range, (*(symbol.range for symbol in manifest.shapes.symbols.values()), *narrowed))):
-        yield "a range of a size is empty"
+        yield "a dynamic size has an empty range"
 
 
 def _is_range(sizes: Range) -> bool:

@@ -122,7 +122,7 @@ class Cached:
             with opened[0] as file:
                 engine = request.engine_from_entry(*unpack(file, opened[1], request.key))
         except CorruptEntryError as error:
-            why = f"the entry {request.key} of the engine cache is dropped: {error}"
+            why = f"the entry {request.key} of the engine cache is deleted, not used: {error}"
             warn(f"{why}; {request.order.name} is built", ArtifactWarning)
             files.delete(request.key)
             return None

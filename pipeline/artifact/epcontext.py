@@ -67,7 +67,7 @@ def _export_obstacles(compiled: Compiled) -> Iterator[str]:
     """Yield the reasons why a program is not a single plan from tensors to tensors."""
     program, partitioned = compiled.program, compiled.partitioned
     if program.buffers:
-        yield f"it mutates the buffer {next(iter(program.buffers.values()))}, and a session has no state"
+        yield f"it updates the buffer {next(iter(program.buffers.values()))}, and a session keeps no state"
     for output in program.outputs:
         if output.kind != "user":
             yield f"a call also has to write or check {output.target or output.name} ({output.kind})"
@@ -85,9 +85,9 @@ def _export_obstacles(compiled: Compiled) -> Iterator[str]:
 def _port_obstacle(port: Port) -> str:
     """Return why a session of ONNX Runtime cannot accept or return a value; empty if it can."""
     if port.kind != "tensor":
-        return f"{port.name} is a number, and a session takes and returns tensors"
+        return f"{port.name} is a number, and a session takes and returns only tensors"
     if (dtype := _port_dtype(port)) not in ELEMENTS:
-        return f"{port.name} is {dtype_name(dtype)}, a dtype that the provider does not take"
+        return f"{port.name} is {dtype_name(dtype)}, which ONNX Runtime's provider does not support"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
 
 
@@ -102,25 +102,25 @@ def _output_obstacles(compiled: Compiled) -> Iterator[str]:
         if output.value not in computed:
             yield f"the output {name} is an input or a constant, which no engine computes"
         elif (other := names.setdefault(output.value, name)) != name:
-            yield f"the outputs {other} and {name} are one tensor"
+            yield f"the outputs {other} and {name} are the same tensor"
 
 
 def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
     """Yield the properties of the engine that an ONNX file cannot express: weights, names, inputs and profiles."""
     engine, network = compiled.engines[0], compiled.networks[0]
     if engine.stripped:
-        yield "its plan has no weights (strip_engine_weights), and the provider has none to add"
+        yield "its plan was built without weights (strip_engine_weights=True)"
     if engine.bindings:
         ours, theirs = next(iter(engine.bindings.items()))
         yield f"its plan, which may be from the engine cache, has {ours} under the name {theirs!r}"
     if len(network.profiles) > 1:
-        yield f"it has {len(network.profiles)} profiles, of which the provider uses the first alone"
+        yield f"it has {len(network.profiles)} profiles, and ONNX Runtime's provider uses only the first"
     ports = {port.name: port for port in (*inputs_of(compiled.program), *_output_ports(compiled))}
     for tensor in (*network.inputs, *network.outputs):
         if (port := ports.get(tensor.name)) is None:
-            yield f"its engine reads {tensor.name}, which no caller passes"
+            yield f"its engine reads {tensor.name}, which is not an input of the model"
         elif str(port.dtype).removeprefix("torch.") != tensor.dtype:
-            yield f"its engine has {tensor.name} as {tensor.dtype}, and the model as {port.dtype}"
+            yield f"{tensor.name} is {tensor.dtype} in the engine, but {port.dtype} in the model"
 
 
 def _result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:

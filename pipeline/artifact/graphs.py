@@ -183,10 +183,10 @@ def _argument_mismatch(schema: Sequence[Argument], count: int, kwargs: Mapping[s
     """Return why an operator does not accept ``count`` positional arguments and these keywords; empty if it does."""
     positional = [argument for argument in schema if not argument.kwarg_only]
     if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
-        return f"takes {len(positional)} arguments, and is given more"
+        return f"takes {len(positional)} arguments, but is called with more"
     given = {*kwargs, *(argument.name for argument in positional[:count])}
     missing = [a.name for a in schema if a.name not in given and not a.has_default_value()]
-    return f"needs its argument {missing[0]!r}" if missing else ""
+    return f"is called without its argument {missing[0]!r}" if missing else ""
 
 
 class NodeBuilder:

@@ -34,7 +34,7 @@ def read_manifest(reader: ContainerReader) -> Manifest:
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         by = data.get("versions")
         who = f" by pipeline {by['pipeline']}" if isinstance(by, dict) and isinstance(by.get("pipeline"), str) else ""
-        why = f"has the format {str(schema)[:20]}, written{who}; this version reads formats up to {SCHEMA}"
+        why = f"has the file format {str(schema)[:20]}, written{who}; this pipeline reads formats up to {SCHEMA}"
         raise ArtifactError(f"{reader.name} {why}", "update pipeline, or compile and save the model with this version")
     found = read_record(reader, data, Manifest, "manifest.json")
     try:

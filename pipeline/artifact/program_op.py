@@ -78,12 +78,12 @@ def _trace_obstacle(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str
     """Return why a graph cannot call a program (graphs must know all mutations); empty if it can."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
-        return f"the compiled program updates {name}, which a graph around it cannot express"
+        return f"the compiled program updates its buffer {name}, and an outer graph cannot contain such a call"
     if any(o.kind == "input" for o in program.outputs):
-        return "the compiled program writes to its inputs, which a graph around it cannot express"
+        return "the compiled program writes to its inputs, and an outer graph cannot contain such a call"
     users = (o for o in program.outputs if o.kind == "user")
     numbers = [o.name for o, (is_tensor, _) in zip(users, plain, strict=True) if not is_tensor and not o.constant]
-    return f"the compiled program returns {numbers[0]}, a number that varies" if numbers else ""
+    return f"the compiled program returns {numbers[0]}, a dynamic number" if numbers else ""
 
 
 def _tensor_or_constant(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:

@@ -92,7 +92,7 @@ def replace_weights(
         return evolve(compiled, partitioned=new, agreement=None)  # engines read the others in place
     if refits:
         return _refit_engines(compiled, new, changed)
-    log.info("the engines cannot be refitted (immutable_weights=True), and are rebuilt")
+    log.info("the engines were built with immutable_weights=True, so they are rebuilt with the new weights")
     if loaded:
         return rebuild_engines(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
@@ -242,14 +242,14 @@ def _copy_weights(new: Mapping[str, torch.Tensor], program: Program) -> dict[str
 def _mismatch(value: object, old: torch.Tensor) -> str:
     """Return why a value cannot replace a weight; empty if it can."""
     if not isinstance(value, torch.Tensor):
-        return f"it is {kind_of(value)}, expected a torch.Tensor"
+        return f"its value is {kind_of(value)}: expected a torch.Tensor"
     if is_lazy(value):
-        return "it is not initialized: it has no shape yet"
+        return "its value is an uninitialized parameter without a shape: call the new module once"
     if value.shape != old.shape or value.dtype != old.dtype:
         found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (value, old))
-        return f"it is {found}, the engine's is {due}"
+        return f"its new value is {found}, and the engine needs {due}"
     if value.is_meta:
-        return "it is on the meta device: it has no value"
+        return "its new value is on the meta device, without data"
     return "" if value.layout == old.layout else f"it is {value.layout}, the engine's is {old.layout}"
 
 

@@ -70,7 +70,7 @@ class RemoteBuild:
         try:
             self.handle = self.handle or _replay(self.network, self.path, self.index or {})
         except ReplayError as error:
-            hint = "build it in this process: leave the stage build without an executor"
+            hint = "build the engine in this process: do not pass an executor to the stage build"
             raise BuildError(f"{self.network.name}: {error}", hint) from None
         return self.handle
 

@@ -97,9 +97,9 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
     """Let TensorRT build the network and write the plan to a file; TensorRT-RTX needs no GPU. A `BuildError` quotes
     TensorRT's message; Ctrl-C is raised at the builder's next step."""
     if order.refit_flags and not has_gpu():
-        why = f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
-        why += ", and so one that has no weights (strip_engine_weights)" * order.stripped
-        hint = "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew"
+        why = f"{order.name}: building a refittable engine needs a machine with a GPU"
+        why += ", and so does an engine without weights (strip_engine_weights=True)" * order.stripped
+        hint = "build it on a machine with a GPU, or pass immutable_weights=True: a refit then rebuilds the engine"
         raise BuildError(why, hint)
     names: dict[str, str] = {}
     for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():

@@ -111,7 +111,7 @@ def _lifted_tensors(
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             value = exported.constants.get(target)
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            why = f"the model holds {name}, a {kind}: a program can hold tensors only"
+            why = f"the model has the attribute {name} of type {kind}: a program can contain only tensors"
             raise CaptureError(GENERATOR_MESSAGE if isinstance(value, torch.Generator) else why)
         tensor = module_tensors.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
@@ -148,7 +148,7 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
         OutputKind.USER_INPUT_MUTATION: "input",
     }
     if spec.kind == OutputKind.PARAMETER_MUTATION:
-        hint = "keep it as a buffer; where only the first call writes, as in RWKV, call the model once before"
+        hint = "make it a buffer; if only the first call writes to it, call the model once before compiling"
         where = source_line(value)
         why = f"the model writes to its parameter {spec.target} when it is called{where and f' ({where})'}"
         raise CaptureError(why, hint)

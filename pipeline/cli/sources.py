@@ -89,7 +89,7 @@ def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
 
 def _load_file(path: Path) -> Source:
     if not path.is_file():
-        raise UsageError(f"there is no file {str(path)!r}")
+        raise UsageError(f"the file {str(path)!r} does not exist")
     reader, writer = READERS[path.suffix]
     try:
         made = reader(path)

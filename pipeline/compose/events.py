@@ -82,7 +82,7 @@ class Run:
                     observer(event)
                 except Exception:
                     self._observers.remove(observer)
-                    why = "observer %r failed at %r; it gets no more events of this run"
+                    why = "observer %r raised an error at the event %r; it is not called again in this run"
                     log.warning(why, observer, event, exc_info=True)
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:

@@ -34,14 +34,14 @@ def describe_argument(model: object) -> str:
 def _model_hint(model: object, takes: str) -> str:
     """Return the hint what to pass instead of an argument that is not a model."""
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
-        return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
+        return "it is a state dict: load it into a model (model.load_state_dict), and pass the model"
     if isinstance(model, str | os.PathLike):
         others = "read other files with torch.export.load, torch.jit.load or pipeline.load"
         return f"pass an nn.Module, or the path of an ONNX file; {others}"
     if isinstance(model, torch.Tensor | Input):
         return "pass the model first, then its inputs: (model, args=(x,))"
     if callable(model) and not isinstance(model, type | Compiled):
-        return "pass an nn.Module whose forward calls it"
+        return "pass an nn.Module whose forward calls this function"
     made = "it is compiled already; " if isinstance(model, Compiled) else ""
     due = f"an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
     return f"{made}pass {due}"

@@ -47,7 +47,7 @@ def size(net: Net) -> Any:
 
 def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A condition on sizes is known, or a guard of the program; engines have no Python bools."""
-    reason = f"{node.name} depends on dynamic sizes, and engines have no Python bools"
+    reason = f"{node.name} is a Python bool of dynamic sizes, which engines do not support"
     return isinstance(node.meta.get("val"), bool) or Rejection(reason)
 
 

@@ -48,7 +48,7 @@ def layer_norm(
 def check_channels(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Each channel has its own weight, so their number must be known when the engine is built."""
     channels = argument(node, "input").meta["val"].shape[1]
-    reason = f"dim 1 of the input, the channels, is {channels}; normalization needs a static number of them"
+    reason = f"dim 1 of the input, the channels, is dynamic ({channels}); normalization needs static channels"
     return not isinstance(channels, torch.SymInt) or Rejection(reason)
 
 

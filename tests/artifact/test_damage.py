@@ -132,7 +132,7 @@ def test_a_newer_file_is_told(data: bytes, tmp_path: Path) -> None:
     manifest = {**json.loads(entries[MANIFEST]), "schema": 99, "unheard": {}}
     manifest["versions"]["pipeline"] = "9.9"
     (tmp_path / "p.trtp").write_bytes(rewritten(entries, manifest))
-    with pytest.raises(pipeline.ArtifactError, match=r"has the format 99, written by pipeline 9\.9") as caught:
+    with pytest.raises(pipeline.ArtifactError, match=r"has the file format 99, written by pipeline 9\.9") as caught:
         pipeline.load(tmp_path / "p.trtp")
     assert "update pipeline" in str(caught.value)
 

@@ -149,7 +149,7 @@ def test_a_corrupt_file_is_dropped_with_a_warning(counts: list[int], tmp_path: P
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.warns(pipeline.ArtifactWarning, match="is dropped: the engine's plan was altered"):
+    with pytest.warns(pipeline.ArtifactWarning, match="is deleted, not used: the engine's plan was altered"):
         compiled(model, store, counts, keep=False)
     assert not list(tmp_path.glob("*.engine"))
 

@@ -171,7 +171,8 @@ def test_a_full_disk_is_told_with_the_place_and_the_size(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.warns(
-            pipeline.ArtifactWarning, match=rf"cannot be saved to {tmp_path}: .*5032 bytes are to be written"
+            pipeline.ArtifactWarning,
+            match=rf"cannot be saved to the engine cache {tmp_path}: .*5032 bytes are to be written",
         ):
             store.save(KEY, bytes(5000))
     finally:

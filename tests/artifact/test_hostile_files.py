@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     "a constant without a value": (of_layer("CONSTANT", weights=[]), "is a constant without a weight"),
     "an output that nothing makes": (
         lambda records: records[MANIFEST]["segments"][-1]["outputs"][0].update(name="linear_9"),
-        "nothing computes its output|than those that the manifest|does not compute its output",
+        "no node computes the program's output|than those that the manifest|does not compute its output",
     ),
     "two layers make a tensor": (through_a_loop, "two tensors are called"),
     "a power of a power": (relation(tower(4)), "more than 8192 bits"),

@@ -219,8 +219,8 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "an unknown command": (["build"], "there is no command 'build'; the commands are compile, bisect, support"),
     "no spec": (["compile"], "required: SPEC"),
     "an unknown flag": (["compile", "x.pt2", "--swift"], "unrecognized arguments: --swift"),
-    "no such file": (["compile", "no.pt2"], "there is no file 'no.pt2'"),
-    "not a file": (["compile", "dir.pt2"], "there is no file 'dir.pt2'"),
+    "no such file": (["compile", "no.pt2"], "the file 'no.pt2' does not exist"),
+    "not a file": (["compile", "dir.pt2"], "the file 'dir.pt2' does not exist"),
     "a file of another kind": (["compile", "text.pt2"], "'text.pt2' is not a valid file of torch.export.save"),
     "no spec at all": (
         ["compile", "model.pb"],
@@ -252,15 +252,21 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "a word that is none": (["print", f"{HERE}:with_args", "--kernel-specialization", "x"], "is one of 'none'"),
     "a GPU that is none": (["compile", f"{HERE}:with_args", "--compute-capabilities", "86"], "not of the form"),
     "an operator that is none": (["compile", f"{HERE}:with_args", "--torch-executed-ops", "aten.mull"], "'aten.mull'"),
-    "no folder to write to": (["compile", f"{HERE}:with_args", "-o", "a/b"], "there is no folder 'a' to write 'b' to"),
-    "a file to write to": (["compile", f"{HERE}:with_args", "-o", "text.pt2"], "'text.pt2' is a file"),
+    "no folder to write to": (
+        ["compile", f"{HERE}:with_args", "-o", "a/b"],
+        "'b' cannot be written: the folder 'a' does not exist",
+    ),
+    "a file to write to": (
+        ["compile", f"{HERE}:with_args", "-o", "text.pt2"],
+        "-o text.pt2: expected a folder, and this is a file",
+    ),
     "another size than the file's": (["compile", "net.pt2", "--input", "1..9x4"], "was exported as 1..8x4:float32"),
     "another dtype than the file's": (["compile", "net.pt2", "--input", "1..8x4:f16"], "not 1..8x4:float16"),
     "another rank than the file's": (["compile", "net.pt2", "--input", "3"], "was exported as 1..8x4:float32, not 3:"),
-    "more inputs than the file's": (["compile", "net.pt2", *["--input", "1..8x4"] * 2], "with the inputs x"),
-    "another name than the file's": (["compile", "net.pt2", "--input", "y=1..8x4"], "with the inputs x"),
+    "more inputs than the file's": (["compile", "net.pt2", *["--input", "1..8x4"] * 2], "of the exported inputs (x)"),
+    "another name than the file's": (["compile", "net.pt2", "--input", "y=1..8x4"], "of the exported inputs (x)"),
     "an unknown operator": (["support", "topkk"], "there is no operator 'topkk'; did you mean aten.topk"),
-    "printing what is not there": (["print", "no.pt2"], "there is no file 'no.pt2'"),
+    "printing what is not there": (["print", "no.pt2"], "the file 'no.pt2' does not exist"),
 }
 
 

@@ -73,8 +73,8 @@ def test_run_writes_outputs_by_name(kept: Path, tmp_path: Path, capsys: pytest.C
         (["run", "{kept}", "--input", "x={folder}/none.npy", "--input", "scale={folder}/scale.npy"], "cannot be read"),
         (["run", "{kept}", "--input", "x={kept}", "--input", "scale={folder}/scale.npy"], "x: '"),
         (["run", "{kept}", "--input", "x={folder}/scale.npy", "--input", "scale={folder}/scale.npy"], "rank"),
-        (["run", "{kept}", "-o", "{folder}/none/out.npz"], "there is no folder"),
-        (["inspect", "{folder}/none"], "there is no file"),
+        (["run", "{kept}", "-o", "{folder}/none/out.npz"], "cannot be written: the folder"),
+        (["inspect", "{folder}/none"], "the file "),
     ],
 )
 def test_misuse_is_one_line(options: list[str], words: str, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,8 +102,8 @@ def test_diff_of_two_versions_of_a_setting(folder: Path, capsys: pytest.CaptureF
         (["diff", "mixed_net:net", "--left", "precision"], "write NAME=VALUE"),
         (["diff", "mixed_net:net", "--left", "none=3"], "--none"),
         (["diff", "mixed_net.py", "--left", "precision=fp16"], "is not a SPEC"),
-        (["plan", "mixed_net:net", "-o", "none/x.html"], "there is no folder"),
-        (["profile", "none.trtp"], "there is no file 'none.trtp'"),
+        (["plan", "mixed_net:net", "-o", "none/x.html"], "cannot be written: the folder"),
+        (["profile", "none.trtp"], "the file 'none.trtp' does not exist"),
         (["profile", "mixed_net.py", "--runs", "0"], "at least 1"),
     ],
 )

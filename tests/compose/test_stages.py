@@ -84,10 +84,10 @@ class Mutable:
     [
         (no_result, r"'no_result' does not declare its return type"),
         (no_record, r"'no_record' does not declare the type of its parameter 'record'"),
-        (lambda: 1, "takes no record"),
+        (lambda: 1, "needs a positional parameter"),
         (two, "'other' has no default"),
         (Bare(), "'bare' does not declare"),
-        (Mutable(), "Mutable can be changed"),
+        (Mutable(), "Mutable is mutable"),
         (TurnRound, r"TurnRound is a class: pass an instance as the stage"),
         (3, "3 is not a stage"),
     ],
@@ -100,7 +100,7 @@ def test_what_is_no_stage_is_told_what_is_missing(value: Any, says: str) -> None
 def test_forward_references_are_resolved_late_and_by_name() -> None:
     made = stage(unknown)
     assert "? -> ?" in repr(Pipeline([made]))
-    with pytest.raises(TypeError, match="stage 'unknown': the annotation 'Nowhere' is not known"):
+    with pytest.raises(TypeError, match="stage 'unknown': its annotation 'Nowhere' is not defined"):
         Pipeline([made, left_to_right])
 
 

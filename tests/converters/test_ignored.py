@@ -75,7 +75,7 @@ def refusing(node: Any, settings: Any) -> Any:
 WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "standard behind a built-in": (
         lambda: compiled(registry=registry(aten.relu.default, priority=ConverterPriority.STANDARD)),
-        "comes before it, and accepts.*HIGH",
+        "has precedence, and accepts.*HIGH",
     ),
     "standard within a composite": (
         lambda: compiled(registry=registry(aten.addmm.default, priority=ConverterPriority.STANDARD)),
@@ -117,7 +117,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
             registry=registry(aten.relu.default, lambda ctx, target, args, kwargs, name: args[0]),
             decompositions=table(aten.relu.default, lambda x: x.clamp(min=0)),
         ),
-        "a HIGH converter of the operator comes before it",
+        "a HIGH converter of the operator is used instead",
     ),
     "a decomposition that is disabled": (
         lambda: compiled(

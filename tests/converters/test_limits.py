@@ -37,7 +37,7 @@ HAND_MADE = {
     "has no form on pairs of reals": "tests/stages/test_complex.py",
     "has layout": "test_sparse_tensors_are_refused",
     "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
-    "depends on dynamic sizes, and engines have no Python bools": "test_a_condition_on_sizes_is_refused",
+    "is a Python bool of dynamic sizes, which engines do not support": "test_a_condition_on_sizes_is_refused",
     "that depends on data and has no bound": "tests/shapes/test_data_dependent.py",
     "which are equal only for some data": "tests/shapes/test_data_dependent.py",
 }
@@ -170,7 +170,7 @@ def test_one_hot_needs_its_number_of_classes() -> None:
 
 
 def test_a_condition_on_sizes_is_refused() -> None:
-    assert "depends on dynamic sizes" in refused(made(torch.sym_not, None, value=torch.empty(0)))
+    assert "is a Python bool of dynamic sizes" in refused(made(torch.sym_not, None, value=torch.empty(0)))
 
 
 def test_without_cumulative_sums_nothing_is_scattered_by_mask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,8 @@ class TestDynamicShapes:
         for args, kwargs in [(([1, (batch,)],), {}), ((), {"end": {"nested": batch}}), ((slice(None, batch),), {})]:
             node = made.call_function(aten.relu.default, args, kwargs)
             assert reasons(registry(aten.relu.default), node) == [
-                f"the converter {__name__}.registry.convert supports static shapes only, but batch is {size.meta['val']}"
+                f"the converter {__name__}.registry.convert supports static shapes only, but "
+                f"batch is {size.meta['val']}"
             ]
 
     def test_it_puts_no_guard_on_the_shapes(self, graph: torch.fx.Graph) -> None:

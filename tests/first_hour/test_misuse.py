@@ -28,7 +28,7 @@ MODELS: Final[dict[str, Misuse]] = {
     ),
     "a name": (lambda: C("resnet50", (X,)), "a str cannot be compiled: pass an nn.Module, or the path of an ONNX"),
     "nothing": (lambda: C(None, (X,)), "None cannot be compiled: pass an nn.Module"),
-    "weights": (lambda: C(NET.state_dict(), (X,)), "an OrderedDict cannot be compiled: these are tensors by name"),
+    "weights": (lambda: C(NET.state_dict(), (X,)), "an OrderedDict cannot be compiled: it is a state dict"),
     "the inputs first": (lambda: C(X, NET), "a Tensor cannot be compiled: pass the model first, then its inputs"),
     "a program": (lambda: C(compiled(), (X,)), "a Compiled cannot be compiled: it is compiled already; pass an nn.Mod"),
     "on meta": (lambda: C(nn.Linear(8, 4, device="meta"), (X,)), "weight is on the meta device"),
@@ -148,7 +148,7 @@ INPUTS: Final[dict[str, Misuse]] = {
         lambda: C(NET, (X,), output_names="a"),
         'expected a sequence of names, such as ("logits",)',
     ),
-    "a name of outputs twice": (lambda: C(Pair(), (X, X), output_names=["a", "a"]), "output_names: 'a' is there twice"),
+    "a name of outputs twice": (lambda: C(Pair(), (X, X), output_names=["a", "a"]), "has the name 'a' twice"),
 }
 
 SETTINGS: Final[dict[str, Misuse]] = {

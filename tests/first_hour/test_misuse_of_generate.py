@@ -47,7 +47,7 @@ COMPILED: Final[dict[str, Misuse]] = {
     ),
     "a name": (lambda: made(model="llama"), "model is a str: expected a language model of"),
     "compiled already": (lambda: made(model=compiled()), "model is compiled already: call its generate"),
-    "a misspelt size": (lambda: made(max_batchsize=4), "takes no 'max_batchsize': did you mean max_batch?"),
+    "a misspelt size": (lambda: made(max_batchsize=4), "has no argument 'max_batchsize': did you mean max_batch?"),
     "a cache of nothing": (lambda: made(max_cache_len=0), "max_cache_len is 0: expected at least 1"),
     "a cache as text": (lambda: made(max_cache_len="16"), "max_cache_len is '16': expected an integer, at least 1"),
     "a prompt longer than the cache": (lambda: made(max_prompt_len=20), "is 20: expected at most max_cache_len, 16"),
@@ -66,7 +66,7 @@ GENERATED: Final[dict[str, Misuse]] = {
         lambda: generated(IDS, max_new_tokens=40),
         "17 tokens, and the cache has 16 positions\n  hint: gene",
     ),
-    "text": (lambda: generated("hello"), "not a str: tokenizer(text, return_tensors='pt').input_ids makes one"),
+    "text": (lambda: generated("hello"), "such as tokenizer(text, return_tensors='pt').input_ids"),
     "lists": (
         lambda: generated([[5, 6]]),
         "the prompt is a list: expected a tensor of token ids [rows, tokens], such as torch",

@@ -105,7 +105,7 @@ FILES: Final[dict[str, Misuse]] = {
     "half a file": (lambda: pipeline.load(saved(lambda data: data[:300])), "x.trtp is truncated or was altered"),
     "another file": (
         lambda: pipeline.load(saved(lambda data: b"ONNX")),
-        "x.trtp is not a saved program\n  hint: compiled.s",
+        "x.trtp is not a saved program\n  hint: pass a file",
     ),
     "an empty file": (lambda: pipeline.load(saved(lambda data: b"")), "x.trtp is not a saved program"),
     "a number": (lambda: pipeline.load(3), "pipeline.load takes the path of a file, not an int"),
@@ -143,7 +143,7 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: D().until("bild"),
         "refit_map, load, choose; did you mean 'build'?",
     ),
-    "without one of no pipeline": (lambda: D().without("chose"), "no stage 'chose'; the stages are decompose, "),
+    "without one of no pipeline": (lambda: D().without("chose"), "no stage is called 'chose'; the stages are"),
     "inserted nowhere": (lambda: D().insert(nothing), "insert needs the name of a stage, either as before="),
     "inserted where it does not fit": (
         lambda: D().insert(nothing, before="build"),
@@ -167,7 +167,7 @@ STAGES: Final[dict[str, Misuse]] = {
         "the observer 'print' is not callable: expected a function",
     ),
     "set": (lambda: setattr(D(), "stages", ()), "a Pipeline never changes, so .stages cannot be set: replace, insert"),
-    "called with a dict": (lambda: D()({"x": X}), "a dict cannot be compiled: these are tensors by name"),
+    "called with a dict": (lambda: D()({"x": X}), "a dict cannot be compiled: it is a state dict"),
     "called with keywords": (
         lambda: D()(NET, input=X),
         "is called with (model, args, kwargs, dynamic_shapes), not",
@@ -228,7 +228,7 @@ WEIGHTS: Final[dict[str, Misuse]] = {
     ),
     "of another shape": (
         lambda: pipeline.refit_module_weights(compiled(), {"0.weight": torch.ones(4, 9), "0.bias": torch.ones(4)}),
-        "0.weight: it is float32[4, 9], the engine's is float32[4, 8]",
+        "0.weight: its new value is float32[4, 9], and the engine needs float32[4, 8]",
     ),
     "of a module": (lambda: pipeline.refit_module_weights(NET, NET), "compiled is a Sequential: expected the result"),
     "half an adapter": (lambda: compiled().with_lora(dict([*PAIR.items()][:1])), "one of lora_A and lora_B is missing"),
@@ -238,7 +238,7 @@ WEIGHTS: Final[dict[str, Misuse]] = {
     ),
     "an adapter of nothing": (
         lambda: compiled().with_lora({f"head.{name}": factor for name, factor in PAIR.items()}),
-        "head.0.lora_A.weight: the compiled program has no such parameter",
+        "head.0.lora_A.weight: the program has no such parameter",
     ),
     "a scale as text": (
         lambda: compiled().with_lora(PAIR, scale="2"),
@@ -279,7 +279,7 @@ CONVERTERS: Final[dict[str, Misuse]] = {
     "a module as a target": (lambda: declare(nn.ReLU)(good), "a graph has no module ReLU, only its operators: declare"),
     "a function as a target": (
         lambda: declare(torch.relu)(good),
-        "torch.relu is traced to operators: declare converters",
+        "a graph has no torch.relu, only its operators: declare",
     ),
     "overloads as a target": (lambda: declare(aten.add)(good), "torch.ops.aten.add has 16 overloads: pass one of them"),
     "a name of no operator": (lambda: declare("aten.rellu")(good), "near it are aten.relu"),

@@ -145,7 +145,7 @@ def test_what_a_graph_cannot_see_is_refused() -> None:
             return x + self.seen
 
     module = pipeline.default()(Counts(), (torch.ones(2),)).module()
-    with pytest.raises(pipeline.ExecutionError, match="updates seen, which a graph"):
+    with pytest.raises(pipeline.ExecutionError, match="updates its buffer seen, and an outer graph"):
         torch.export.export(module, (torch.ones(2),), strict=False)
 
 

@@ -137,7 +137,7 @@ def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Ex
     plugin = attrs.evolve(order.network, layers=(attrs.evolve(order.network.layers[0], kind="PLUGIN_V3"),))
     job = Job(order, RemoteBuild(plugin, tmp_path / "weights", converted.handles[0]), tmp_path / "plan")
     with pytest.raises(
-        BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build it in this process"
+        BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build the engine in this process"
     ):
         collect_plans(processes, [job], report)
 
@@ -325,7 +325,7 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
 )
 def test_engines_that_take_weights_later_need_a_gpu(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.build.serialized_plans.has_gpu", lambda: False)
-    with pytest.raises(pipeline.BuildError, match="can only be built on a machine with a GPU"):
+    with pytest.raises(pipeline.BuildError, match="needs a machine with a GPU"):
         pipeline.default(**fields)(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval(), args=(torch.randn(2, 4),))
 
 

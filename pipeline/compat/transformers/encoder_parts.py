@@ -215,7 +215,7 @@ def parts_of(kind: type[Family], encoder: torch.nn.Module, calls: Sequence[Tower
         with torch.no_grad():
             return _create_checked_kind(kind.from_examples(encoder, given), given)
     except Exception as error:  # of any type: encoders differ in their inputs
-        log.info("%s has no program for every size: %s", calls[0].path, error)
+        log.info("encoder %s is compiled for the sizes of the examples only: %s", calls[0].path, error)
         return None
 
 
@@ -283,7 +283,7 @@ def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -
         return [(kind, compile(kind))]
     except CaptureError as error:
         if not kind.calls:
-            log.info("%s has no program for other sizes than those of examples: %s", kind.path, error)
+            log.info("encoder %s is compiled for the sizes of the examples only: %s", kind.path, error)
             return []
         if len(kind.calls) > 1:
             return [
