@@ -250,7 +250,7 @@ def _mismatch(value: object, old: torch.Tensor) -> str:
         return f"its new value is {found}, and the engine needs {due}"
     if value.is_meta:
         return "its new value is on the meta device, without data"
-    return "" if value.layout == old.layout else f"it is {value.layout}, the engine's is {old.layout}"
+    return "" if value.layout == old.layout else f"its layout is {value.layout}, and the engine needs {old.layout}"
 
 
 def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:

@@ -186,7 +186,7 @@ def test_what_is_kept_has_to_be_there_still() -> None:
         (lambda: {"layers.0.bias": nn.LazyLinear(4).bias}, "its value is an uninitialized parameter"),
         (
             lambda: {"layers.0.bias": torch.zeros(4).to_sparse()},
-            "its new value is torch.sparse_coo, and the engine needs torch.strided",
+            "its layout is torch.sparse_coo, and the engine needs torch.strided",
         ),
     ],
 )
