@@ -220,7 +220,7 @@ def _validate(support: ConverterSupport, node: Node, settings: CompilationSettin
         )
     if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
         return Rejection(f"the converter's validator {name} returned a condition on symbolic dims: {verdict}")
-    return None if verdict else Rejection(f"the converter's validator {name} rejects it", validator_summary(validator))
+    return None if verdict else Rejection(f"the validator {name} rejects this call", validator_summary(validator))
 
 
 @lru_cache

@@ -165,7 +165,7 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
     x, rank = argument(node, "self").meta["val"], RANKS[node.target]
     for dim, (before, after) in enumerate(zip(*_adaptive_sizes(node, rank), strict=True), x.dim() - rank):
         if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
-            return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to size {after} needs static sizes")
+            return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to {after} needs a static size")
         if not isinstance(before, int) and indices_are_read(node):
             return Rejection(f"dim {dim} of the input is dynamic ({before}); pooling with indices needs a static size")
     return True

@@ -65,7 +65,7 @@ def test_what_is_written_to_keeps_its_name() -> None:
         (("a",), ValueError, r"has 1 names, but the model has 2 outputs: output\.0, output\.1"),
         (("a", "a"), ValueError, "has the name 'a' twice"),
         (("a", "b\nc"), ValueError, "which has a line break or another"),
-        (("a", ""), ValueError, "is empty"),
+        (("a", ""), ValueError, "an empty name"),
         ((1, 2), TypeError, "expected a sequence of names"),
     ],
 )

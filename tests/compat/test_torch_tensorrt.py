@@ -208,7 +208,7 @@ def test_a_validator_and_static_shapes_are_kept() -> None:
         raise AssertionError("never called")
 
     compile = pipeline.default(registry=DYNAMO_CONVERTERS.register(relu)).replace("build", unbuilt)
-    with pytest.warns(pipeline.UnreachedWarning, match="refuses it"):
+    with pytest.warns(pipeline.UnreachedWarning, match="rejects this call"):
         compile(nn.ReLU(), args=(torch.randn(2, 3),))
     with pytest.warns(pipeline.UnreachedWarning, match="static shapes only"):
         compile(nn.ReLU(), args=(batch(3, 3),))

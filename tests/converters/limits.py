@@ -106,12 +106,12 @@ LIMITS = (
         measured="gave -5e16 for 0.7",
     ),
     Limit(
-        "dropout draws random numbers",
+        "dropout samples random numbers",
         call(aten.native_dropout.default, x("n", 9), 0.5, False),
         call(aten.native_dropout.default, x("n", 9), 0.5, None),
         "values",
     ),
-    Limit("dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
+    Limit("dropout samples random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
     Limit(
         "need one more dim, and TensorRT supports at most 8",
         call(aten.bitwise_and.Scalar, x(*[1] * 7, 3, dtype=LONG), 7),
@@ -252,7 +252,7 @@ LIMITS = (
         call(aten.sort.default, x(LONGEST + 1, values="distinct")),
     ),
     Limit(
-        "TensorRT takes at most 3840",
+        "TensorRT supports at most 3840",
         call(aten.topk.default, x(2, LONGEST, values="distinct"), LONGEST),
         call(aten.topk.default, x(2, LONGEST + 1, values="distinct"), LONGEST + 1),
     ),

@@ -163,7 +163,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled(registry=registry(aten.relu.default, elsewhere)),
         "enabled_precisions.*strongly typed",
     ),
-    "inputs of another name": (lambda: pipeline.default()(LINEAR, arg_inputs=(X,)), "called args here"),
+    "inputs of another name": (lambda: pipeline.default()(LINEAR, arg_inputs=(X,)), "use args="),
     "inputs for settings": (lambda: pipeline.default(inputs=(X,)), "given to the call"),
     "data for a size": (
         lambda: compiled(_Nonzero(), registry=registry(aten.nonzero.default, requires_output_allocator=True)),

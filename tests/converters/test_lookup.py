@@ -196,7 +196,7 @@ class TestValidators:
     @pytest.mark.parametrize("verdict", [False, 0])
     def test_a_plain_no_is_told_with_the_docstring(self, verdict: Any, static: torch.fx.Node) -> None:
         (rejection,) = refusing(verdict).explain(static)
-        assert rejection.reason == f"the converter's validator {__name__}.limit refuses it"
+        assert rejection.reason == f"the validator {__name__}.limit rejects this call"
         assert rejection.hint == "At most four."
 
     def test_an_exception_is_a_reason(self, static: torch.fx.Node) -> None:

@@ -30,7 +30,7 @@ def test_topk_takes_3840_and_no_more() -> None:
     assert not refused((2, MAX_K), MAX_K, 1)
     result = check(Call(aten.topk.default, (TensorSpec((2, MAX_K + 1), values="distinct"), MAX_K + 1)))
     assert isinstance(result, Rejected)
-    assert "TensorRT takes at most 3840" in str(result.reasons[0])
+    assert "TensorRT supports at most 3840" in str(result.reasons[0])
 
 
 def test_sort_takes_as_much_as_topk() -> None:
@@ -68,4 +68,4 @@ def test_a_length_from_arithmetic_on_floats() -> None:
 def test_random_numbers_say_why_they_run_in_pytorch() -> None:
     result = check(Call(aten.bernoulli.p, (TensorSpec((2,)), 0.5)))
     assert isinstance(result, Rejected)
-    assert "draws random numbers" in str(result.reasons[0])
+    assert "samples random numbers" in str(result.reasons[0])

@@ -224,7 +224,7 @@ class TestDeclaring:
         assert targets_of(converter(packet)) == [overload]
 
     def test_a_packet_with_a_choice_is_refused_with_the_choices(self) -> None:
-        with pytest.raises(TypeError, match=r"say which: .*torch\.ops\.aten\.add\.Tensor"):
+        with pytest.raises(TypeError, match=r"pass one of them, .*torch\.ops\.aten\.add\.Tensor"):
             dynamo_tensorrt_converter(aten.add)
 
     @pytest.mark.parametrize("key", ["aten::relu", "aten.relu.default"])

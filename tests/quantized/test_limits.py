@@ -74,7 +74,11 @@ REFUSED: dict[str, Case] = {
         "the quantized values are computed",
     ),
     "an odd row": (quantized.check_dequantize, lambda: dequantize("int4"), "a row has an odd number of int4 values"),
-    "ragged blocks": (quantized.check_dequantize, lambda: dequantize(block=(4, 1)), "blocks of 4 do not divide dim 0"),
+    "ragged blocks": (
+        quantized.check_dequantize,
+        lambda: dequantize(block=(4, 1)),
+        "the block size 4 does not divide dim 0",
+    ),
     "float64": (quantized.check_dequantize, lambda: dequantize(dtype=torch.float64), "the tensor is torch.float64"),
     "a computed scale": (quantized.check_fake_quantize, lambda: fake_quantize(computed=(1,)), "scale is computed"),
     "float64 again": (
@@ -83,7 +87,7 @@ REFUSED: dict[str, Case] = {
         "the tensor is torch.float64",
     ),
     "a rank of 4": (quantized.check_blocks, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
-    "a ragged row": (quantized.check_blocks, lambda: blocks(4, 24), "do not divide the last dim, 24"),
+    "a ragged row": (quantized.check_blocks, lambda: blocks(4, 24), "does not divide the last dim, 24"),
 }
 
 

@@ -281,7 +281,7 @@ ODD: dict[str, tuple[Any, str]] = {
     "no future": (None, r"the executor's submit\(\) returned None, not a Future\n  hint: leave"),
     "no plan": (settled(3), "its worker returned an int instead of an engine plan"),
     "cancelled": (settled(cancelled=True), "the executor cancelled its build\n  hint: shut it down only"),
-    "failed": (settled(error=OSError("no disk")), "OSError in its worker: no disk\n  hint: leave"),
+    "failed": (settled(error=OSError("no disk")), "its build raised OSError in a worker: no disk\n  hint: leave"),
 }
 
 
