@@ -68,8 +68,8 @@ def test_run_writes_outputs_by_name(kept: Path, tmp_path: Path, capsys: pytest.C
     ("options", "words"),
     [
         (["run", "{kept}"], "--input x=FILE.npy is missing; the program's inputs are x: float32["),
-        (["run", "{kept}", "--input", "y=1"], "there is no input 'y', only x, scale"),
-        (["run", "{kept}", "--input", "x"], "write NAME=FILE.npy"),
+        (["run", "{kept}", "--input", "y=1"], "has no input 'y', only x, scale"),
+        (["run", "{kept}", "--input", "x"], "expected NAME=FILE.npy"),
         (["run", "{kept}", "--input", "x={folder}/none.npy", "--input", "scale={folder}/scale.npy"], "cannot be read"),
         (["run", "{kept}", "--input", "x={kept}", "--input", "scale={folder}/scale.npy"], "x: '"),
         (["run", "{kept}", "--input", "x={folder}/scale.npy", "--input", "scale={folder}/scale.npy"], "rank"),

@@ -71,7 +71,7 @@ GENERATED: Final[dict[str, Misuse]] = {
         lambda: generated([[5, 6]]),
         "the prompt is a list: expected a tensor of token ids [rows, tokens], such as torch",
     ),
-    "lists by name": (lambda: generated(input_ids=[[5]]), "not a list: torch.tensor(ids) makes one"),
+    "lists by name": (lambda: generated(input_ids=[[5]]), "such as torch.tensor(ids)"),
     "no rows": (
         lambda: generated(IDS[0]),
         "the prompt has the shape [3], expected [rows, tokens]: pass prompt[None]",

@@ -282,7 +282,7 @@ CONVERTERS: Final[dict[str, Misuse]] = {
         "a graph has no torch.relu, only its operators: declare",
     ),
     "overloads as a target": (lambda: declare(aten.add)(good), "torch.ops.aten.add has 16 overloads: pass one of them"),
-    "a name of no operator": (lambda: declare("aten.rellu")(good), "near it are aten.relu"),
+    "a name of no operator": (lambda: declare("aten.rellu")(good), "similar names: aten.relu"),
     "no target": (lambda: declare(good), "the target is missing: decorate good with @dynamo_tensorrt_c"),
     "a number": (
         lambda: declare(aten.relu.default)(3),
