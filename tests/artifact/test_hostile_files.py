@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     ),
     "an operator in an operator": (
         of_operator("higher_order.cond", lambda r: r["args"]["tuple"].__setitem__(1, {"operator": GELU})),
-        "takes 2 graphs of the file",
+        "needs 2 graphs of the file",
     ),
     "another operator of graphs": (
         of_operator("higher_order.cond", lambda r: r.update(target="higher_order.wrap")),
@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
         "reads or writes files",
     ),
     "a recipe climbs": (of_recipe(target="aten.__class__.mro"), "an operator that this process does not have"),
-    "a recipe fills memory": (of_recipe(target="aten.full.default", args=[[2**40], 1.0]), "computes .* bytes"),
+    "a recipe fills memory": (of_recipe(target="aten.full.default", args=[[2**40], 1.0]), "a tensor of .* bytes"),
     "a recipe repeats": (
         lambda records: [
             row.__setitem__(
@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
             )
             for row in records[MANIFEST]["refit_map"]["recipes"]
         ],
-        "computes .* bytes",
+        "a tensor of .* bytes",
     ),
     "a recipe reads nothing": (
         of_recipe(target="aten.neg.default", args=[{"ref": "nobody"}]),
@@ -226,7 +226,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     ),
     "a node fills memory": (
         of_operator(GELU, lambda r: r.update(target="aten.full.default", args={"tuple": [[2**20, 2**20], 1.0]})),
-        "it fills",
+        "a node creates",
     ),
     "a layer reads its result": (in_a_circle, "needs its own result|nothing computes"),
     "a segment makes no such output": (
@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     "a deep expression": (relation(deep(200)), "more than 4096 parts, or 128 levels|nested too deeply"),
     "a name of two lines": (
         lambda records: records[MANIFEST]["outputs"][0].update(name='y\nparameters { key: "x" }'),
-        "does not print on one line",
+        "has a line break",
     ),
     "a name for terminals": (
         lambda records: records[MANIFEST]["inputs"][0].update(name="\x1b[2J"),
@@ -285,7 +285,7 @@ def test_the_graph_of_a_file_is_never_source(entries: dict[str, bytes], tmp_path
     pipeline.verify(executor="reference")(program)
     graph = program.program.graph_module
     assert isinstance(graph, LoadedGraph) and isinstance(copy.deepcopy(graph), LoadedGraph)
-    with pytest.raises(pipeline.ArtifactError, match="does not run"):
+    with pytest.raises(pipeline.ArtifactError, match="cannot be called"):
         graph(x)
     monkeypatch.undo()
     assert program(x).shape == (3, 8)

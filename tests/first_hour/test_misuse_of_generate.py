@@ -88,7 +88,7 @@ GENERATED: Final[dict[str, Misuse]] = {
     ),
     "hidden states": (
         lambda: generated(IDS, output_hidden_states=True),
-        "the engines return no hidden states: leave it",
+        "the engines return no hidden states; leave it",
     ),
     "labels": (lambda: compiled()(IDS, labels=IDS), "labels were passed, but the engines compute no loss"),
     "saved nowhere": (lambda: compiled().save("no/llm.trtp"), "there is no folder to write llm.trtp to: 'no'"),

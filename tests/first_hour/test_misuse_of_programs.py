@@ -307,7 +307,7 @@ CONVERTERS: Final[dict[str, Misuse]] = {
     "an operator registered": (lambda: R.override(aten.relu.default), "is not a converter: decorate it with"),
     "a decomposition of nothing": (
         lambda: pipeline.register_torch_trt_decomposition("aten.rellu")(good),
-        "there is no operator 'aten.rellu'; expected a name as 'aten.relu",
+        "there is no operator 'aten.rellu': expected a name as 'aten.relu",
     ),
     "one decomposition": (lambda: D(torch_disabled_decompositions="aten.silu"), "expected a collection of operators"),
     "a misspelt decomposition": (lambda: D(torch_disabled_decompositions=["aten.sillu"]), "near it are aten.silu"),
