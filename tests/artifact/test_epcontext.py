@@ -95,7 +95,7 @@ def test_the_plan_may_be_a_file_in_the_same_folder(
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in onnx.load("model.onnx").graph.node[0].attribute}
     assert (attributes["embed_mode"], attributes["ep_cache_context"]) == (0, b"plans/a.plan")
     assert Path("plans/a.plan").read_bytes() == bytes(compiled.engines[0])
-    for plan, words in (("../a.plan", "outside"), ("model.onnx", "itself"), ("none", "not a path")):
+    for plan, words in (("../a.plan", "outside"), ("model.onnx", "itself"), ("none", "not a file name")):
         with pytest.raises(pipeline.ArtifactError, match=words):
             compiled.save("model.onnx", plan, format="epcontext")
     monkeypatch.setattr(epcontext, "LARGEST", 100)
@@ -108,7 +108,7 @@ REFUSED = {
     "fallback": (Returns(lambda x: x.sin().signbit()), torch.ones(2, 8), "an operator runs in PyTorch.*signbit"),
     "size": (Returns(lambda x: (x.sin(), x.shape[0])), rows(), "output.1 is an input or a constant|is a number"),
     "input": (Returns(lambda x: (x.sin(), x)), torch.ones(2, 8), "output.1 is an input or a constant"),
-    "twice": (Returns(lambda x: [x.sin()] * 2), torch.ones(2, 8), "output.0 and output.1 are one tensor"),
+    "twice": (Returns(lambda x: [x.sin()] * 2), torch.ones(2, 8), "output.0 and output.1 are the same tensor"),
     "written": (Returns(lambda x: x.add_(1).sin()), torch.ones(2, 8), r"write or check x \(input\)"),
     "dtype": (Returns(lambda x: x.double().sin()), torch.ones(2, 8), "float64, which ONNX Runtime's provider"),
     "weights": (nn.Linear(8, 32), torch.ones(2, 8), "engine reads p_weight, which is not an input"),

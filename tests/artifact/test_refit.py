@@ -183,7 +183,10 @@ def test_what_is_kept_has_to_be_there_still() -> None:
     [
         (lambda: {"layers.0.bias": [0.0] * 4}, "its value is a list: expected a torch.Tensor"),
         (lambda: {"layers.0.bias": torch.zeros(4, device="meta")}, "its new value is on the meta device, without data"),
-        (lambda: {"layers.0.bias": nn.LazyLinear(4).bias}, "its value is an uninitialized parameter"),
+        (
+            lambda: {"layers.0.bias": nn.LazyLinear(4).bias},
+            "its value is an uninitialized parameter without a shape: call the new module once",
+        ),
         (
             lambda: {"layers.0.bias": torch.zeros(4).to_sparse()},
             "its layout is torch.sparse_coo, and the engine needs torch.strided",

@@ -68,4 +68,4 @@ def test_a_length_from_arithmetic_on_floats() -> None:
 def test_random_numbers_say_why_they_run_in_pytorch() -> None:
     result = check(Call(aten.bernoulli.p, (TensorSpec((2,)), 0.5)))
     assert isinstance(result, Rejected)
-    assert "samples random numbers" in str(result.reasons[0])
+    assert "draws random numbers" in str(result.reasons[0])

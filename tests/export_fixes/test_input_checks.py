@@ -81,8 +81,8 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"ReLU.forward\(input\): too many positional arguments",
     ),
-    "too many for an export": (of(exported, (X, X)), TypeError, "do not fit the exported inputs (x): Node arity"),
-    "an unknown name of an export": (of(exported, (X,), {"y": X}), TypeError, "do not fit the exported inputs (x): "),
+    "too many for an export": (of(exported, (X, X)), TypeError, "do not fit the exported inputs .x.: Node arity"),
+    "an unknown name of an export": (of(exported, (X,), {"y": X}), TypeError, "do not fit the exported inputs .x.: "),
     "a range that was not exported": (of(exported, (RANGE,)), ValueError, r"as 2x4:float32, not 1\.\.8x4:float32"),
     "another dtype than exported": (of(exported, (X.half(),)), ValueError, "as 2x4:float32, not 2x4:float16"),
     "decompositions that are none": (
