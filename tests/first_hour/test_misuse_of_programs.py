@@ -310,7 +310,7 @@ CONVERTERS: Final[dict[str, Misuse]] = {
         "there is no operator 'aten.rellu': expected a name as 'aten.relu",
     ),
     "one decomposition": (lambda: D(torch_disabled_decompositions="aten.silu"), "expected a collection of operators"),
-    "a misspelt decomposition": (lambda: D(torch_disabled_decompositions=["aten.sillu"]), "near it are aten.silu"),
+    "a misspelt decomposition": (lambda: D(torch_disabled_decompositions=["aten.sillu"]), "similar names: aten.silu"),
     "support of a module": (
         lambda: pipeline.get_graph_converter_support(NET),
         "takes a torch.fx.GraphModule, not a Sequ",
