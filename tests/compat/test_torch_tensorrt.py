@@ -275,7 +275,7 @@ REFUSED = {
     "a dynamic range": (lambda: converter_utils.mark_as_int8_layer(None, (0, 1)), BlockError, "quantize the model"),
     "collectives": (lambda: converter_utils.load_tensorrt_llm_for_nccl(), BlockError, "runs there"),
     "a plugin": (lambda: impl.select.index_put_scatter_add_plugin(), BlockError, "index_put_converter"),
-    "an operator of FX's": (lambda: acc_ops.lineer, AttributeError, "near it are linear"),
+    "an operator of FX's": (lambda: acc_ops.lineer, AttributeError, "similar: linear"),
     "implicit batches": (
         lambda: tensorrt_converter(acc_ops.relu, no_explicit_batch_dim=True),
         ValueError,

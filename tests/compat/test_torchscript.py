@@ -131,9 +131,9 @@ def test_a_schema_is_that_of_an_operator(schema: str) -> None:
 
 
 UNKNOWN = {
-    "aten::hardtanh(Tensor self, Scalar min=-1, Scalar max_val=1) -> Tensor": "near it are\n  " + HARDTANH,
-    "aten::hrdtanh(Tensor self) -> Tensor": "near it are\n.*aten::tanh",
-    "aten::hardtanh": "near it are\n  aten::hardtanh",
+    "aten::hardtanh(Tensor self, Scalar min=-1, Scalar max_val=1) -> Tensor": "similar schemas:\n  " + HARDTANH,
+    "aten::hrdtanh(Tensor self) -> Tensor": "similar schemas:\n.*aten::tanh",
+    "aten::hardtanh": "similar schemas:\n  aten::hardtanh",
     "mine::nothing(Tensor self) -> Tensor": "no operator has the schema 'mine::nothing",
     "junk": "is not an operator schema; expected a schema such as 'aten::hardtanh",
     "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "declare the operator that returns a new tensor",
