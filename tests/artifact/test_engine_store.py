@@ -60,7 +60,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 
 def test_more_than_the_size_is_not_kept(tmp_path: Path) -> None:
     store = pipeline.DiskStore(tmp_path, size=100)
-    with pytest.warns(pipeline.ArtifactWarning, match="is not saved"):
+    with pytest.warns(pipeline.ArtifactWarning, match="is not cached"):
         store.save(KEY, bytes(100))
     assert store.load(KEY) is None
 
